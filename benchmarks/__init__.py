@@ -1,0 +1,1 @@
+"""Training code, one framework per implementation. It runs without the ``encore`` package."""

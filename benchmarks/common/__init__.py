@@ -1,0 +1,1 @@
+"""What the implementations share inside the container."""

@@ -1,0 +1,1 @@
+"""ResNet in MXNet Gluon with DALI input and Horovod."""

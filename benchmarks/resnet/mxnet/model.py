@@ -1,0 +1,221 @@
+"""ResNet v1.5 in Gluon: depths 18, 34, 50, 101 and 152 (He et al. 2015, arXiv 1512.03385).
+
+"v1.5" puts the stride of a bottleneck into its 3x3 convolution, as MLPerf's reference does.
+On GPUs the fused batch-norm operators of NVIDIA's MXNet are used where the installed MXNet has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Tuple
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock, nn
+
+from benchmarks.resnet.mxnet.config import Config
+
+STAGES = {
+    18: ("basic", (2, 2, 2, 2)),
+    34: ("basic", (3, 4, 6, 3)),
+    50: ("bottleneck", (3, 4, 6, 3)),
+    101: ("bottleneck", (3, 4, 23, 3)),
+    152: ("bottleneck", (3, 8, 36, 3)),
+}
+STAGE_WIDTHS = (64, 128, 256, 512)
+EXPANSION = {"basic": 1, "bottleneck": 4}
+
+
+@dataclass(frozen=True)
+class FusedOperators:
+    """Which of NVIDIA's fused operators the installed MXNet offers and this configuration can use."""
+
+    batch_norm_relu: bool
+    batch_norm_add_relu: bool
+
+
+def fused_operators(config: Config, operators: Any = mx.sym) -> FusedOperators:
+    """Ask MXNet itself for the operators; they exist on GPUs, for NHWC and fp16 only."""
+    usable = config.device == "gpu" and config.layout == "NHWC" and config.precision == "fp16"
+    signature = getattr(getattr(operators, "BatchNorm", None), "__doc__", None) or ""
+    return FusedOperators(
+        batch_norm_relu=usable and "act_type" in signature,
+        batch_norm_add_relu=usable and hasattr(operators, "BatchNormAddRelu"),
+    )
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Makes the layers that all blocks share, in one layout and with one kind of batch-norm."""
+
+    config: Config
+    fused: FusedOperators
+
+    def conv(self, in_channels: int, channels: int, kernel: int, stride: int = 1) -> HybridBlock:
+        """A convolution without bias that keeps the size at stride 1."""
+        return nn.Conv2D(
+            channels,
+            kernel,
+            in_channels=in_channels,
+            strides=stride,
+            padding=kernel // 2,
+            use_bias=False,
+            layout=self.config.layout,
+            weight_initializer=mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2),
+        )
+
+    def _norm_arguments(self, channels: int, zero_gamma: bool = False) -> Dict[str, Any]:
+        zero = zero_gamma and self.config.zero_init_residual
+        return {
+            "in_channels": channels,
+            "axis": self.config.layout.index("C"),
+            "momentum": self.config.batch_norm_momentum,
+            "epsilon": self.config.batch_norm_epsilon,
+            "gamma_initializer": "zeros" if zero else "ones",
+        }
+
+    def norm(self, channels: int, zero_gamma: bool = False) -> HybridBlock:
+        """Batch-norm over the channels."""
+        return nn.BatchNorm(**self._norm_arguments(channels, zero_gamma))
+
+    def norm_relu(self, channels: int) -> HybridBlock:
+        """Batch-norm and ReLU, as one kernel where there is one."""
+        if self.fused.batch_norm_relu:
+            return nn.BatchNorm(act_type="relu", **self._norm_arguments(channels))
+        block = nn.HybridSequential()
+        block.add(self.norm(channels), nn.Activation("relu"))
+        return block
+
+    def norm_add_relu(self, channels: int) -> HybridBlock:
+        """Batch-norm, sum with the shortcut and ReLU, as one kernel where there is one."""
+        if self.fused.batch_norm_add_relu:
+            return FusedNormAddRelu(**self._norm_arguments(channels, zero_gamma=True))
+        return NormAddRelu(self.norm(channels, zero_gamma=True))
+
+
+class FusedNormAddRelu(nn.BatchNorm):
+    """relu(batch_norm(x) + shortcut) in NVIDIA's operator BatchNormAddRelu."""
+
+    def hybrid_forward(self, F: Any, x: Any, shortcut: Any, **parameters: Any) -> Any:
+        return F.BatchNormAddRelu(
+            data=x,
+            addend=shortcut,
+            gamma=parameters["gamma"],
+            beta=parameters["beta"],
+            moving_mean=parameters["running_mean"],
+            moving_var=parameters["running_var"],
+            name="fwd",
+            **self._kwargs,
+        )
+
+
+class NormAddRelu(HybridBlock):
+    """relu(batch_norm(x) + shortcut) in MXNet's own operators."""
+
+    def __init__(self, norm: HybridBlock) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def hybrid_forward(self, F: Any, x: Any, shortcut: Any) -> Any:
+        return F.Activation(self.norm(x) + shortcut, act_type="relu")
+
+
+class Residual(HybridBlock):
+    """One residual block: basic (two 3x3) or bottleneck (1x1, 3x3 with the stride, 1x1 to 4 x width)."""
+
+    def __init__(self, layers: Layers, kind: str, in_channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        out = width * EXPANSION[kind]
+        self.body = nn.HybridSequential()
+        if kind == "basic":
+            self.body.add(
+                layers.conv(in_channels, width, 3, stride),
+                layers.norm_relu(width),
+                layers.conv(width, out, 3),
+            )
+        else:
+            self.body.add(
+                layers.conv(in_channels, width, 1),
+                layers.norm_relu(width),
+                layers.conv(width, width, 3, stride),
+                layers.norm_relu(width),
+                layers.conv(width, out, 1),
+            )
+        self.merge = layers.norm_add_relu(out)
+        self.project = None
+        if in_channels != out:
+            self.project = nn.HybridSequential()
+            self.project.add(layers.conv(in_channels, out, 1, stride), layers.norm(out))
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        shortcut = x if self.project is None else self.project(x)
+        return self.merge(self.body(x), shortcut)
+
+
+def build(config: Config, operators: Any = mx.sym) -> HybridBlock:
+    """The network of ``config``: images in config.layout to logits (batch, num_classes).
+
+    All shapes are given, so that no parameter waits for a first pass: that pass, made for inference, would
+    leave the weights in a layout of oneDNN's that Horovod cannot send.
+    """
+    layers = Layers(config, fused_operators(config, operators))
+    kind, blocks = STAGES[config.depth]
+    network = nn.HybridSequential(prefix="resnet_")
+    with network.name_scope():
+        network.add(
+            layers.conv(image_channels(config), 64, 7, 2),
+            layers.norm_relu(64),
+            nn.MaxPool2D(3, 2, 1, layout=config.layout),
+        )
+        channels = 64
+        for stage, (width, count) in enumerate(zip(STAGE_WIDTHS, blocks)):
+            for block in range(count):
+                stride = 2 if stage > 0 and block == 0 else 1
+                network.add(Residual(layers, kind, channels, width, stride))
+                channels = width * EXPANSION[kind]
+        network.add(
+            nn.GlobalAvgPool2D(layout=config.layout),
+            nn.Flatten(),
+            nn.Dense(config.num_classes, in_units=channels, weight_initializer=mx.init.Normal(0.01)),
+        )
+    return network
+
+
+def image_channels(config: Config) -> int:
+    """Colour channels of the input."""
+    return 4 if config.pad_channels else 3
+
+
+def input_shape(config: Config) -> Tuple[int, ...]:
+    """Shape of a training batch."""
+    axes = {
+        "N": config.batch_size,
+        "C": image_channels(config),
+        "H": config.image_size,
+        "W": config.image_size,
+    }
+    return tuple(axes[axis] for axis in config.layout)
+
+
+def initialize(network: HybridBlock, config: Config, context: mx.Context) -> None:
+    """Draw the weights from config.seed, cast them for config.precision and have the graph compiled."""
+    mx.random.seed(config.seed)
+    network.initialize(ctx=context)
+    if config.precision == "fp16":
+        network.cast("float16")  # Gluon leaves the parameters of batch-norm in fp32
+    network.hybridize(static_alloc=True, static_shape=True)
+
+
+class SmoothedLoss(HybridBlock):
+    """Cross-entropy with label smoothing, in fp32: logits (batch, classes), labels (batch,) to (batch,)."""
+
+    def __init__(self, smoothing: float) -> None:
+        super().__init__()
+        self._smoothing = smoothing
+
+    def hybrid_forward(self, F: Any, logits: Any, labels: Any) -> Any:
+        log_probabilities = F.log_softmax(F.cast(logits, "float32"), axis=-1)
+        loss = -F.pick(log_probabilities, labels, axis=-1)
+        if self._smoothing == 0.0:
+            return loss
+        uniform = -F.mean(log_probabilities, axis=-1)
+        return (1.0 - self._smoothing) * loss + self._smoothing * uniform

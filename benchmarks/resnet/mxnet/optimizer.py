@@ -1,0 +1,131 @@
+"""SGD with momentum, and LARS without a stop of the GPU: what the ResNet submissions train with.
+
+MXNet 1.9.1's own LARS recognises batch-norm and bias parameters by names that Gluon does not give it, and
+scales the momentum of the first few tensors only; hence this one, in MXNet's fused multi-tensor operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence, Tuple
+
+import mxnet as mx
+from mxnet.gluon.parameter import ParameterDict
+
+from benchmarks.common.horovod_mxnet import hvd
+from benchmarks.resnet.mxnet.config import Config
+
+# The fused update takes at most so many tensors a call (kMaxNumWeights in MXNet's preloaded_multi_sgd).
+TENSORS_PER_CALL = 45
+
+
+def has_suffix(name: str, suffixes: Sequence[str]) -> bool:
+    """Whether a parameter's name ends in one of ``suffixes`` (gamma, beta, bias, weight)."""
+    return name.endswith(tuple(suffixes))
+
+
+@mx.optimizer.Optimizer.register
+class FusedLARS(mx.optimizer.Optimizer):
+    """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1).
+
+    For the weights: local rate = eta * |w| / (|g| + weight_decay * |w| + epsilon), 1 where a norm is 0.
+    For batch-norm and bias parameters: plain SGD with momentum.
+    """
+
+    def __init__(self, momentum: float, eta: float, epsilon: float, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.momentum = momentum
+        self.eta = eta
+        self.epsilon = epsilon
+        self.aggregate_num = 1 << 20  # all tensors in one call of update
+
+    def create_state(self, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArray:
+        return mx.nd.zeros(weight.shape, weight.context, dtype=weight.dtype)
+
+    def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> Any:
+        if self.multi_precision and weight.dtype.__name__ == "float16":
+            master = weight.astype("float32")
+            return (self.create_state(index, master), master)
+        return self.create_state(index, weight)
+
+    def _rates(self, order: List[int], names: List[str], weights: Any, gradients: Any) -> Tuple[Any, Any]:
+        """Learning rate and weight decay of each tensor, on the device; scaled tensors come first."""
+        context = weights[0].context
+        indices = [self._indices[i] for i in order]
+        rates = mx.nd.array(self._get_lrs(indices), ctx=context, dtype="float32")
+        decays = mx.nd.array(self._get_wds(indices), ctx=context, dtype="float32")
+        scaled = sum(1 for name in names if not has_suffix(name, ("gamma", "beta", "bias")))
+        if scaled:
+            weight_sums = mx.nd.multi_sum_sq(*weights[:scaled], num_arrays=scaled)
+            gradient_sums = mx.nd.multi_sum_sq(*gradients[:scaled], num_arrays=scaled)
+            mx.nd.multi_lars(
+                rates[:scaled],
+                weight_sums,
+                gradient_sums,
+                decays[:scaled],
+                eta=self.eta,
+                eps=self.epsilon,
+                rescale_grad=self.rescale_grad,
+                out=rates[:scaled],
+            )
+        return rates, decays
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        if not isinstance(index, (list, tuple)):
+            index, weight, grad, state = [index], [weight], [grad], [state]
+        self._update_count(index)
+        # One dtype a call: batch-norm stays fp32 where the rest is fp16.
+        for dtype in sorted({array.dtype.__name__ for array in weight}):
+            chosen = [i for i, array in enumerate(weight) if array.dtype.__name__ == dtype]
+            self._update_same_dtype(*([values[i] for i in chosen] for values in (index, weight, grad, state)))
+
+    update = update_multi_precision
+
+    def _update_same_dtype(self, indices: Any, weights: Any, gradients: Any, states: Any) -> None:
+        names = [self.param_dict[i].name for i in indices]
+        unscaled = [has_suffix(name, ("gamma", "beta", "bias")) for name in names]
+        order = sorted(range(len(indices)), key=lambda i: unscaled[i])
+        self._indices = indices
+        weights, gradients, states, names = (
+            [values[i] for i in order] for values in (weights, gradients, states, names)
+        )
+        rates, decays = self._rates(order, names, weights, gradients)
+        mixed = isinstance(states[0], tuple)
+        operator = mx.nd.preloaded_multi_mp_sgd_mom_update if mixed else mx.nd.preloaded_multi_sgd_mom_update
+        for start in range(0, len(weights), TENSORS_PER_CALL):
+            part = slice(start, start + TENSORS_PER_CALL)
+            tensors: List[Any] = []
+            for weight, gradient, state in zip(weights[part], gradients[part], states[part]):
+                tensors += [weight, gradient, *(state if mixed else (state,))]
+            operator(
+                *tensors,
+                rates[part],
+                decays[part],
+                out=weights[part],
+                num_weights=len(weights[part]),
+                momentum=self.momentum,
+                rescale_grad=self.rescale_grad,
+            )
+
+
+def _optimizer(config: Config) -> mx.optimizer.Optimizer:
+    common = {
+        "learning_rate": config.learning_rate,
+        "wd": config.weight_decay,
+        "multi_precision": config.precision == "fp16",
+    }
+    if config.optimizer == "sgd":
+        return mx.optimizer.SGD(momentum=config.momentum, **common)
+    return FusedLARS(momentum=config.momentum, eta=config.lars_eta, epsilon=config.lars_epsilon, **common)
+
+
+def build_trainer(parameters: ParameterDict, config: Config) -> hvd.DistributedTrainer:
+    """Horovod's trainer over ``parameters``: gradients are averaged over all ranks at each step."""
+    for name, parameter in parameters.items():
+        parameter.wd_mult = 0.0 if has_suffix(name, config.no_weight_decay) else 1.0
+    compression = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}[config.gradient_compression]
+    return hvd.DistributedTrainer(
+        parameters,
+        _optimizer(config),
+        compression=compression,
+        num_groups=config.gradient_groups,
+    )

@@ -1,0 +1,44 @@
+"""Where ResNet's images come from: the small set, class folders, or ImageNet's official tars.
+
+Every source is listed once, without reading an image. The label of a class is its place among the
+sorted class names, which for ImageNet are WordNet ids.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Optional
+
+from benchmarks.common.passport import IMAGENET_CLASSES, IMAGENET_COUNTS
+from benchmarks.resnet.sources.digits import list_digits
+from benchmarks.resnet.sources.folders import list_folders
+from benchmarks.resnet.sources.imagenet import TRAIN_TAR, VAL_TAR, list_imagenet
+from benchmarks.resnet.sources.listing import Source, Tell, check_classes, mixed
+
+WORDNET_ID = re.compile(r"n\d{8}")
+
+
+def list_source(origin: Optional[Path], seed: int, fraction: float, tell: Tell) -> Source:
+    """Lists the source at ``origin``; None is the small set. ``tell`` is called with files found so far."""
+    if origin is None:
+        source = list_digits(seed)
+    elif (origin / TRAIN_TAR).exists() or (origin / VAL_TAR).exists():
+        source = list_imagenet(origin, tell)
+    else:
+        source = list_folders(origin, seed, fraction, tell)
+    check_classes(source)
+    if is_imagenet(source):
+        source = source._replace(name="imagenet")
+    # im2rec --shuffle does the same: a reader's shuffle buffer holds some thousand images, fewer than
+    # ImageNet has in four classes, so the order on the disk must be mixed already.
+    source.train.sort(key=lambda item: mixed(seed, item.name))
+    source.val.sort(key=lambda item: item.name)
+    return source
+
+
+def is_imagenet(source: Source) -> bool:
+    """Whether class folders under any name are ImageNet: its classes' form, and all of its counts."""
+    counts = {"train": len(source.train), "val": len(source.val)}
+    ids = all(WORDNET_ID.fullmatch(name) for name in source.classes)
+    return ids and len(source.classes) == IMAGENET_CLASSES and counts == IMAGENET_COUNTS

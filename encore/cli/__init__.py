@@ -1,0 +1,1 @@
+"""The command line, one module per topic; each offers ``register(app)``."""

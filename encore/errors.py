@@ -1,0 +1,49 @@
+"""Errors that a user can act on, and the exit codes of every command."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of ``encore`` and ``run.sh``, documented in docs/exit-codes.md."""
+
+    REACHED = 0
+    """The command did what it was asked; for a run: every experiment reached its quality target."""
+    FAILED = 1
+    """Something broke after the start: a rank died or hung, a disk filled up."""
+    REFUSED = 2
+    """Refused before the start: a wrong name, value, environment or data set."""
+    NOT_REACHED = 3
+    """The run ended as planned, but at least one experiment missed the quality target."""
+    INTERRUPTED = 130
+    """Stopped by SIGINT or SIGTERM; ``--resume`` goes on from the checkpoint."""
+
+
+class EncoreError(Exception):
+    """A problem of the user's, told as what was found, what was expected and what to do.
+
+    The command line prints it without a traceback and exits with ``exit_code``.
+    """
+
+    def __init__(
+        self,
+        found: str,
+        *,
+        expected: str = "",
+        remedy: str = "",
+        exit_code: ExitCode = ExitCode.REFUSED,
+    ) -> None:
+        super().__init__(found)
+        self.found = found
+        self.expected = expected
+        self.remedy = remedy
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        parts = [self.found]
+        if self.expected:
+            parts.append(f"expected: {self.expected}")
+        if self.remedy:
+            parts.append(f"do this: {self.remedy}")
+        return "\n  ".join(parts)
