@@ -69,6 +69,7 @@ def prepare(args: argparse.Namespace, progress: Progress) -> int:
     )
     source = source._replace(name=args.name or source.name)
     counts = {"train": len(source.train), "val": len(source.val)}
+    progress.update("index", sum(counts.values()), sum(counts.values()))
     for finding in passports.check_counts(source.name, len(source.classes), counts):
         raise Problem(*finding)
     if source.left_out:
@@ -82,7 +83,7 @@ def prepare(args: argparse.Namespace, progress: Progress) -> int:
     scratch = args.to / PARTS
     parts = {
         split: plan(items, split, scratch, encoding)
-        for split, items in zip(SPLITS, (source.train, source.val))  # noqa: B905 - Python 3.8
+        for split, items in zip(SPLITS, (source.train, source.val))
     }
     task = Task(args.to, source, encoding, fingerprint, parts)
     with begin(task, progress):

@@ -154,7 +154,9 @@ class Progress:
         if self._ranks.rank == 0:
             self._lengths = [path.stat().st_size for path in self._logs]
 
-    def save(self, parameters: ParameterDict, trainer: hvd.DistributedTrainer, training: TrainingInput) -> None:
+    def save(
+        self, parameters: ParameterDict, trainer: hvd.DistributedTrainer, training: TrainingInput
+    ) -> None:
         """Write a checkpoint of ``position``; returns when it is whole."""
         number = self.position.epoch * 1000000 + self.position.step_in_epoch
         if self._ranks.rank == 0:

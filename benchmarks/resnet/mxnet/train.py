@@ -1,9 +1,9 @@
 """Train ResNet in MXNet: DALI in, Horovod across, MLPerf events out.
 
-    $ python -m benchmarks.resnet.mxnet.train --config config.json --data DATA --output OUTPUT
-    $ horovodrun -np 8 python -m benchmarks.resnet.mxnet.train --config config.json --data DATA --output OUTPUT
+    $ python -m benchmarks.resnet.mxnet.train --config config.json --data DATA --output OUT
+    $ horovodrun -np 8 python -m benchmarks.resnet.mxnet.train --config config.json --data DATA --output OUT
 
-OUTPUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a run that finds a checkpoint
+OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a run that finds a checkpoint
 there goes on from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 
@@ -168,10 +168,16 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def parse_arguments(argv: Optional[List[str]]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
-    parser.add_argument("--data", type=Path, required=True, help="folder of train.rec, val.rec and dataset.json")
-    parser.add_argument("--output", type=Path, required=True, help="folder for results, may be shared by nodes")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of train.rec, val.rec and dataset.json"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder for results, may be shared by nodes"
+    )
     return parser.parse_args(argv)
 
 

@@ -57,10 +57,10 @@ def read_item(item: Item) -> bytes:
         return item.payload
     try:
         if item.offset < 0:
-            with open(os.path.join(item.container, item.name), "rb") as file:  # noqa: PTH118,PTH123 - a million
+            with open(os.path.join(item.container, item.name), "rb") as file:  # noqa: PTH118 - a million
                 data = file.read()
         else:
-            with open(item.container, "rb") as file:  # noqa: PTH123
+            with open(item.container, "rb") as file:
                 file.seek(item.offset)
                 data = file.read(item.size)
     except OSError as error:

@@ -1,0 +1,189 @@
+"""What can be run: benchmarks, their implementations and the systems of each, read from their TOML files."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from encore import names, paths
+from encore.errors import EncoreError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Implementation(_Strict):
+    """One framework's training code of a benchmark."""
+
+    framework: str
+    """Names the environment (requirements/environments.toml) and the container base."""
+    module: str
+    """Python package that holds train.py, config.py, bench.py and systems/."""
+
+
+class Round(_Strict):
+    """What an MLPerf Training round asks of a benchmark."""
+
+    quality_target: float
+    """Value of the metric at which the clock stops, in the metric's own unit."""
+    runs: int
+    """Runs that a score is made of."""
+
+
+class FullData(_Strict):
+    """The data set of the submissions."""
+
+    name: str
+    train_samples: int
+    eval_samples: int
+
+
+class SmallData(_Strict):
+    """The data set that the benchmark makes itself, for machines without the full one."""
+
+    name: str
+    system: str
+    """System file that trains on it."""
+
+
+class Benchmark(_Strict):
+    """benchmark.toml: a task, once for all of its implementations."""
+
+    name: str
+    title: str
+    area: str
+    data_set: str
+    metric: str
+    default_implementation: str
+    default_round: str
+    implementations: dict[str, Implementation]
+    rounds: dict[str, Round]
+    full_data: FullData
+    small_data: SmallData
+
+
+class System(_Strict):
+    """systems/*.toml: the values of one configuration, with the place that they were read from."""
+
+    kind: Literal["submitted", "study", "small"]
+    """submitted: in an MLPerf round; study: published elsewhere; small: for trying the code."""
+    round: str
+    system: str
+    submitter: str
+    submission: str
+    """Name of the result folder in the round's repository; empty where there is none."""
+    source: str
+    nodes: int = Field(ge=1)
+    gpus_per_node: int = Field(ge=1)
+    accelerator: str
+    keep_global_batch: bool = False
+    """With another number of ranks: keep the global batch, not the batch of a rank."""
+    config: dict[str, Any]
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the ranks."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A benchmark with one of its implementations, as named on the command line."""
+
+    benchmark: Benchmark
+    implementation_name: str
+
+    @property
+    def implementation(self) -> Implementation:
+        """The implementation's entry in benchmark.toml."""
+        return self.benchmark.implementations[self.implementation_name]
+
+    @property
+    def name(self) -> str:
+        """``resnet`` for the default implementation, ``resnet-pytorch`` for another one."""
+        default = self.implementation_name == self.benchmark.default_implementation
+        return self.benchmark.name if default else f"{self.benchmark.name}-{self.implementation_name}"
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the implementation."""
+        return paths.ROOT / Path(*self.implementation.module.split("."))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse ``path``; EncoreError names the file and the line that is wrong."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise EncoreError(f"{path} is not valid TOML: {error}", remedy="mend the file") from error
+
+
+def _parse(model: type[Any], path: Path) -> Any:
+    try:
+        return model.model_validate(read_toml(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise EncoreError(f"{path}: {where}: {first['msg']}", remedy="mend the file") from error
+
+
+def benchmarks() -> dict[str, Benchmark]:
+    """Every benchmark by name."""
+    files = sorted(paths.BENCHMARKS.glob("*/benchmark.toml"))
+    return {file.parent.name: _parse(Benchmark, file) for file in files}
+
+
+def choices() -> dict[str, Choice]:
+    """Every benchmark and implementation by the name that the command line takes."""
+    every = [
+        Choice(benchmark, implementation)
+        for benchmark in benchmarks().values()
+        for implementation in benchmark.implementations
+    ]
+    return {choice.name: choice for choice in every}
+
+
+def choose(name: str) -> Choice:
+    """The benchmark and implementation called ``name``; EncoreError offers the nearest name."""
+    known = choices()
+    for choice in known.values():
+        if name in (choice.name, f"{choice.benchmark.name}-{choice.implementation_name}"):
+            return choice
+    raise names.unknown("benchmark", name, known)
+
+
+def systems(choice: Choice) -> list[System]:
+    """Every system of an implementation, ordered by round, number of GPUs and name."""
+    found: list[System] = [_parse(System, path) for path in (choice.folder / "systems").glob("*.toml")]
+    return sorted(found, key=lambda s: (s.round, s.nodes * s.gpus_per_node, s.system))
+
+
+def find_system(choice: Choice, name: str, round_name: str | None) -> System:
+    """The system called ``name`` in ``round_name``, or in the newest round that has it."""
+    every = systems(choice)
+    named = [system for system in every if system.system == name]
+    if not named:
+        raise names.unknown(f"system of {choice.name}", name, {system.system for system in every})
+    if round_name is None:
+        return named[-1]
+    if round_name not in choice.benchmark.rounds:
+        raise names.unknown("round", round_name, choice.benchmark.rounds)
+    of_round = [system for system in named if system.round == round_name]
+    if of_round:
+        return of_round[0]
+    if named[-1].kind == "small":
+        return named[-1].model_copy(update={"round": round_name})
+    rounds = ", ".join(system.round for system in named)
+    raise EncoreError(
+        f"system {name!r} is not in round {round_name}",
+        expected=f"one of the rounds {rounds}",
+        remedy=f"use --round {named[-1].round}, or `encore list {choice.name}` to see the systems of a round",
+    )

@@ -1,0 +1,59 @@
+"""`encore`: the command line. Errors of the user end in one plain message and a documented exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from encore import __version__
+from encore.cli import bench, data, doctor, results, run, show
+from encore.errors import EncoreError, ExitCode
+
+app = typer.Typer(
+    name="encore",
+    help="Reproduce MLPerf Training results: configure, run, judge, compare.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"encore {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
+
+for module in (run, show, data, doctor, bench, results):
+    module.register(app)
+
+
+def main() -> None:
+    """Entry point of the ``encore`` command."""
+    try:
+        app()
+    except EncoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output, such as `head`, has seen enough.
+        sys.stderr.close()
+        sys.exit(ExitCode.REACHED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""``encore data``: prepare, verify and list data sets."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from encore import data
+from encore.errors import EncoreError, ExitCode
+
+PLAIN_SECONDS = 10.0
+"""Seconds between two lines of progress where there is no terminal to draw a bar on."""
+FRAMEWORK = "mxnet"
+"""Environment whose Python prepares data sets unless another framework is named."""
+
+BenchmarkArgument = Annotated[str, typer.Argument(help="Benchmark, for example resnet.")]
+FrameworkOption = Annotated[str, typer.Option(help="Framework whose environment does the work.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds ``data`` with its commands to the command line."""
+    group = typer.Typer(help="Prepare, verify and list data sets.", no_args_is_help=True)
+    group.command("prepare")(prepare)
+    group.command("verify")(verify)
+    group.command("list")(list_data)
+    app.add_typer(group, name="data")
+
+
+def prepare(
+    benchmark: BenchmarkArgument,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Raw data; without it, the benchmark's small set.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder to write; default: data/BENCHMARK.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the data set; default: its folder's.")] = None,
+    resize: Annotated[int | None, typer.Option(help="Reduce the short side to this many pixels.")] = None,
+    quality: Annotated[int | None, typer.Option(help="Re-encode as JPEG of this quality, 1 to 100.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the order and of a split; default: 0.")] = None,
+    validation_fraction: Annotated[
+        float | None, typer.Option(help="Held out of each class when the source has no split; default: 0.1.")
+    ] = None,
+    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave corrupt images out.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Do not try to decode every image.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another data set.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
+    framework: FrameworkOption = FRAMEWORK,
+) -> None:
+    """Turn raw data into the files that training reads; an interrupted preparation goes on."""
+    directory = to or data.default_directory(data.known(benchmark))
+    wanted = data.Preparation(
+        source=source,
+        name=name,
+        resize=resize,
+        quality=quality,
+        workers=workers,
+        seed=seed,
+        validation_fraction=validation_fraction,
+        skip_corrupt=skip_corrupt,
+        trust=trust,
+        overwrite=overwrite,
+    )
+    if dry_run:
+        typer.echo(shlex.join(data.prepare_command("python", benchmark, directory, wanted)))
+        return
+    python = _python_of(framework)
+    with shown_progress(Console(stderr=True)) as on_update:
+        passport = data.prepare(benchmark, directory, wanted, python, on_update)
+    typer.echo(f"{passport.directory}: {describe(passport)}")
+
+
+def verify(
+    benchmark: BenchmarkArgument,
+    directory: Annotated[Path | None, typer.Argument(help="Data folder; default: data/BENCHMARK.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick/--full", help="Sizes, counts and end records, or every byte.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    framework: FrameworkOption = FRAMEWORK,
+) -> None:
+    """Compare a data set with its passport; exit code 2 when they differ."""
+    folder = directory or data.default_directory(data.known(benchmark))
+    python = _python_of(framework)
+    with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
+        problems = data.verify(benchmark, folder, python, quick, on_update)
+    if as_json:
+        findings = [
+            {"found": problem.found, "expected": problem.expected, "remedy": problem.remedy}
+            for problem in problems
+        ]
+        typer.echo(json.dumps({"directory": str(folder), "whole": not problems, "findings": findings}))
+    elif problems:
+        for problem in problems:
+            typer.echo(str(problem), err=True)
+    else:
+        how = "sizes, counts and end records" if quick else "every byte"
+        typer.echo(f"{folder} is whole ({how}): {describe(data.read_passport(folder))}")
+    if problems:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def list_data() -> None:
+    """List the data sets below data/ and whether they can be used."""
+    # Lines and not a table: folders are long, and a wrapped path cannot be copied.
+    for benchmark, directory, state in data.data_folders():
+        told = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
+        typer.echo(f"{benchmark:<12}{told}")
+
+
+def describe(passport: data.DataPassport) -> str:
+    """A data set in a line."""
+    counts = ", ".join(f"{count:,} {split}" for split, count in passport.counts.items())
+    size = human_bytes(passport.bytes)
+    return f"{passport.name}, {counts}, {passport.classes:,} classes, {size}, id {passport.id[:12]}"
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes in decimal units: ``1.5 GB``."""
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} TB"
+
+
+def _python_of(framework: str) -> Path:
+    from encore.environment import ensure_environment  # it pulls in what --help does not need
+
+    return ensure_environment(framework)
+
+
+@contextmanager
+def shown_progress(console: Console) -> Iterator[data.OnUpdate]:
+    """Draws a bar per phase on a terminal, and prints a line now and then elsewhere."""
+    if not console.is_terminal:
+        yield _PlainLines(console).update
+        return
+    columns = (TextColumn("{task.description:>8}"), BarColumn(), _Count(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks = {}
+
+        def update(told: data.Update) -> None:
+            if told.note:
+                console.print(told.note, highlight=False, markup=False)
+                return
+            if told.phase not in tasks:
+                tasks[told.phase] = bars.add_task(told.phase, total=told.total)
+            bars.update(tasks[told.phase], completed=told.done, total=told.total)
+
+        yield update
+
+
+class _Count(ProgressColumn):
+    """How much of a phase is done, in its own unit."""
+
+    def render(self, task: Task) -> Text:
+        return Text(
+            amount(task.description, int(task.completed), None if task.total is None else int(task.total))
+        )
+
+
+def amount(phase: str, done: int, total: int | None) -> str:
+    """What ``done`` and ``total`` count in a phase: files, images or bytes."""
+    if phase in ("join", "verify"):
+        return human_bytes(done) + ("" if total is None else f" of {human_bytes(total)}")
+    unit = "files" if phase == "index" else "images"
+    return f"{done:,}" + ("" if total is None else f" of {total:,}") + f" {unit}"
+
+
+class _PlainLines:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._phase = ""
+        self._told = 0.0
+
+    def update(self, told: data.Update) -> None:
+        if told.note:
+            line = told.note
+        elif told.phase != self._phase or told.done == told.total or self._is_due():
+            self._phase, self._told = told.phase, time.monotonic()
+            line = f"{told.phase}: {amount(told.phase, told.done, told.total)}"
+        else:
+            return
+        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._told >= PLAIN_SECONDS

@@ -1,0 +1,117 @@
+"""``encore doctor``: what this machine has, and what of it is missing or in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from encore import catalogue, data, environment, node, paths
+from encore.cli.run import print_checks
+from encore.errors import EncoreError, ExitCode
+from encore.preflight import Check
+
+
+def register(app: typer.Typer) -> None:
+    """Adds ``doctor`` to the command line."""
+    app.command("doctor", epilog="Examples:\n\n  encore doctor\n\n  encore doctor --json")(doctor)
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check this machine; exit code 2 if something makes every run impossible."""
+    machine = node.this_node()
+    found = [*_machine(machine), *_tools(), *_environments(), *_data(), *_folders()]
+    if as_json:
+        typer.echo(json.dumps({"node": machine.as_json(), "checks": [vars(c) for c in found]}, indent=2))
+    else:
+        print_checks(Console(soft_wrap=True), found)
+    if any(check.level == "FAIL" for check in found):
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def _machine(machine: node.Node) -> list[Check]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    checks = [
+        Check("OK", "system", f"{machine.operating_system}, kernel {machine.kernel}, Python {version}"),
+        Check("OK", "processor", f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB"),
+    ]
+    if not machine.gpus:
+        checks.append(Check("WARN", "GPUs", "none: ranks run on the CPU", "results then reproduce nothing"))
+    for gpu in machine.gpus:
+        capability = f", compute capability {gpu.compute_capability}" if gpu.compute_capability else ""
+        found = f"{gpu.index}: {gpu.name}, {gpu.memory_gib:g} GiB, driver {gpu.driver}{capability}"
+        checks.append(Check("OK", "GPU", found))
+    return checks
+
+
+def _tools() -> list[Check]:
+    checks = []
+    for name, purpose in (("g++", "to compile Horovod"), ("make", "to compile Horovod")):
+        path = shutil.which(name)
+        level = "OK" if path else "WARN"
+        checks.append(
+            Check("OK" if level == "OK" else "WARN", name, path or "missing", f"install it {purpose}")
+        )
+    mpi = shutil.which("mpicc")
+    checks.append(Check("OK", "MPI", mpi or "none: Horovod is compiled with Gloo alone"))
+    for name in ("docker", "podman", "apptainer", "enroot", "sbatch"):
+        path = shutil.which(name)
+        if path:
+            checks.append(Check("OK", name, path))
+    return checks
+
+
+def _environments() -> list[Check]:
+    checks = []
+    for framework in sorted({choice.implementation.framework for choice in catalogue.choices().values()}):
+        try:
+            made = environment.describe(framework)
+        except EncoreError as error:
+            checks.append(Check("WARN", f"{framework} environment", error.found, error.remedy))
+            continue
+        if made.is_ready:
+            checks.append(Check("OK", f"{framework} environment", str(made.folder)))
+        else:
+            checks.append(Check("OK", f"{framework} environment", "will be made by the first run"))
+    return checks
+
+
+def _data() -> list[Check]:
+    checks = []
+    for name in catalogue.benchmarks():
+        folder = paths.default_data(name)
+        try:
+            passport = data.check_data(folder, name)
+            checks.append(Check("OK", f"{name} data", f"{passport.name} in {folder}"))
+        except EncoreError as error:
+            checks.append(Check("WARN", f"{name} data", error.found, error.remedy))
+    return checks
+
+
+def _folders() -> list[Check]:
+    checks = []
+    for name, folder in (("cache", paths.cache_folder()), ("results", paths.default_results())):
+        existing = folder
+        while not existing.exists():
+            existing = existing.parent
+        free = shutil.disk_usage(existing).free / 2**30
+        if not os.access(existing, os.W_OK):
+            checks.append(
+                Check("FAIL", name, f"{existing} is not writable", "make it so, or choose another folder")
+            )
+        else:
+            level = "OK" if free > 5 else "WARN"
+            remedy = "a framework environment needs about 3 GiB"
+            checks.append(
+                Check("OK" if level == "OK" else "WARN", name, f"{folder}, {free:.0f} GiB free", remedy)
+            )
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    text = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
+    checks.append(Check("OK", "locked memory", f"limit {text}"))
+    return checks

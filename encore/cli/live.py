@@ -1,0 +1,88 @@
+"""What a person sees while a run goes on: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from encore import follow
+
+PLAIN_SECONDS = 10.0
+"""Seconds between two lines where there is no terminal."""
+
+
+def facts(progress: follow.Progress) -> str:
+    """``epoch 3/12  410 img/s  loss 0.512  top-1 0.9259 of 0.95  0:00:31 to go``."""
+    parts = [f"epoch {max(progress.epoch, 1)}/{progress.epochs}"]
+    if progress.samples_per_second is not None:
+        parts.append(f"{progress.samples_per_second:,.0f} samples/s")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4f}")
+    if progress.quality is not None:
+        parts.append(f"quality {progress.quality:.4f} of {progress.quality_target:g}")
+    if progress.seconds_to_go is not None:
+        parts.append(f"at most {clock(progress.seconds_to_go)} to go")
+    return "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03``."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+class RunView:
+    """Shows the progress of one experiment after the other."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._title = ""
+        self._next = 0.0
+        self._seen: tuple[int, float | None] = (0, None)
+
+    def __enter__(self) -> RunView:
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[facts]}"),
+                console=self._console,
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def start(self, title: str) -> None:
+        """A new experiment begins."""
+        self._title = title
+        self._seen = (0, None)
+        if self._bar is not None:
+            self._task = self._bar.add_task(title, total=None, facts="starting")
+        else:
+            self._console.print(f"{title}: starting", highlight=False)
+
+    def update(self, progress: follow.Progress) -> None:
+        """Show the latest."""
+        if self._bar is not None and self._task is not None:
+            text = facts(progress) if progress.epochs else "starting"
+            total = progress.total_steps or None
+            self._bar.update(self._task, total=total, completed=progress.step, facts=text)
+            return
+        seen = (progress.epoch, progress.quality)
+        evaluated = progress.quality is not None and seen != self._seen and progress.quality != self._seen[1]
+        if progress.step and (evaluated or time.monotonic() >= self._next):
+            self._next = time.monotonic() + PLAIN_SECONDS
+            self._seen = seen
+            self._console.print(f"{self._title}: {facts(progress)}", highlight=False)

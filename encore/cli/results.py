@@ -1,0 +1,303 @@
+"""``encore score``, ``encore check`` and ``encore published``: result logs read, judged and looked up."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from encore.errors import EncoreError, ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from encore.results.findings import ComplianceReport, Finding
+    from encore.results.published import PublishedResult
+    from encore.results.score import Score
+
+_SCORE_HELP = """Score result logs by the rules of their round.
+
+PATH is a log, a folder of result files, or a tree of such folders.
+
+Examples:
+
+    encore score results/20260101T120000Z-resnet-mxnet-cpu
+
+    encore score training_results_v0.7/NVIDIA/results --json
+"""
+_CHECK_HELP = """Check result logs against the rules of their round, in plain words.
+
+PATH is a log or a folder of logs. The ruleset is found from the log unless you name one.
+
+Examples:
+
+    encore check results/20260101T120000Z-resnet-mxnet-cpu/result_0.txt
+
+    encore check result_0.txt --ruleset 0.7.0 --json
+"""
+_PUBLISHED_HELP = """List published MLPerf Training results.
+
+Examples:
+
+    encore published --benchmark resnet --round v0.7
+
+    encore published --system dgxa100 --csv > dgxa100.csv
+"""
+_CSV_FIELDS = (
+    "name", "round", "submitter", "system", "benchmark", "runs", "converged", "score_minutes",
+    "fastest_minutes", "slowest_minutes", "cv", "global_batch", "last_eval_epochs", "last_quality",
+    "samples_per_second", "init_seconds", "note",
+)  # fmt: skip
+_PLACES = 3
+_SEVERITY_STYLE = {"error": "red", "warning": "yellow"}
+
+PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A log, a folder of logs, or a tree.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command("score", help=_SCORE_HELP)(score)
+    app.command("check", help=_CHECK_HELP)(check)
+    app.command("published", help=_PUBLISHED_HELP)(published)
+
+
+def score(
+    path: PathArgument,
+    round_: Annotated[
+        str | None, typer.Option("--round", help="Score by this round's rules, such as v0.7.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score the logs at ``path``; one set gives one JSON object, a tree gives a list of them."""
+    from encore.results.score import score_folder
+
+    scores = score_folder(path, _round(round_))
+    if as_json:
+        found = [each.as_json() for each in scores]
+        _write_json(found[0] if len(found) == 1 else found)
+    else:
+        _print_scores(scores)
+
+
+def check(
+    path: PathArgument,
+    ruleset: Annotated[str | None, typer.Option(help="Such as 0.7.0; found from the log by default.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the logs at ``path``; exits with 1 where one has an error that better data would not cure."""
+    from encore.results.score import find_sets
+
+    if not path.exists():
+        raise EncoreError(
+            f"there is no {path}", expected="a result log or a folder of them", remedy="check the path"
+        )
+    files = [file for _, found in find_sets(path) for file in found]
+    if not files:
+        raise EncoreError(f"no result log in {path}", expected="result_0.txt, result_1.txt ...")
+    reports = [_report(file, ruleset, alone=len(files) == 1) for file in files]
+    if as_json:
+        found = [report.as_json() for report in reports]
+        _write_json(found[0] if len(found) == 1 else found)
+    else:
+        _print_reports(reports)
+    if not all(report.passed_but_for_data for report in reports):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _report(file: Path, ruleset: str | None, *, alone: bool) -> ComplianceReport:
+    """The report on one log; among several, a file without events is a finding and not the end."""
+    from encore.results.compliance import check as check_alone
+    from encore.results.compliance import check_log_of_many
+
+    return check_alone(file, ruleset) if alone else check_log_of_many(file, ruleset)
+
+
+def published(
+    benchmark: Annotated[str | None, typer.Option(help="Such as resnet or maskrcnn.")] = None,
+    round_: Annotated[str | None, typer.Option("--round", help="v0.5 to v5.1.")] = None,
+    submitter: Annotated[str | None, typer.Option(help="Such as NVIDIA.")] = None,
+    system: Annotated[str | None, typer.Option(help="Any part of the system's name, such as dgx1.")] = None,
+    as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV instead of a table.")] = False,
+) -> None:
+    """List the published results that fit all the options given."""
+    from encore.results.published import load_published, select
+
+    everything = load_published()
+    wanted_round = _round(round_)
+    _known(benchmark, submitter)
+    results = select(everything, benchmark=benchmark, round_=wanted_round, submitter=submitter, system=system)
+    if as_json:
+        _write_json([result.as_json() for result in results])
+    elif as_csv:
+        _write_csv(results)
+    else:
+        _print_published(results)
+
+
+def _round(name: str | None) -> str | None:
+    from encore.results.rules import ROUNDS
+
+    if name is None:
+        return None
+    found = f"v{name.lower().removeprefix('v')}"
+    if found not in ROUNDS:
+        raise EncoreError(
+            f"there is no round {name!r}", expected=", ".join(ROUNDS), remedy="name one of these"
+        )
+    return found
+
+
+def _known(benchmark: str | None, submitter: str | None) -> None:
+    """A wrong name is told with the nearest right one: an empty list would look like an answer."""
+    from encore.results.published import load_published
+    from encore.results.rules import canonical
+
+    benchmarks = sorted({result.benchmark for result in load_published() if result.benchmark})
+    if benchmark is not None and canonical(benchmark) not in benchmarks:
+        raise _unknown("benchmark", benchmark, benchmarks)
+    submitters = sorted({result.submitter for result in load_published()})
+    if submitter is not None and submitter.lower() not in [each.lower() for each in submitters]:
+        raise _unknown("submitter", submitter, submitters)
+
+
+def _unknown(what: str, name: str, known: list[str]) -> EncoreError:
+    import difflib
+
+    near = difflib.get_close_matches(name.lower(), [each.lower() for each in known], n=1, cutoff=0.4)
+    meant = next((each for each in known if near and each.lower() == near[0]), None)
+    remedy = f"did you mean {meant}?" if meant else "name one of these"
+    return EncoreError(
+        f"no published result of the {what} {name!r}", expected=", ".join(known), remedy=remedy
+    )
+
+
+def _write_json(data: object) -> None:
+    # Not through rich: it would wrap and colour what other programs read.
+    sys.stdout.write(json.dumps(data, indent=2) + "\n")
+
+
+def _write_csv(results: list[PublishedResult]) -> None:
+    writer = csv.DictWriter(sys.stdout, _CSV_FIELDS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for result in results:
+        writer.writerow(result.as_json())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _text(value: object, style: str = "") -> Any:
+    """Text from a log, without markup and without control codes, which could repaint the terminal."""
+    from rich.text import Text
+
+    plain = "".join(each if each.isprintable() else "?" for each in str(value))
+    return Text(plain.encode("utf-8", "replace").decode("utf-8"), style=style)
+
+
+def _print_scores(scores: list[Score]) -> None:
+    from rich.table import Table
+
+    console = _console()
+    table = Table(title="Scores")
+    for name in ("round", "benchmark", "minutes", "runs", "converged", "folder"):
+        number = name in ("minutes", "runs", "converged")
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for each in scores:
+        required = f" of {each.required}" if each.required else ""
+        table.add_row(
+            _text(each.round or "?"),
+            _text(each.benchmark or "?"),
+            f"{each.score_minutes:.3f}" if each.score_minutes is not None else "-",
+            f"{len(each.runs)}{required}",
+            str(len(each.converged)),
+            _text(each.folder),
+        )
+    console.print(table)
+    for each in scores:
+        _print_runs(console, each, detail=len(scores) == 1)
+
+
+def _print_runs(console: Console, score: Score, *, detail: bool) -> None:
+    """Each run of the only set, else only what is odd about the set."""
+    where = score.folder.name if detail else str(score.folder)
+    if score.missing:
+        console.print(_text(f"{where}: no score: {score.missing}", "yellow"))
+    for flag in score.flags:
+        console.print(_text(f"{where}: {flag}", "yellow"))
+    if not detail:
+        return
+    counted, dropped = set(map(id, score.counted)), set(map(id, score.dropped))
+    for run in score.runs:
+        use = "counted" if id(run) in counted else "dropped" if id(run) in dropped else ""
+        minutes = f"{run.minutes:10.3f} min" if run.minutes is not None else f"{'-':>10}    "
+        console.print(_text(f"  {run.path.name:<16} {minutes}  {use:<8} {run.explanation}".rstrip()))
+        for flag in run.flags:
+            console.print(_text(f"    {flag}", "yellow"))
+
+
+def _print_reports(reports: list[ComplianceReport]) -> None:
+    """A verdict per log, then every finding once, with the logs and lines it is about."""
+    console = _console()
+    places: dict[Finding, list[str]] = {}
+    for report in reports:
+        _print_verdict(console, report)
+        for finding in report.findings:
+            line = f" line {finding.line}" if finding.line is not None else ""
+            places.setdefault(replace(finding, line=None), []).append(f"{report.path.name}{line}")
+    for finding, where in places.items():
+        label = "small data" if finding.kind == "small_data" else finding.severity
+        more = f" and {len(where) - _PLACES} more" if len(where) > _PLACES else ""
+        style = _SEVERITY_STYLE[finding.severity]
+        console.print(_text(f"{label}, {', '.join(where[:_PLACES])}{more}: {finding.found}", style))
+        console.print(_text(f"    expected: {finding.expected}"))
+        console.print(_text(f"    rule:     {finding.rule}"))
+        console.print(_text(f"    do this:  {finding.remedy}"))
+
+
+def _print_verdict(console: Console, report: ComplianceReport) -> None:
+    errors = sum(each.severity == "error" and each.kind != "small_data" for each in report.findings)
+    small = sum(each.kind == "small_data" for each in report.findings)
+    warnings = sum(each.severity == "warning" for each in report.findings)
+    verdict = "passed" if report.passed else "failed" if errors else "passed but for the data set"
+    counts = f"{errors} errors, {small} from small data, {warnings} warnings"
+    ruleset = f"ruleset {report.ruleset or 'not known'}, {report.ruleset_found}"
+    console.print(
+        _text(f"{report.path}: {verdict}", "red" if errors else "green"), _text(f"({counts}; {ruleset})")
+    )
+
+
+def _print_published(results: list[PublishedResult]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"Published results: {len(results)}")
+    for name in ("benchmark", "name", "minutes", "runs", "batch", "accelerators"):
+        table.add_column(
+            name, justify="right" if name in ("minutes", "runs", "batch") else "left", overflow="fold"
+        )
+    for result in results:
+        hardware = result.hardware
+        count = f"{hardware.accelerators} x " if hardware.accelerators else ""
+        table.add_row(
+            _text(result.benchmark or "?"),
+            _text(result.name),
+            f"{result.score_minutes:.3f}" if result.score_minutes is not None else "-",
+            str(result.runs),
+            str(result.global_batch or ""),
+            _text(f"{count}{hardware.accelerator or ''}"),
+        )
+    console = _console()
+    console.print(table)
+    if any(result.note for result in results):
+        for result in results:
+            if result.note:
+                console.print(_text(f"{result.name} {result.benchmark}: {result.note}"))

@@ -1,0 +1,249 @@
+"""``encore run``: train, follow, judge."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from encore import data, judge, preflight, run_folder, runner
+from encore.cli.live import RunView, clock
+from encore.errors import EncoreError, ExitCode
+from encore.run_folder import Experiment, RunFolder
+from encore.supervise import Outcome
+
+EPILOG = """
+Examples:
+
+  encore run resnet 2                                       the small data set, on a CPU
+
+  encore run resnet 8 --system dgxa100 --data /data/imagenet --runs 5
+
+  encore run resnet 8 --system dgxa100 --round v0.7 --dry-run
+
+  encore run --resume results/20261120T101500Z-resnet-mxnet-cpu
+
+Exit codes: 0 target reached, 3 not reached, 2 refused before the start, 1 failed, 130 interrupted.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds ``run`` to the command line."""
+    app.command("run", epilog=EPILOG)(run)
+
+
+def run(
+    benchmark: Annotated[str | None, typer.Argument(help="Benchmark, such as resnet.")] = None,
+    gpus: Annotated[
+        int | None, typer.Argument(help="GPUs; on a machine without any, ranks on the CPU.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="Configuration to take, such as dgxa100.")] = None,
+    round_name: Annotated[str | None, typer.Option("--round", help="MLPerf round, such as v0.7.")] = None,
+    data_folder: Annotated[
+        Path | None, typer.Option("--data", help="Data set; default data/BENCHMARK.")
+    ] = None,
+    results: Annotated[Path | None, typer.Option(help="Where the run folder goes; default results/.")] = None,
+    runs: Annotated[int, typer.Option(help="Experiments, each with a new seed.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Seed of the first experiment; default: drawn.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one configuration value.")
+    ] = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME[=VALUE]", help="Pass an environment variable to the ranks."),
+    ] = None,
+    drop_caches: Annotated[
+        bool | None, typer.Option(help="Drop the file caches first; default: not for a small data set.")
+    ] = None,
+    hang_seconds: Annotated[
+        float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")
+    ] = 600.0,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a benchmark, follow it, and judge the result."""
+    console = Console(stderr=as_json, soft_wrap=True)
+    if resume is not None:
+        _refuse_with_resume(benchmark, gpus)
+        folder = run_folder.open_run(resume.absolute())
+        with RunView(console) as view:
+            hooks = _hooks(console, view, folder)
+            _, code = runner.resume(folder, hooks, hang_seconds)
+        _finish(console, folder, code, as_json)
+    if benchmark is None or gpus is None:
+        raise EncoreError("no benchmark or no number of GPUs given", expected="encore run BENCHMARK GPUS")
+    request = runner.Request(
+        name=benchmark,
+        gpus=gpus,
+        system=system,
+        round=round_name,
+        data=data_folder,
+        results=results,
+        runs=runs,
+        seed=seed,
+        settings=tuple(settings or ()),
+        environment=tuple(environment or ()),
+        drop_caches=drop_caches,
+    )
+    plan = runner.make_plan(request)
+    if dry_run:
+        _print_plan(console, plan, as_json)
+        return
+    for check in runner.checks(plan):
+        if check.level == "WARN":
+            console.print(f"[yellow]warning[/] {check.name}: {check.found}", highlight=False)
+    folder, python = runner.prepare_and_create(plan, _hooks(console, None, None))
+    with RunView(console) as view:
+        code = runner.execute(plan, folder, python, _hooks(console, view, folder), hang_seconds)
+    _finish(console, folder, code, as_json)
+
+
+def _refuse_with_resume(benchmark: str | None, gpus: int | None) -> None:
+    if benchmark is not None or gpus is not None:
+        raise EncoreError(
+            "--resume takes benchmark and GPUs from the run folder",
+            remedy="leave them out: encore run --resume RUN",
+        )
+
+
+def _hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
+    def step(text: str) -> None:
+        console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False)
+
+    def prepare(directory: Path, python: Path) -> None:
+        from encore.cli.data import shown_progress
+
+        console.print(f"making the small data set in {directory}", highlight=False)
+        with shown_progress(console) as on_update:
+            data.prepare(directory.name, directory, data.Preparation(), python, on_update)
+
+    def start(experiment: Experiment) -> None:
+        count = len(folder.experiments()) if folder else 1
+        if view is not None:
+            view.start(f"experiment {experiment.number + 1}/{count}")
+
+    def ended(experiment: Experiment, outcome: Outcome) -> None:
+        if outcome.reason:
+            console.print(f"[red]experiment {experiment.number + 1} {outcome.status}[/]: {outcome.reason}")
+        for line in outcome.last_lines:
+            console.print(f"  | {line}", markup=False, highlight=False)
+
+    return runner.Hooks(
+        step=step,
+        prepare_data=prepare,
+        experiment=start,
+        progress=view.update if view else lambda progress: None,
+        ended=ended,
+    )
+
+
+def _finish(console: Console, folder: RunFolder, code: ExitCode, as_json: bool) -> None:
+    """Print the judged result and leave with its exit code."""
+    judgements = judge.judge(folder)
+    if as_json:
+        typer.echo(json.dumps(_as_json(folder, judgements, code), indent=2))
+    else:
+        _print_judgements(console, folder, judgements)
+    if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
+        console.print(f"go on with: encore run --resume {folder.path}", highlight=False)
+    raise typer.Exit(code)
+
+
+def _as_json(folder: RunFolder, judgements: list[judge.Judgement], code: ExitCode) -> dict[str, object]:
+    return {
+        "run": str(folder.path),
+        "standing": judge.standing(folder),
+        "exit_code": int(code),
+        "experiments": [
+            {
+                "number": each.number,
+                "status": each.state.status,
+                "reason": each.state.reason,
+                "seed": each.seed,
+                "minutes": each.minutes,
+                "epochs": each.epochs,
+                "quality": each.quality,
+                "target": each.target,
+                "compliance": each.compliance.as_json() if each.compliance else None,
+            }
+            for each in judgements
+        ],
+    }
+
+
+def _print_judgements(console: Console, folder: RunFolder, judgements: list[judge.Judgement]) -> None:
+    table = Table(title=f"{folder.passport()['name']} ({folder.path.name})", title_justify="left")
+    for column in ("experiment", "status", "time to target", "epochs", "quality", "target", "log"):
+        table.add_column(column)
+    for each in judgements:
+        colour = {"reached": "green", "not_reached": "yellow"}.get(each.state.status, "red")
+        table.add_row(
+            str(each.number + 1),
+            f"[{colour}]{each.state.status.replace('_', ' ')}[/]",
+            "" if each.minutes is None else clock(each.minutes * 60),
+            str(each.epochs),
+            "" if each.quality is None else f"{each.quality:.4f}",
+            f"{each.target:g}",
+            _compliance(each),
+        )
+    console.print(table)
+    for each in judgements[:1]:
+        _print_findings(console, each)
+    console.print(judge.standing(folder), highlight=False)
+    console.print(f"run folder: {folder.path}", highlight=False)
+
+
+def _compliance(each: judge.Judgement) -> str:
+    if each.compliance is None:
+        return ""
+    if each.compliance.passed:
+        return "passes the checker"
+    return "passes but for the data" if each.compliance.passed_but_for_data else "[red]breaks rules[/]"
+
+
+def _print_findings(console: Console, each: judge.Judgement) -> None:
+    if each.compliance is None or not each.compliance.findings:
+        return
+    console.print(
+        f"checked by {each.compliance.checker}, ruleset {each.compliance.ruleset}:", highlight=False
+    )
+    for finding in each.compliance.findings:
+        mark = "cannot be met by this data set" if finding.kind == "small_data" else finding.severity
+        console.print(
+            f"  {mark}: expected {finding.expected}, found {finding.found}", markup=False, highlight=False
+        )
+
+
+def _print_plan(console: Console, plan: runner.Plan, as_json: bool) -> None:
+    command = runner.dry_run_command(plan)
+    found = runner.checks(plan)
+    if as_json:
+        content = {
+            "argv": command.argv,
+            "environment": dict(command.environment),
+            "working_directory": str(command.working_directory),
+            "configuration": plan.configuration.plain(),
+            "deviations": plan.configuration.deviations,
+            "checks": [vars(check) for check in found],
+        }
+        typer.echo(json.dumps(content, indent=2))
+        return
+    print_checks(console, found)
+    typer.echo(runner.as_shell(command))
+
+
+def print_checks(console: Console, found: list[preflight.Check]) -> None:
+    """One line a check."""
+    colours = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
+    for check in found:
+        remedy = f"; do this: {check.remedy}" if check.remedy and check.level != "OK" else ""
+        console.print(
+            f"[{colours[check.level]}]{check.level:<4}[/] {check.name}: {check.found}{remedy}",
+            highlight=False,
+        )

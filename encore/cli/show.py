@@ -1,0 +1,146 @@
+"""``encore list`` and ``encore show``: what can be run, and where each value comes from."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from encore import catalogue, configuration, node, runner
+from encore.catalogue import Choice
+
+
+def register(app: typer.Typer) -> None:
+    """Adds ``list`` and ``show`` to the command line."""
+    app.command("list", epilog="Examples:\n\n  encore list\n\n  encore list resnet --json")(list_)
+    app.command(
+        "show",
+        epilog="Examples:\n\n  encore show resnet --system dgx1\n\n  encore show resnet --gpus 4",
+    )(show)
+
+
+def list_(
+    benchmark: Annotated[str | None, typer.Argument(help="Show the systems of this benchmark.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the benchmarks, or the systems of one."""
+    if benchmark is None:
+        _list_benchmarks(as_json)
+    else:
+        _list_systems(catalogue.choose(benchmark), as_json)
+
+
+def _list_benchmarks(as_json: bool) -> None:
+    known = catalogue.choices()
+    if as_json:
+        content = [
+            {"name": name, "framework": choice.implementation.framework, **choice.benchmark.model_dump()}
+            for name, choice in known.items()
+        ]
+        typer.echo(json.dumps(content, indent=2))
+        return
+    table = Table(title="benchmarks", title_justify="left")
+    for column in ("name", "task", "framework", "data set", "metric", "target per round", "systems"):
+        table.add_column(column)
+    for name, choice in known.items():
+        targets = ", ".join(f"{r} {entry.quality_target:g}" for r, entry in choice.benchmark.rounds.items())
+        benchmark = choice.benchmark
+        table.add_row(
+            name,
+            f"{benchmark.title}, {benchmark.area}",
+            choice.implementation.framework,
+            benchmark.data_set,
+            benchmark.metric,
+            targets,
+            str(len(catalogue.systems(choice))),
+        )
+    Console().print(table)
+
+
+def _list_systems(choice: Choice, as_json: bool) -> None:
+    systems = catalogue.systems(choice)
+    if as_json:
+        typer.echo(json.dumps([system.model_dump() for system in systems], indent=2))
+        return
+    table = Table(title=f"systems of {choice.name}", title_justify="left")
+    for column in (
+        "round",
+        "system",
+        "kind",
+        "nodes x GPUs",
+        "accelerator",
+        "global batch",
+        "optimizer",
+        "epochs",
+    ):
+        table.add_column(column)
+    for system in systems:
+        ranks = system.nodes * system.gpus_per_node
+        table.add_row(
+            system.round,
+            system.system,
+            system.kind,
+            f"{system.nodes} x {system.gpus_per_node}" if system.accelerator else "any",
+            system.accelerator or "CPU",
+            str(system.config["batch_size"] * ranks),
+            system.config["optimizer"],
+            str(system.config["epochs"]),
+        )
+    Console().print(table)
+
+
+def show(
+    benchmark: Annotated[str, typer.Argument(help="Benchmark, such as resnet.")],
+    system: Annotated[str | None, typer.Option(help="System; default: the one for this machine.")] = None,
+    round_name: Annotated[str | None, typer.Option("--round", help="MLPerf round.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs; default: as many as the system has.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show a resolved configuration, with the place that each value comes from."""
+    choice = catalogue.choose(benchmark)
+    machine = node.this_node()
+    chosen = runner.choose_system(choice, gpus or len(machine.gpus) or 1, machine, system, round_name)
+    per_node = gpus or chosen.gpus_per_node
+    nodes = chosen.nodes if gpus is None else 1
+    resolved = configuration.resolve(choice, chosen, nodes, per_node, list(settings or ()))
+    if as_json:
+        content = {
+            "benchmark": choice.name,
+            "system": chosen.system,
+            "round": chosen.round,
+            "source": chosen.source,
+            "nodes": resolved.nodes,
+            "ranks": resolved.ranks,
+            "submitted": resolved.is_submitted,
+            "deviations": resolved.deviations,
+            "values": {name: vars(value) for name, value in resolved.values.items()},
+        }
+        typer.echo(json.dumps(content, indent=2))
+        return
+    _print_configuration(Console(), resolved)
+
+
+def _print_configuration(console: Console, resolved: configuration.Configuration) -> None:
+    system = resolved.system
+    console.print(f"{resolved.choice.name}, system {system.system}, round {system.round}", style="bold")
+    console.print(f"source: {system.source}", highlight=False)
+    console.print(configuration.describe_scale(resolved), highlight=False)
+    if resolved.is_submitted:
+        console.print("[green]a submitted configuration[/]")
+    else:
+        why = "; ".join(resolved.deviations) or f"kind: {system.kind}"
+        console.print(f"[yellow]not a submitted configuration[/]: {why}", highlight=False)
+    meanings = configuration.fields_with_meaning(resolved.choice.folder)
+    table = Table()
+    for column in ("key", "value", "from", "meaning"):
+        table.add_column(column, overflow="fold")
+    for name, value in resolved.values.items():
+        style = "dim" if value.origin == "default" else ""
+        table.add_row(name, json.dumps(value.value), value.origin, meanings.get(name, ""), style=style)
+    console.print(table)

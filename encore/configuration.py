@@ -1,0 +1,229 @@
+"""Resolve a configuration: every value of config.py with the place that it comes from.
+
+Precedence, lowest first: the defaults in config.py, the round's quality target in benchmark.toml, the system
+file, the rule for another number of ranks, ``--set``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import sys
+import typing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from encore import names
+from encore.catalogue import Choice, System
+from encore.errors import EncoreError
+
+
+@dataclass(frozen=True)
+class Value:
+    """One resolved value, and where it comes from."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A resolved configuration for a number of nodes and of ranks on each."""
+
+    choice: Choice
+    system: System
+    nodes: int
+    ranks_per_node: int
+    values: dict[str, Value]
+    deviations: tuple[str, ...]
+    """What differs from the configuration of the system file; empty: exactly that one."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks over all nodes."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether this is, value for value, a configuration that was submitted to MLPerf."""
+        return self.system.kind == "submitted" and not self.deviations
+
+    def plain(self) -> dict[str, Any]:
+        """Values without origins, as config.json holds them."""
+        return {name: value.value for name, value in self.values.items()}
+
+    def get(self, name: str) -> Any:
+        """One value."""
+        return self.values[name].value
+
+
+@cache
+def config_class(folder: Path) -> type[Any]:
+    """The Config dataclass of an implementation, loaded from its file: host code imports no benchmark."""
+    path = folder / "config.py"
+    name = f"_config_of_{folder.parent.name}_{folder.name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise EncoreError(f"{path} cannot be loaded", remedy="restore the file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    found: type[Any] = module.Config
+    return found
+
+
+def field_types(folder: Path) -> dict[str, Any]:
+    """Type of each field of an implementation's Config."""
+    return typing.get_type_hints(config_class(folder))
+
+
+def _check_type(name: str, value: Any, wanted: Any) -> Any:
+    """``value`` as the field's type ``wanted``; EncoreError says what was expected."""
+    origin = typing.get_origin(wanted)
+    if origin is Literal:
+        allowed = typing.get_args(wanted)
+        if value in allowed and not isinstance(value, bool):
+            return value
+        raise EncoreError(
+            f"{name} = {value!r} is not possible",
+            expected=f"one of {', '.join(map(str, allowed))}",
+            remedy=f"use --set {name}={allowed[0]}",
+        )
+    if origin is tuple:
+        if isinstance(value, (list, tuple)):
+            item = typing.get_args(wanted)[0]
+            return tuple(_check_type(name, entry, item) for entry in value)
+    elif wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if math.isfinite(value):
+            return float(value)
+    elif isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
+        return value
+    raise EncoreError(f"{name} = {value!r} has the wrong type", expected=_type_name(wanted))
+
+
+def _type_name(wanted: Any) -> str:
+    if typing.get_origin(wanted) is tuple:
+        return f"a list of {_type_name(typing.get_args(wanted)[0])}, such as [1, 2]"
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return plain.get(wanted, str(wanted))
+
+
+def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
+    """Split ``key=value`` and read the value as the field's type; EncoreError tells what is wrong."""
+    name, separator, text = setting.partition("=")
+    name = name.strip()
+    if not separator:
+        raise EncoreError(
+            f"--set {setting!r} has no '='", expected="key=value", remedy="--set learning_rate=0.1"
+        )
+    if name not in types_of:
+        raise names.unknown("configuration key", name, types_of)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = {"True": True, "False": False}.get(text, text)
+    if types_of[name] is str and not isinstance(value, str):
+        value = text
+    return name, _check_type(name, value, types_of[name])
+
+
+def _scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
+    """Batch and learning rate for a number of ranks that the system file is not for.
+
+    The batch of a rank stays, and the learning rate follows the global batch: in proportion for SGD
+    (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with its square root for LARS, between the
+    proportional rule and what was submitted (20 times the batch of DGX-1 at 2.9 times the rate in v0.7).
+    Systems that keep the global batch divide it among the ranks instead.
+    """
+    submitted_ranks = system.nodes * system.gpus_per_node
+    ranks = nodes * ranks_per_node
+    if ranks == submitted_ranks:
+        return {}
+    batch = system.config["batch_size"]
+    total = batch * submitted_ranks
+    if system.keep_global_batch:
+        if ranks > total:
+            raise EncoreError(
+                f"{ranks} ranks cannot share a global batch of {total}",
+                expected=f"at most {total} ranks",
+                remedy="ask for fewer GPUs, or use another system",
+            )
+        return {"batch_size": Value(total // ranks, f"rule: global batch {total} over {ranks} ranks")}
+    ratio = ranks / submitted_ranks
+    factor = ratio if system.config["optimizer"] == "sgd" else math.sqrt(ratio)
+    rate = system.config["learning_rate"]
+    how = "in proportion to" if system.config["optimizer"] == "sgd" else "with the square root of"
+    origin = f"rule: {rate:g} scaled {how} the global batch, {total} to {batch * ranks}"
+    return {"learning_rate": Value(float(f"{rate * factor:.6g}"), origin)}
+
+
+def _deviations(
+    system: System, nodes: int, ranks_per_node: int, overrides: dict[str, Value]
+) -> tuple[str, ...]:
+    found = []
+    if (nodes, ranks_per_node) != (system.nodes, system.gpus_per_node) and not system.keep_global_batch:
+        found.append(
+            f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}",
+        )
+    for name, value in overrides.items():
+        if system.config.get(name, value.value) != value.value or value.origin == "--set":
+            found.append(f"{name} = {value.value} ({value.origin})")
+    return tuple(found)
+
+
+def resolve(
+    choice: Choice,
+    system: System,
+    nodes: int,
+    ranks_per_node: int,
+    settings: list[str],
+) -> Configuration:
+    """Resolve every value; EncoreError for unknown keys, wrong types and impossible combinations."""
+    wanted = field_types(choice.folder)
+    config = config_class(choice.folder)
+    values = {field.name: Value(field.default, "default") for field in dataclasses.fields(config)}
+    target = choice.benchmark.rounds[system.round].quality_target
+    values["quality_target"] = Value(target, f"benchmark.toml, round {system.round}")
+    for name, value in system.config.items():
+        if name not in wanted:
+            raise names.unknown(f"key in system {system.system}", name, wanted)
+        origin = f"systems/{system.system}_{system.round}.toml"
+        values[name] = Value(_check_type(name, value, wanted[name]), origin)
+    overrides = _scaled(system, nodes, ranks_per_node)
+    for setting in settings:
+        name, value = parse_setting(setting, wanted)
+        overrides[name] = Value(value, "--set")
+    values.update(overrides)
+    _validate(config, values)
+    deviations = _deviations(system, nodes, ranks_per_node, overrides)
+    return Configuration(choice, system, nodes, ranks_per_node, values, deviations)
+
+
+def _validate(config: type[Any], values: dict[str, Value]) -> None:
+    """Ask the dataclass itself whether the combination is possible."""
+    try:
+        config(**{name: value.value for name, value in values.items()})
+    except ValueError as error:
+        raise EncoreError(
+            f"impossible configuration: {error}", remedy="change it with --set key=value"
+        ) from error
+
+
+def describe_scale(configuration: Configuration) -> str:
+    """``2 ranks x 32 = global batch 64``."""
+    batch = configuration.get("batch_size")
+    return f"{configuration.ranks} x {batch} = global batch {batch * configuration.ranks}"
+
+
+def fields_with_meaning(folder: Path) -> dict[str, str]:
+    """The comment behind each field in config.py: its unit and meaning."""
+    meanings = {}
+    for line in (folder / "config.py").read_text(encoding="utf-8").splitlines():
+        name, colon, rest = line.strip().partition(":")
+        if colon and " # " in rest and name.isidentifier():
+            meanings[name] = rest.split(" # ", 1)[1]
+    return meanings

@@ -1,0 +1,366 @@
+"""Data sets: preparing and checking them in the framework's environment, and looking at them before a run.
+
+The work is done by ``benchmarks/<benchmark>/prepare.py``, a child process that tells its progress in JSON
+lines; here the host side starts it, follows it, and reads the passport it leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from encore import names, paths
+from encore.errors import EncoreError, ExitCode
+
+PASSPORT = "dataset.json"
+PARTS = "parts"
+"""Folder of an unfinished preparation, inside the data folder."""
+SCHEMA = 1
+STOP_SECONDS = 10.0
+"""Time that a child gets to stop after SIGINT."""
+LAST_LINES = 5
+"""Lines of a child's standard error that are shown when it broke without saying why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What ``encore data prepare`` was asked for; None leaves the choice to the benchmark."""
+
+    source: Path | None = None
+    """Folder with the raw data; None for the small set."""
+    name: str | None = None
+    resize: int | None = None
+    """Pixels of the short side."""
+    quality: int | None = None
+    """JPEG quality, 1 to 100."""
+    workers: int | None = None
+    seed: int | None = None
+    validation_fraction: float | None = None
+    skip_corrupt: bool = False
+    trust: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Update:
+    """One line of a child's progress; ``note`` alone when it has something to say."""
+
+    phase: str = ""
+    """index, convert, join or verify."""
+    done: int = 0
+    total: int | None = None
+    bytes: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class DataPassport:
+    """What the host side needs of a data set's ``dataset.json``."""
+
+    directory: Path
+    benchmark: str
+    name: str
+    id: str
+    """Hash of the content: equal data have equal ids."""
+    classes: int
+    counts: Mapping[str, int]
+    """Records of each split."""
+    files: Mapping[str, int] = field(repr=False)
+    """Bytes of each file."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(self.files.values())
+
+
+OnUpdate = Callable[[Update], None]
+
+
+def project_root() -> Path:
+    """The folder that holds ``encore/`` and ``benchmarks/``."""
+    return paths.ROOT
+
+
+def preparable() -> list[str]:
+    """Names of the benchmarks whose data sets can be prepared."""
+    return sorted(path.parent.name for path in (project_root() / "benchmarks").glob("*/prepare.py"))
+
+
+def known(benchmark: str) -> str:
+    """Returns the name of a benchmark that has a data set, or refuses it and names the nearest one."""
+    if benchmark not in preparable():
+        raise names.unknown("benchmark", benchmark, preparable())
+    return benchmark
+
+
+def default_directory(benchmark: str) -> Path:
+    """Where a benchmark's data set lies unless another folder is named."""
+    return paths.default_data(benchmark)
+
+
+# -- commands -----------------------------------------------------------------------------------------
+
+
+def prepare_command(python: str, benchmark: str, directory: Path, wanted: Preparation) -> list[str]:
+    """The command line that prepares a data set; it runs by hand as well, from the project's root."""
+    command = [python, "-m", f"benchmarks.{known(benchmark)}.prepare", "--to", str(directory.absolute())]
+    if wanted.source is not None:
+        command += ["--from", str(wanted.source.absolute())]
+    for option in ("name", "resize", "quality", "workers", "seed", "validation_fraction"):
+        value = getattr(wanted, option)
+        if value is not None:
+            command += ["--" + option.replace("_", "-"), str(value)]
+    for flag in ("skip_corrupt", "trust", "overwrite"):
+        if getattr(wanted, flag):
+            command.append("--" + flag.replace("_", "-"))
+    return command
+
+
+def verify_command(python: str, benchmark: str, directory: Path, quick: bool) -> list[str]:
+    """The command line that checks a data set."""
+    module = f"benchmarks.{known(benchmark)}.prepare"
+    return [python, "-m", module, "--verify", str(directory.absolute()), *(["--quick"] if quick else [])]
+
+
+def prepare(
+    benchmark: str,
+    directory: Path,
+    wanted: Preparation,
+    python: Path,
+    on_update: OnUpdate = lambda update: None,
+) -> DataPassport:
+    """Prepares a data set with the given Python, or goes on preparing it, and returns its passport.
+
+    Raises:
+        EncoreError: refused (exit code 2), broke on the way (1) or was interrupted (130).
+    """
+    problems = follow(prepare_command(str(python), benchmark, directory, wanted), on_update)
+    if problems:
+        raise problems[0]
+    return read_passport(directory)
+
+
+def verify(
+    benchmark: str,
+    directory: Path,
+    python: Path,
+    quick: bool = False,
+    on_update: OnUpdate = lambda update: None,
+) -> list[EncoreError]:
+    """Compares a data set with its passport and returns every difference; quick reads no whole file."""
+    problems = follow(verify_command(str(python), benchmark, directory, quick), on_update)
+    if problems and problems[0].exit_code is not ExitCode.REFUSED:
+        raise problems[0]
+    return problems
+
+
+def follow(command: list[str], on_update: OnUpdate) -> list[EncoreError]:
+    """Runs a ``prepare.py``, hands its progress on, and returns its problems, none when it did its work."""
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        try:
+            child = subprocess.Popen(
+                [*command, "--progress", "json"],
+                cwd=project_root(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        except OSError as error:
+            raise EncoreError(
+                f"{command[0]} does not start: {error.strerror}",
+                expected="the Python of the framework's environment",
+                remedy="encore doctor",
+            ) from None
+        problems: list[EncoreError] = []
+        with child:
+            try:
+                for line in child.stdout or ():
+                    problems += _take(line, on_update)
+                child.wait()
+            except KeyboardInterrupt:
+                _stop(child)
+                raise EncoreError(
+                    "interrupted",
+                    remedy="give the same command again: it goes on where it stopped",
+                    exit_code=ExitCode.INTERRUPTED,
+                ) from None
+            except BaseException:
+                _stop(child)
+                raise
+        return _judge(child.returncode, problems, errors)
+
+
+def _take(line: str, on_update: OnUpdate) -> Iterator[EncoreError]:
+    try:
+        facts: Any = json.loads(line)
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        facts = {"note": line.rstrip()}
+    if "error" in facts:
+        first = facts["error"]
+        for each in (first, *first.get("more", ())):
+            yield EncoreError(each["found"], expected=each["expected"], remedy=each["remedy"])
+    elif "phase" in facts:
+        on_update(Update(facts["phase"], facts["done"], facts["total"], facts["bytes"]))
+    elif "note" in facts:
+        on_update(Update(note=facts["note"]))
+
+
+def _judge(code: int, problems: list[EncoreError], errors: IO[str]) -> list[EncoreError]:
+    if code == 0:
+        return []
+    if not problems:
+        errors.seek(0)
+        tail = "\n    ".join(errors.read().splitlines()[-LAST_LINES:])
+        ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+        problems = [
+            EncoreError(
+                f"the preparation ended with {ending}" + (f":\n    {tail}" if tail else ""),
+                remedy="give the same command again: finished parts are kept",
+            )
+        ]
+    known_codes = (ExitCode.REFUSED, ExitCode.INTERRUPTED)
+    for problem in problems:
+        problem.exit_code = ExitCode(code) if code in known_codes else ExitCode.FAILED
+    return problems
+
+
+def _stop(child: subprocess.Popen[str]) -> None:
+    """Ends the child; a terminal's Ctrl-C has reached it already, a signal to this process alone has not."""
+    child.send_signal(signal.SIGINT)
+    try:
+        child.communicate(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+# -- passports ----------------------------------------------------------------------------------------
+
+
+def read_passport(directory: Path) -> DataPassport:
+    """Reads a data set's passport.
+
+    Raises:
+        EncoreError: the folder is missing, half-written, or its passport cannot be read.
+    """
+    path = directory / PASSPORT
+    again = f"encore data prepare BENCHMARK --to {directory} --overwrite"
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["schema"] != SCHEMA:
+            raise EncoreError(
+                f"{path} has schema {facts['schema']}", expected=f"schema {SCHEMA}", remedy=again
+            )
+        splits = facts["splits"]
+        files = [split[kind] for split in splits.values() for kind in ("records", "index")]
+        return DataPassport(
+            directory=directory,
+            benchmark=str(facts["benchmark"]),
+            name=str(facts["name"]),
+            id=str(facts["id"]),
+            classes=len(facts["classes"]),
+            counts={name: int(split["count"]) for name, split in splits.items()},
+            files={str(file["name"]): int(file["bytes"]) for file in files},
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        raise _absent(directory) from None
+    except OSError as error:
+        raise EncoreError(f"{path}: {error.strerror}", expected="a readable passport", remedy=again) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise EncoreError(f"{path} is damaged", expected="a data set's passport", remedy=again) from None
+
+
+def _absent(directory: Path) -> EncoreError:
+    if not directory.exists():
+        return EncoreError(
+            f"there is no data set in {directory}: no such folder",
+            expected="a prepared data set",
+            remedy=f"encore data prepare BENCHMARK --to {directory}",
+        )
+    if (directory / PARTS).exists():
+        return EncoreError(
+            f"the data set in {directory} is half-written: its preparation was interrupted",
+            expected="a finished preparation",
+            remedy="give the same encore data prepare command again: it goes on where it stopped",
+        )
+    return EncoreError(
+        f"{directory} holds no prepared data set: no {PASSPORT}",
+        expected="a folder that encore data prepare wrote",
+        remedy=f"encore data prepare BENCHMARK --from RAW --to {directory}",
+    )
+
+
+def check_data(directory: Path, benchmark: str) -> DataPassport:
+    """Looks whether a run may use a data folder, in milliseconds: passport, benchmark, size of every file.
+
+    Raises:
+        EncoreError: it may not, and what to do.
+    """
+    try:
+        passport = read_passport(directory)
+    except EncoreError as error:
+        error.remedy = error.remedy.replace("BENCHMARK", benchmark)
+        raise
+    if passport.benchmark != benchmark:
+        raise EncoreError(
+            f"{directory} holds the data set {passport.name} of {passport.benchmark}",
+            expected=f"a data set of {benchmark}",
+            remedy=f"name another folder with --data, or encore data prepare {benchmark}",
+        )
+    for name, size in passport.files.items():
+        _check_file(directory / name, size, benchmark)
+    return passport
+
+
+def _check_file(path: Path, size: int, benchmark: str) -> None:
+    try:
+        found = path.stat().st_size
+        readable = os.access(path, os.R_OK)
+    except OSError as error:
+        raise EncoreError(
+            f"{path}: {error.strerror}",
+            expected=f"a file of {size:,} bytes, as its passport says",
+            remedy=f"encore data prepare {benchmark} --to {path.parent} --overwrite",
+        ) from None
+    if found != size:
+        raise EncoreError(
+            f"{path} has changed: {found:,} bytes",
+            expected=f"{size:,} bytes, as its passport says",
+            remedy=f"encore data verify {benchmark} {path.parent} tells more; "
+            f"encore data prepare {benchmark} --to {path.parent} --overwrite makes it again",
+        )
+    if not readable:
+        raise EncoreError(f"{path} cannot be read", expected="read permission", remedy=f"chmod a+r {path}")
+
+
+def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
+    """Each benchmark's data folders below ``data/`` with their passport, or what is wrong with them."""
+    found: list[tuple[str, Path, DataPassport | EncoreError]] = []
+    for benchmark in preparable():
+        root = default_directory(benchmark)
+        nested = sorted(path.parent for path in root.parent.glob(f"*/{PASSPORT}"))
+        others = [path for path in nested if path != root and _benchmark_of(path) == benchmark]
+        for directory in (root, *others):
+            try:
+                found.append((benchmark, directory, check_data(directory, benchmark)))
+            except EncoreError as error:
+                found.append((benchmark, directory, error))
+    return found
+
+
+def _benchmark_of(directory: Path) -> str | None:
+    try:
+        return read_passport(directory).benchmark
+    except EncoreError:
+        return None

@@ -1,0 +1,105 @@
+"""Follow a run by its metrics stream: the latest of everything, for a live bar or plain lines."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class Tail:
+    """Reads the complete JSON lines that were added to a growing file since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """New records; lines that are no JSON objects are passed over."""
+        try:
+            with self._path.open("rb") as file:
+                # A resumed run cuts the stream back to its checkpoint.
+                if self._path.stat().st_size < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [record for record in map(_parse, whole.splitlines()) if record is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "kind" in record else None
+
+
+@dataclass
+class Progress:
+    """The state of one experiment as its metrics stream tells it."""
+
+    epochs: int = 0
+    steps_per_epoch: int = 0
+    global_batch_size: int = 0
+    quality_target: float = 0.0
+    epoch: int = 0
+    step: int = 0
+    loss: float | None = None
+    quality: float | None = None
+    outcome: str | None = None
+    _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, if it does not reach its target earlier."""
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Speed over the last records."""
+        if len(self._times) < 2:
+            return None
+        (first_time, first_step), (last_time, last_step) = self._times[0], self._times[-1]
+        if last_time <= first_time:
+            return None
+        return (last_step - first_step) * self.global_batch_size / (last_time - first_time)
+
+    @property
+    def seconds_to_go(self) -> float | None:
+        """Time to the last epoch at the current speed; evaluations not counted."""
+        speed = self.samples_per_second
+        if not speed:
+            return None
+        return (self.total_steps - self.step) * self.global_batch_size / speed
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take in one record of the stream; see benchmarks/common/metrics.py."""
+        kind = record["kind"]
+        if kind == "start":
+            self.epochs = record["epochs"]
+            self.steps_per_epoch = record["steps_per_epoch"]
+            self.global_batch_size = record["global_batch_size"]
+            self.quality_target = record["quality_target"]
+            self.step = record["resumed_step"]
+        elif kind == "step":
+            self.epoch, self.step, self.loss = record["epoch"], record["step"], record["loss"]
+            self._times.append((record["time"], self.step))
+        elif kind == "eval":
+            self.quality = record["quality"]
+            self._times.clear()
+        elif kind == "end":
+            self.outcome = record["outcome"]
+
+
+def read_progress(path: Path) -> Progress:
+    """The state at the end of a stream."""
+    progress = Progress()
+    for record in Tail(path).read():
+        progress.add(record)
+    return progress

@@ -1,0 +1,147 @@
+"""Facts about this machine: processor, memory, GPUs, operating system. Never raises; unknown is None."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as the driver reports it."""
+
+    index: int
+    name: str
+    memory_gib: float
+    driver: str
+    compute_capability: str | None
+    """Such as ``9.0``; None where the driver is too old to tell."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine."""
+
+    hostname: str
+    operating_system: str
+    kernel: str
+    cpu: str
+    sockets: int | None
+    cores: int
+    """Cores that this process may use."""
+    memory_gib: float
+    gpus: tuple[Gpu, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for the passport."""
+        return asdict(self)
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """GPUs of this machine by NVML, or by nvidia-smi where the library does not answer; often none."""
+    return _gpus_by_nvml() or _gpus_by_nvidia_smi()
+
+
+def _gpus_by_nvml() -> tuple[Gpu, ...]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        return tuple(_gpu_by_nvml(pynvml, index, driver) for index in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu_by_nvml(pynvml: Any, index: int, driver: str) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        capability: str | None = f"{major}.{minor}"
+    except pynvml.NVMLError:
+        capability = None
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
+    return Gpu(index, _text(pynvml.nvmlDeviceGetName(handle)), round(memory, 1), driver, capability)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+NVIDIA_SMI_FIELDS = "index,name,memory.total,driver_version,compute_cap"
+
+
+def _gpus_by_nvidia_smi() -> tuple[Gpu, ...]:
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    command = ["nvidia-smi", f"--query-gpu={NVIDIA_SMI_FIELDS}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return parse_nvidia_smi(done.stdout) if done.returncode == 0 else ()
+
+
+def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
+    """GPUs from ``nvidia-smi --query-gpu=index,name,memory.total,driver_version,compute_cap`` in CSV."""
+    found = []
+    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
+        if len(row) != 5 or not row[0].isdigit():
+            continue
+        index, name, memory, driver, capability = row
+        gib = float(memory) / 1024 if memory.replace(".", "", 1).isdigit() else 0.0
+        known = capability if capability[:1].isdigit() else None
+        found.append(Gpu(int(index), name, round(gib, 1), driver, known))
+    return tuple(found)
+
+
+def _cpu_info() -> tuple[str, int | None]:
+    """Model name and number of sockets."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor(), None
+    models = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    sockets = {line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("physical id")}
+    return (models[0] if models else platform.processor()), (len(sockets) or None)
+
+
+def _operating_system() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        return platform.system()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def this_node() -> Node:
+    """Everything about this machine."""
+    cpu, sockets = _cpu_info()
+    return Node(
+        hostname=platform.node(),
+        operating_system=_operating_system(),
+        kernel=platform.release(),
+        cpu=cpu,
+        sockets=sockets,
+        cores=cores(),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        gpus=gpus(),
+    )

@@ -1,0 +1,134 @@
+"""The run passport: everything needed to say later what exactly was run. No secrets go into it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from encore import __version__, node, paths, run_folder
+from encore.configuration import Configuration
+from encore.job import Command
+
+SCHEMA = 1
+SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def code_state() -> dict[str, Any]:
+    """Commit of the checkout, and a hash of what differs from it."""
+    commit = _git("rev-parse", "HEAD")
+    difference = _git("diff", "HEAD")
+    changed = hashlib.sha256(difference.encode()).hexdigest() if difference else None
+    return {"commit": commit.strip() if commit else None, "uncommitted_sha256": changed}
+
+
+def redact(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the values of variables that look like secrets taken out."""
+    hidden = {name: "(redacted)" for name in environment if SECRET.search(name)}
+    return {**environment, **hidden}
+
+
+def _submission_note(configuration: Configuration) -> str:
+    if configuration.get("device") == "cpu":
+        return "a CPU run: for trying the code, never a reproduction"
+    if configuration.is_submitted:
+        return (
+            f"the submitted configuration of {configuration.system.submission or configuration.system.system}"
+        )
+    return "not a submitted configuration: " + "; ".join(
+        configuration.deviations or ("a study, not a submission",)
+    )
+
+
+def describe(
+    configuration: Configuration,
+    command: Command,
+    data_set: dict[str, Any],
+    machine: node.Node,
+    seeds: list[int],
+    runtime: str,
+) -> dict[str, Any]:
+    """Content of run.json."""
+    return {
+        "schema": SCHEMA,
+        "encore": __version__,
+        "created": run_folder.utc_now(),
+        "benchmark": configuration.choice.benchmark.name,
+        "implementation": configuration.choice.implementation_name,
+        "name": configuration.choice.name,
+        "round": configuration.system.round,
+        "system": configuration.system.system,
+        "system_source": configuration.system.source,
+        "submission": _submission_note(configuration),
+        "nodes": configuration.nodes,
+        "ranks_per_node": configuration.ranks_per_node,
+        "runtime": runtime,
+        "arguments": sys.argv[1:],
+        "command": list(command.argv),
+        "environment": redact(command.environment),
+        "code": code_state(),
+        "image": None,
+        "data": data_set,
+        "seeds": seeds,
+        "configuration": {
+            name: {"value": value.value, "origin": value.origin}
+            for name, value in configuration.values.items()
+        },
+        "deviations": list(configuration.deviations),
+        "node": machine.as_json(),
+        "user_id": os.getuid(),
+    }
+
+
+def system_description(configuration: Configuration, machine: node.Node) -> dict[str, Any]:
+    """MLPerf's system description; what is not known stays empty (schema of the v0.7 repository)."""
+    gpu = machine.gpus[0] if machine.gpus and configuration.get("device") == "gpu" else None
+    return {
+        "submitter": "",
+        "division": "open",
+        "status": "research",
+        "system_name": machine.hostname,
+        "number_of_nodes": str(configuration.nodes),
+        "host_processors_per_node": str(machine.sockets or ""),
+        "host_processor_model_name": machine.cpu,
+        "host_processor_core_count": "",
+        "host_processor_vcpu_count": str(machine.cores),
+        "host_processor_frequency": "",
+        "host_processor_caches": "",
+        "host_processor_interconnect": "",
+        "host_memory_capacity": f"{machine.memory_gib:g} GiB",
+        "host_storage_type": "",
+        "host_storage_capacity": "",
+        "host_networking": "",
+        "host_networking_topology": "",
+        "host_memory_configuration": "",
+        "accelerators_per_node": str(configuration.ranks_per_node if gpu else 0),
+        "accelerator_model_name": gpu.name if gpu else "",
+        "accelerator_host_interconnect": "",
+        "accelerator_frequency": "",
+        "accelerator_on-chip_memories": "",
+        "accelerator_memory_configuration": "",
+        "accelerator_memory_capacity": f"{gpu.memory_gib:g} GiB" if gpu else "",
+        "accelerator_interconnect": "",
+        "accelerator_interconnect_topology": "",
+        "cooling": "",
+        "hw_notes": "",
+        "framework": configuration.choice.implementation.framework,
+        "other_software_stack": {"cuda_driver_version": gpu.driver} if gpu else {},
+        "operating_system": machine.operating_system,
+        "sw_notes": "",
+    }

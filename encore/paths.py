@@ -1,0 +1,28 @@
+"""Where things lie: the project, the user's cache (XDG), data and results."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+"""Root of the checkout: benchmarks/, containers/ and requirements/ lie below it."""
+
+BENCHMARKS = ROOT / "benchmarks"
+REQUIREMENTS = ROOT / "requirements"
+
+
+def cache_folder() -> Path:
+    """Folder of what can be made again: ``$XDG_CACHE_HOME/encore``, else ``~/.cache/encore``."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "encore"
+
+
+def default_data(benchmark: str) -> Path:
+    """Where a benchmark's data set is looked for when ``--data`` is not given."""
+    return ROOT / "data" / benchmark
+
+
+def default_results() -> Path:
+    """Where run folders are made when ``--results`` is not given."""
+    return ROOT / "results"

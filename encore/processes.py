@@ -1,0 +1,84 @@
+"""The processes of a job on this machine: find its ranks, signal them, leave none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Last sign of life of a rank."""
+
+    rank: int
+    pid: int
+    host: str
+    step: int
+    time: float
+
+
+def heartbeats(folder: Path) -> list[Heartbeat]:
+    """Signs of life in a job's ``heartbeat`` folder, in order of rank."""
+    found = []
+    for path in folder.glob("rank_*"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, host, step, when = path.read_text(encoding="ascii").split()
+            found.append(Heartbeat(int(path.name[5:]), int(pid), host, int(step), float(when)))
+    return sorted(found, key=lambda beat: beat.rank)
+
+
+def signal_ranks(folder: Path, number: signal.Signals) -> int:
+    """Send a signal to every rank on this machine that has shown a sign of life; returns how many."""
+    sent = 0
+    for beat in heartbeats(folder):
+        if beat.host == platform.node():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(beat.pid, number)
+                sent += 1
+    return sent
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants."""
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def end(processes: list[psutil.Process], grace_seconds: float) -> None:
+    """SIGTERM, wait, SIGKILL: afterwards none of ``processes`` is left."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=grace_seconds)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5)
+
+
+def rank_processes(folder: Path) -> list[psutil.Process]:
+    """Ranks of this machine that still run, found by their signs of life."""
+    alive = []
+    for beat in heartbeats(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(beat.pid)
+            # The number may belong to another process by now.
+            if beat.host == platform.node() and process.create_time() <= beat.time + 1:
+                alive.append(process)
+    return alive
+
+
+def dump_stacks(folder: Path) -> None:
+    """Ask the ranks for the stacks of their threads; they write them to their standard error."""
+    signal_ranks(folder, signal.SIGUSR1)
+    time.sleep(1.0)

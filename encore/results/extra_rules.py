@@ -1,0 +1,134 @@
+"""Rules of v0.6 and later that mlperf-logging's checker does not look at."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from encore.results.findings import Finding
+from encore.results.reader import Event
+from encore.results.rules import data_size
+from encore.results.run_log import Reason, RunLog
+
+_RULES = "training_rules.adoc"
+_RESNET_EVAL_EPOCHS = 4
+
+
+def small_data_findings(run: RunLog) -> list[Finding]:
+    """Sample counts below the real data set's; the official checker asks only that there is one."""
+    size = data_size(run.benchmark)
+    if size is None:
+        return []
+    counts = (
+        ("train_samples", run.train_samples, size.train),
+        ("eval_samples", run.eval_samples, size.evaluate),
+    )
+    return [
+        Finding(
+            line=None,
+            rule=f"{_RULES}, data set: the benchmark's own, complete ({size.source})",
+            expected=f"{name} of at least {wanted}",
+            found=f"{logged:.0f}",
+            remedy="a run on a small data set tries the code out; for a result, prepare the real data set",
+            kind="small_data",
+        )
+        for name, logged, wanted in counts
+        if logged is not None and wanted is not None and logged < wanted
+    ]
+
+
+def extra_findings(events: Sequence[Event], run: RunLog) -> list[Finding]:
+    """Findings of our own rules."""
+    return [*_outcome(run), *_cache(events), *_seed(run), *_resnet_schedule(run), *_order(events)]
+
+
+def _outcome(run: RunLog) -> Iterator[Finding]:
+    """0.6.0 has no quality target, and no ruleset asks from 0.7.0 on that run_stop says success."""
+    if run.reason is Reason.ABORTED:
+        yield Finding(
+            line=None,
+            rule=f"{_RULES}, quality target: the run must reach it",
+            expected="run_stop with status success",
+            found=run.explanation,
+            remedy="train until the target is reached; a run that stops before it has no time",
+        )
+    if run.reason is Reason.TARGET_MISSED and run.round == "v0.6":
+        yield Finding(
+            line=run.quality[-1].line,
+            rule=f"{_RULES}, quality target of v0.6 (not in the 0.6.0 rule files)",
+            expected=", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets),
+            found=run.explanation,
+            remedy="train until the target is reached",
+        )
+
+
+def _cache(events: Sequence[Event]) -> Iterator[Finding]:
+    """The checker takes any cache_clear, anywhere; the rule asks for a flush before the run."""
+    clears = [event for event in events if event.key == "cache_clear"]
+    start = next((event for event in events if event.key == "run_start"), None)
+    rule = f"{_RULES}, caches: flush them or reboot before each run"
+    if clears and not any(event.value is True or event.value in ("true", "True", 1) for event in clears):
+        yield Finding(
+            line=clears[0].line,
+            rule=rule,
+            expected="cache_clear true",
+            found=f"cache_clear {clears[0].value!r}",
+            remedy="let the launcher drop the page cache (needs root), then log cache_clear true",
+            severity="warning",
+        )
+    if clears and start and all(event.line > start.line for event in clears):
+        yield Finding(
+            line=clears[0].line,
+            rule=rule,
+            expected="cache_clear before run_start",
+            found=f"run_start in line {start.line}, cache_clear in line {clears[0].line}",
+            remedy="drop the cache before the program starts",
+            severity="warning",
+        )
+
+
+def _seed(run: RunLog) -> Iterator[Finding]:
+    if not run.seeds and run.benchmark != "minigo":
+        yield Finding(
+            line=None,
+            rule=f"{_RULES}, random numbers: seeds from the clock or /dev/urandom, and logged",
+            expected="a seed event",
+            found="none",
+            remedy="log seed once, from rank 0",
+            severity="warning",
+        )
+
+
+def _resnet_schedule(run: RunLog) -> Iterator[Finding]:
+    if run.benchmark != "resnet" or run.round not in ("v0.6", "v0.7"):
+        return
+    epochs = [point.epoch for point in run.quality if point.epoch is not None]
+    for earlier, later in itertools.pairwise(epochs):
+        if later - earlier > _RESNET_EVAL_EPOCHS:
+            yield Finding(
+                line=next(point.line for point in run.quality if point.epoch == later),
+                rule=f"{_RULES}, ResNet: evaluation every 4 epochs, offset 0 to 3",
+                expected=f"an evaluation by epoch {earlier + _RESNET_EVAL_EPOCHS:g}",
+                found=f"none between epoch {earlier:g} and {later:g}",
+                remedy="evaluate every 4 epochs",
+                severity="warning",
+            )
+            return
+
+
+def _order(events: Sequence[Event]) -> Iterator[Finding]:
+    """run_start must not be older than init_stop, nor run_stop than run_start, by their own times."""
+    first: dict[str, Event] = {}
+    for event in events:
+        first.setdefault(event.key, event)
+    for before, after in (("init_start", "init_stop"), ("init_stop", "run_start"), ("run_start", "run_stop")):
+        one, two = first.get(before), first.get(after)
+        if one and two and one.time_s and two.time_s and two.time_s < one.time_s:
+            yield Finding(
+                line=two.line,
+                rule=f"{_RULES}, timing: {before} comes before {after}",
+                expected=f"a time not before that of {before} in line {one.line}",
+                found=f"{one.time_s - two.time_s:.3f} s earlier",
+                remedy="take both times on the same node, from the same clock",
+                severity="warning",
+            )

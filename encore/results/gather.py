@@ -1,0 +1,261 @@
+"""Collects from the events of one log what the summary needs, in bounded memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from encore.results.reader import Event, number_of, read_events
+from encore.results.rounds import ROUND_KEYS, RoundEvidence
+from encore.results.rules import canonical
+
+_LIMIT = 4096
+_TEXT_LIMIT = 400
+_VALUES = 16
+_PHASES = frozenset(
+    {f"{name}_{edge}" for name in ("init", "run", "epoch", "block", "eval") for edge in ("start", "stop")}
+    | {"train_epoch"}
+)
+_TORN_KEY = re.compile(r'"key":\s*"(\w+)"|:::MLL [\d.]+ (\w+):|:::MLPv\S+ \S+ [\d.]+ \(.*?:\d+\) (\w+)')
+_BOX_AND_MASK = ("BBOX", "SEGM")
+_NAMING_DIALECTS = frozenset({"v0.5", "mlperf"})
+_DECIDING = frozenset({"run_start", "run_stop", "eval_result"})
+_NO_HYPERPARAMETER = re.compile(
+    r"submission_|(?:init|run|epoch|block|eval|train)_(?:start|stop|epoch|loop|final|iteration)|eval_accuracy"
+    r"|eval_iteration|eval_result|cache_clear|run_clear_caches|model_hp_|tracked_stats|save_model|train_checkpoint"
+    r"|throughput|power_|step_|actual_selfplay"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One boundary in a run: ``name`` is the event's key, such as ``epoch_start``."""
+
+    name: str
+    time_s: float
+    epoch: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """One evaluation: values by name ("value"; "BBOX" and "SEGM" for Mask R-CNN)."""
+
+    epoch: float | None
+    samples: float | None
+    time_s: float | None
+    line: int
+    values: Mapping[str, float]
+
+
+@dataclass
+class Gathered:
+    """Everything of one log that decides its time, and what comparisons need beside it."""
+
+    evidence: RoundEvidence = field(default_factory=RoundEvidence)
+    events: int = 0
+    starts: list[tuple[int, float]] = field(default_factory=list)
+    stops: list[tuple[int, float]] = field(default_factory=list)
+    timeless: bool = False
+    restarted: int | None = None
+    status: str | None = None
+    eval_result_s: float | None = None
+    quality: list[Quality] = field(default_factory=list)
+    benchmarks: set[str] = field(default_factory=set)
+    division: str | None = None
+    org: str | None = None
+    platform: str | None = None
+    seeds: list[int] = field(default_factory=list)
+    global_batch: float | None = None
+    train_samples: float | None = None
+    eval_samples: float | None = None
+    hyperparameters: dict[str, object] = field(default_factory=dict)
+    phases: list[Phase] = field(default_factory=list)
+    first_init_s: float | None = None
+    init_seconds: float | None = None
+    latest_s: float | None = None
+    torn: list[tuple[int, str]] = field(default_factory=list)
+    last_torn: tuple[int, str] | None = None
+    harmless_torn: int = 0
+
+    def tear(self, line: int, text: str) -> None:
+        """Note a torn event: does it spoil the log?
+
+        It does where it is the start or the end of the run, or may be the start. Any other can only take an
+        evaluation away, and what is left of those must reach the target by itself.
+        """
+        self.last_torn = (line, text[:_TEXT_LIMIT])
+        match = _TORN_KEY.search(text)
+        key = next((group for group in match.groups() if group), "") if match else ""
+        if key not in _DECIDING and (key or self.starts):
+            self.harmless_torn += 1
+        elif len(self.torn) < _LIMIT:
+            self.torn.append((line, text[:_TEXT_LIMIT]))
+
+
+def gather(path: Path) -> Gathered:
+    """Read the log at ``path`` once."""
+    found = Gathered()
+    for event in read_events(path, found.tear):
+        found.events += 1
+        found.evidence.dialects.add(event.dialect)
+        if event.dialect in _NAMING_DIALECTS or event.key == "submission_benchmark":
+            _note_benchmark(found, event)
+        handler = _HANDLERS.get(event.key)
+        if handler:
+            handler(found, event)
+        elif len(found.hyperparameters) < _LIMIT and not _NO_HYPERPARAMETER.match(event.key):
+            _note_hyperparameter(found, event)
+        if event.key in _PHASES and event.time_s is not None:
+            _note_phase(found, event, event.time_s)
+        if event.key in ROUND_KEYS:
+            found.evidence.keys.add(event.key)
+    found.evidence.division = found.division
+    found.evidence.start_s = found.starts[0][1] if found.starts else None
+    return found
+
+
+def _note_benchmark(found: Gathered, event: Event) -> None:
+    name = event.value if event.key == "submission_benchmark" else event.metadata.get("benchmark")
+    benchmark = canonical(name) if isinstance(name, str) else None
+    if benchmark:
+        found.benchmarks.add(benchmark)
+        found.evidence.benchmark = found.evidence.benchmark or benchmark
+
+
+def _start(found: Gathered, event: Event) -> None:
+    if event.time_s is None:
+        return
+    if found.stops and event.time_s > found.stops[0][1]:
+        found.restarted = found.restarted or event.line
+    elif len(found.starts) < _LIMIT:
+        found.starts.append((event.line, event.time_s))
+
+
+def _stop(found: Gathered, event: Event) -> None:
+    status = event.metadata.get("status")
+    if status is None and isinstance(event.value, dict):
+        success = str(event.value.get("success", "")).lower()
+        status = {"true": "success", "false": "aborted"}.get(success)
+    if found.status is None and status is not None:
+        found.status = str(status)[:_TEXT_LIMIT].lower()
+    elif status is not None and str(status).lower() != found.status:
+        # Two processes that disagree on the outcome: the worse one holds.
+        found.status = "aborted" if "success" in (found.status, str(status).lower()) else found.status
+    if event.time_s is not None and len(found.stops) < _LIMIT:
+        found.stops.append((event.line, event.time_s))
+
+
+def _eval_accuracy(found: Gathered, event: Event) -> None:
+    metadata, value = event.metadata, event.value
+    if isinstance(value, dict) and event.dialect in ("v0.5", "mlperf"):
+        metadata = value
+    point = Quality(
+        epoch=number_of(metadata.get("epoch_num", metadata.get("epoch"))),
+        samples=number_of(metadata.get("samples_count")),
+        time_s=event.time_s,
+        line=event.line,
+        values=_values(value, str(metadata.get("metric") or "value")),
+    )
+    repeated = any(point.epoch == old.epoch and point.values == old.values for old in found.quality[-8:])
+    if point.values and not repeated and len(found.quality) < _LIMIT:
+        found.quality.append(point)
+
+
+def _values(value: object, name: str) -> dict[str, float]:
+    """Numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or lie deeper, under "accuracy"."""
+    if isinstance(value, list) and len(value) == len(_BOX_AND_MASK):
+        value = dict(zip(_BOX_AND_MASK, value, strict=True))
+    if isinstance(value, dict):
+        inner = value.get("accuracy", value.get("value", value))
+        if isinstance(inner, dict):
+            few = [(key, each) for key, each in inner.items() if key != "epoch"][:_VALUES]
+            numbers = {str(key)[:_TEXT_LIMIT]: number_of(each) for key, each in few}
+            return {key: number for key, number in numbers.items() if number is not None}
+        value = inner
+    number = number_of(value)
+    return {} if number is None else {name[:_TEXT_LIMIT]: number}
+
+
+def _eval_result(found: Gathered, event: Event) -> None:
+    seconds = number_of(event.metadata.get("timestamp"))
+    if event.dialect == "mll" and seconds is not None and seconds > 0 and found.eval_result_s is None:
+        found.eval_result_s = seconds
+        found.status = found.status or "success"
+
+
+def _init_start(found: Gathered, event: Event) -> None:
+    if found.first_init_s is None:
+        found.first_init_s = event.time_s
+
+
+def _init_stop(found: Gathered, event: Event) -> None:
+    if found.init_seconds is None and event.time_s is not None and found.first_init_s is not None:
+        found.init_seconds = event.time_s - found.first_init_s
+
+
+def _seed(found: Gathered, event: Event) -> None:
+    seed = number_of(event.value)
+    if seed is not None and seed == int(seed) and int(seed) not in found.seeds and len(found.seeds) < _LIMIT:
+        found.seeds.append(int(seed))
+
+
+def _text(name: str) -> Callable[[Gathered, Event], None]:
+    def note(found: Gathered, event: Event) -> None:
+        if event.value is not None and getattr(found, name) is None:
+            setattr(found, name, str(event.value)[:_TEXT_LIMIT])
+
+    return note
+
+
+def _figure(name: str) -> Callable[[Gathered, Event], None]:
+    def note(found: Gathered, event: Event) -> None:
+        if getattr(found, name) is None:
+            setattr(found, name, number_of(event.value))
+        _note_hyperparameter(found, event)
+
+    return note
+
+
+def _note_hyperparameter(found: Gathered, event: Event) -> None:
+    value = event.value
+    if value is None or event.key in found.hyperparameters:
+        return
+    if isinstance(value, str):
+        value = value[:_TEXT_LIMIT]
+    elif isinstance(value, list | dict) and len(str(value)) > _TEXT_LIMIT:
+        return
+    found.hyperparameters[event.key[:_TEXT_LIMIT]] = value
+
+
+def _note_phase(found: Gathered, event: Event, seconds: float) -> None:
+    epoch = number_of(event.metadata.get("epoch_num", event.metadata.get("first_epoch_num")))
+    if epoch is None and event.dialect == "v0.5" and not isinstance(event.value, dict):
+        epoch = number_of(event.value)
+    last = found.phases[-1] if found.phases else None
+    # One per boundary, not one per rank.
+    if len(found.phases) < _LIMIT and not (last and (last.name, last.epoch) == (event.key, epoch)):
+        found.phases.append(Phase(event.key, seconds, epoch))
+    if not event.key.startswith(("run", "init")):
+        found.latest_s = max(found.latest_s or seconds, seconds)
+
+
+_HANDLERS: dict[str, Callable[[Gathered, Event], None]] = {
+    "run_start": _start,
+    "run_stop": _stop,
+    "eval_accuracy": _eval_accuracy,
+    "eval_result": _eval_result,
+    "init_start": _init_start,
+    "init_stop": _init_stop,
+    "seed": _seed,
+    "run_set_random_seed": _seed,
+    "submission_division": _text("division"),
+    "submission_org": _text("org"),
+    "submission_platform": _text("platform"),
+    "global_batch_size": _figure("global_batch"),
+    "train_samples": _figure("train_samples"),
+    "preproc_num_train_examples": _figure("train_samples"),
+    "eval_samples": _figure("eval_samples"),
+    "preproc_num_eval_examples": _figure("eval_samples"),
+}

@@ -1,0 +1,320 @@
+"""Reads MLPerf logs of every round: one streaming parser for all dialects.
+
+    from encore.results.reader import read_events
+    for event in read_events("result_0.txt"):
+        print(event.line, event.key, event.value)
+
+The dialects, as they occur in the public result repositories:
+
+* ``v0.5``   ``:::MLPv0.5.0 resnet 1541720386.7186 (fit.py:49) run_stop: {"success": true}``
+* ``mll``    ``:::MLL 1560881731.835 run_start: {"value": null, "metadata": {...}}`` (v0.6)
+* ``mllog``  ``:::MLLOG {"time_ms": 1592669288183, "key": "run_start", ...}`` (v0.7 and later)
+* ``mlperf`` ``MLPerf: resnet [06/13/19 00:30:56], run_start`` (one submitter of v0.6)
+"""
+
+from __future__ import annotations
+
+import calendar
+import gzip
+import json
+import math
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Literal, Protocol
+
+Dialect = Literal["v0.5", "mll", "mllog", "mlperf"]
+OnDamage = Callable[[int, str], None]
+"""Called with the line number and the text of a line that has an event's mark but is no event."""
+
+MAX_LINE = 1 << 20
+"""Longest line read as a whole; what follows in such a line is skipped, so memory stays constant."""
+_CHUNK = 1 << 18
+_TOLD = 1000
+_SURE = 1 << 53
+_TORN = 8
+_GZIP_MAGIC = b"\x1f\x8b"
+_MARKS = (b":::ML", b"MLPerf:")
+_PLAIN = b":::MLLOG {"
+_TOKEN = re.compile(r":::ML(?:Pv(?P<version>\d[\d.]*)|LOG|L)(?=[\s{])|(?<![A-Za-z0-9_])MLPerf:(?=\s)")
+_V05 = re.compile(
+    r"\s+(?P<benchmark>\S+)\s+(?P<time>[\d.]+)\s+\((?P<file>.*?):(?P<lineno>\d+)\)\s+(?P<key>\w+)(?P<rest>.*)",
+    re.DOTALL,
+)
+_MLL = re.compile(r"\s+(?P<time>[\d.]+)\s+(?P<key>\w+)\s*:\s*")
+_PERCENT = re.compile(r"\b(\d{1,3}(?:\.\d{1,9})?)%")
+_MLPERF = re.compile(
+    r"\s+(?P<benchmark>\w+)\s+\[(?P<time>\d\d/\d\d/\d\d \d\d:\d\d:\d\d)\],\s*(?P<key>\w+)(?P<rest>.*)",
+    re.DOTALL,
+)
+
+
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+_decode_json = json.JSONDecoder().raw_decode
+_NO_METADATA: Mapping[str, object] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a log. ``time_s`` is in seconds since the epoch the log itself uses.
+
+    In ``v0.5`` and ``mlperf`` the benchmark's name stands in every line: it is ``metadata["benchmark"]``.
+    """
+
+    time_s: float | None
+    key: str
+    value: object
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    line: int = 0
+    dialect: Dialect = "mllog"
+    namespace: str = ""
+
+
+def read_events(path: str | PathLike[str], on_damage: OnDamage | None = None) -> Iterator[Event]:
+    """Yield the events of the log at ``path`` in file order, whatever else is in the file.
+
+    Foreign text, broken UTF-8, NUL bytes and lines without end are passed over; only the file system's own
+    errors (``OSError``) are raised. A torn event is told to ``on_damage`` and never yielded in part.
+    """
+    tell = on_damage or _ignore
+    with Path(path).open("rb") as raw:
+        compressed = raw.read(2) == _GZIP_MAGIC
+        raw.seek(0)
+        stream: _Readable = gzip.GzipFile(fileobj=raw) if compressed else raw
+        for number, line in _marked_lines(stream, tell):
+            if line.startswith(_PLAIN):
+                event = _parse_plain(line, number)
+                if event is not None:
+                    yield event
+                    continue
+            yield from parse_line(line.decode("utf-8", "replace"), number, tell)
+
+
+def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) -> Iterator[Event]:
+    """Yield the events of one line of text: none, one, or several written by processes at the same time."""
+    tell = on_damage or _ignore
+    match = _TOKEN.search(text)
+    if match is None and ":::ML" in text:
+        tell(number, text[:_TOLD])
+    torn = 0
+    while match is not None:
+        following = _TOKEN.search(text, match.end())
+        event, end = _parse_event(text, match, following.start() if following else len(text), number)
+        if event is not None:
+            yield event
+        elif text.startswith(":::", match.start()):
+            torn += 1
+            tell(number, text[match.start() : end][:_TOLD])
+            if torn == _TORN and following:
+                yield from _parse_pieces(text[end:], number, tell)
+                return
+        # An event's own text may hold a mark (an echoed command): go on after the event, not inside it.
+        match = _TOKEN.search(text, end)
+
+
+def _parse_plain(line: bytes, number: int) -> Event | None:
+    """The event of a line that is one event and nothing else, as nearly all are; None for any other line."""
+    try:
+        text = line.decode()
+        record, end = _decode_json(text, len(_PLAIN) - 1)
+    except (ValueError, RecursionError):
+        return None
+    return _mllog_event(record, number) if len(text) - end <= 1 else None
+
+
+def _parse_pieces(text: str, number: int, tell: OnDamage) -> Iterator[Event]:
+    """The rest of a line with many torn events, each cut at the next mark: linear in the line's length."""
+    starts = [match.start() for match in _TOKEN.finditer(text)]
+    for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
+        yield from parse_line(text[start:stop], number, tell)
+
+
+def _ignore(line: int, text: str) -> None:
+    pass
+
+
+def _marked_lines(stream: _Readable, tell: OnDamage) -> Iterator[tuple[int, bytes]]:
+    """Number and bytes of each line with a mark in it; the other lines are counted and never copied."""
+    number = 1
+    tail = b""
+    skipping = False
+    marks: Sequence[bytes] = _MARKS
+    for chunk in _chunks(stream, tell):
+        if skipping:
+            newline = chunk.find(b"\n")
+            if newline < 0:
+                continue
+            chunk, skipping, number = chunk[newline + 1 :], False, number + 1
+        block = tail + chunk if tail else chunk
+        end = block.rfind(b"\n") + 1
+        yield from _search(block, end, number, marks)
+        number += block.count(b"\n", 0, end)
+        if len(marks) > 1 and block.find(_MARKS[0], 0, end) >= 0:
+            # No log has both marks, and looking for the second one takes as long as for the first.
+            marks = _MARKS[:1]
+        tail = block[end:]
+        if len(tail) > MAX_LINE:
+            yield from _search(tail, MAX_LINE, number, marks)
+            tail, skipping = b"", True
+    yield from _search(tail, len(tail), number, marks)
+
+
+def _search(block: bytes, end: int, number: int, marks: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Number and bytes of each line before ``end`` that holds one of the marks."""
+    if len(marks) > 1 and all(block.find(mark, 0, end) >= 0 for mark in marks):
+        for offset, line in enumerate(block[:end].split(b"\n")):
+            if any(mark in line for mark in marks):
+                yield number + offset, line
+        return
+    mark = next((each for each in marks if block.find(each, 0, end) >= 0), marks[0])
+    counted = 0
+    at = block.find(mark, 0, end)
+    while at >= 0:
+        start = block.rfind(b"\n", 0, at) + 1
+        stop = block.find(b"\n", at, end)
+        stop = end if stop < 0 else stop
+        number += block.count(b"\n", counted, start)
+        counted = start
+        yield number, block[start:stop]
+        at = block.find(mark, stop, end)
+
+
+def _chunks(stream: _Readable, tell: OnDamage) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = stream.read(_CHUNK)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            tell(0, f":::ML the compressed file is damaged: {error}")
+            return
+        if not chunk:
+            return
+        yield chunk
+
+
+def _parse_event(text: str, token: re.Match[str], limit: int, number: int) -> tuple[Event | None, int]:
+    """The event that starts at ``token``, and where the text after it begins."""
+    mark = token.group()
+    if mark == ":::MLLOG":
+        return _parse_mllog(text, token.end(), limit, number)
+    if mark == ":::MLL":
+        return _parse_mll(text, token.end(), limit, number)
+    if mark == "MLPerf:":
+        return _parse_mlperf(text[token.end() : limit], number), limit
+    return _parse_v05(text[token.end() : limit], number), limit
+
+
+def _parse_mllog(text: str, start: int, limit: int, number: int) -> tuple[Event | None, int]:
+    record, end = _json_at(text, start)
+    event = _mllog_event(record, number)
+    return (event, end) if event is not None else (None, limit)
+
+
+def _mllog_event(record: object, number: int) -> Event | None:
+    if not isinstance(record, dict):
+        return None
+    key, metadata, namespace = record.get("key"), record.get("metadata"), record.get("namespace")
+    if not isinstance(key, str):
+        return None
+    if not isinstance(metadata, dict):
+        metadata = _NO_METADATA
+    namespace = namespace[:80] if isinstance(namespace, str) else ""
+    return Event(_time_of(record), key, record.get("value"), metadata, number, "mllog", namespace)
+
+
+def _parse_mll(text: str, start: int, limit: int, number: int) -> tuple[Event | None, int]:
+    head = _MLL.match(text, start)
+    if head is None:
+        return None, limit
+    record, end = _json_at(text, head.end())
+    if record is None and "{'" in text[head.end() : limit]:
+        # One submitter of v0.6 printed the metadata as a Python dictionary.
+        record, end = _json_at(text[: head.end()] + text[head.end() : limit].replace("'", '"'), head.end())
+    seconds = _number(head["time"])
+    if not isinstance(record, dict) or seconds is None:
+        return None, limit
+    metadata = record.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else _NO_METADATA
+    return Event(seconds, head["key"], record.get("value"), metadata, number, "mll"), end
+
+
+def _parse_v05(body: str, number: int) -> Event | None:
+    match = _V05.match(body)
+    seconds = _number(match["time"]) if match else None
+    if match is None or seconds is None:
+        return None
+    rest = match["rest"].strip()
+    if rest and not rest.startswith(":"):
+        return None
+    metadata = {"benchmark": match["benchmark"], "file": match["file"], "lineno": _lineno(match["lineno"])}
+    return Event(seconds, match["key"], _bare_or_json(rest[1:]), metadata, number, "v0.5")
+
+
+def _parse_mlperf(body: str, number: int) -> Event | None:
+    match = _MLPERF.match(body)
+    if match is None:
+        return None
+    try:
+        seconds = float(calendar.timegm(time.strptime(match["time"], "%m/%d/%y %H:%M:%S")))
+    except ValueError:
+        return None
+    plain = _PERCENT.sub(lambda found: repr(float(found[1]) / 100), match["rest"])
+    value = _bare_or_json(plain.strip().lstrip(":=,"))
+    return Event(seconds, match["key"], value, {"benchmark": match["benchmark"]}, number, "mlperf")
+
+
+def _json_at(text: str, start: int) -> tuple[object, int]:
+    """The JSON value at ``start``, or None where there is none. RecursionError: thousands of brackets."""
+    while start < len(text) and text[start] in " \t":
+        start += 1
+    try:
+        return _decode_json(text, start)
+    except (ValueError, RecursionError):
+        return None, start
+
+
+def _bare_or_json(text: str) -> object:
+    """A v0.5 value: JSON where it is JSON, else the text itself, None where there is none."""
+    text = text.strip()
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _time_of(record: Mapping[str, object]) -> float | None:
+    """Seconds. Some logs have ``time_s: 0.0`` in place of ``time_ms``: no time at all."""
+    milliseconds = record.get("time_ms")
+    if type(milliseconds) is int and abs(milliseconds) < _SURE:
+        return milliseconds / 1000
+    milliseconds = _number(milliseconds)
+    if milliseconds is not None:
+        return milliseconds / 1000
+    return _number(record.get("time_s")) or None
+
+
+def _number(value: object) -> float | None:
+    """A finite number, also one written as text; None for anything else (``True`` is no number)."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _lineno(digits: str) -> int | None:
+    return int(digits) if len(digits) < 10 else None
+
+
+number_of = _number
+"""Public name of the conversion: a finite number or None."""

@@ -1,0 +1,243 @@
+"""One log, summed up: what ran, how long, whether it reached its target, and why not where it did not.
+
+from encore.results.run_log import read_run
+run = read_run("result_0.txt")
+print(run.benchmark, run.minutes, run.reason, run.explanation)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from os import PathLike
+from pathlib import Path
+
+from encore.results.gather import Gathered, Phase, Quality, gather
+from encore.results.rules import BLEU_BENCHMARKS, Target, canonical, targets_of
+
+__all__ = ["Phase", "Quality", "Reason", "RunLog", "read_run"]
+
+_ROUND_NUMBER_MS = 100_000
+_FEW = 1.0
+
+
+class Reason(str, Enum):
+    """Why a log has no time."""
+
+    NO_EVENTS = "no_events"
+    NO_START = "no_run_start"
+    NO_STOP = "no_run_stop"
+    ABORTED = "aborted"
+    TARGET_MISSED = "target_missed"
+    NO_QUALITY = "no_quality"
+    CLOCK = "clock"
+    SEVERAL_RUNS = "several_runs"
+    SEVERAL_BENCHMARKS = "several_benchmarks"
+    DAMAGED = "damaged"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLog:
+    """What one log says. ``minutes`` is there exactly when the run converged and the log is whole."""
+
+    path: Path
+    round: str | None = None
+    round_found: str = ""
+    benchmark: str | None = None
+    division: str | None = None
+    org: str | None = None
+    platform: str | None = None
+    status: str | None = None
+    start_s: float | None = None
+    stop_s: float | None = None
+    elapsed_minutes: float | None = None
+    """Minutes from run_start to run_stop, whether or not the run converged."""
+    minutes: float | None = None
+    reason: Reason | None = None
+    explanation: str = ""
+    quality: tuple[Quality, ...] = ()
+    """Evaluations in file order, BLEU as 0 to 100 in every round."""
+    targets: tuple[Target, ...] = ()
+    seeds: tuple[int, ...] = ()
+    global_batch: float | None = None
+    train_samples: float | None = None
+    eval_samples: float | None = None
+    hyperparameters: Mapping[str, object] = field(default_factory=dict)
+    init_seconds: float | None = None
+    phases: tuple[Phase, ...] = ()
+    flags: tuple[str, ...] = ()
+    """What is odd about the log without taking its time away."""
+    events: int = 0
+
+    @property
+    def converged(self) -> bool:
+        """Whether the run reached its target and so has a time."""
+        return self.minutes is not None
+
+    @property
+    def epochs(self) -> float | None:
+        """Epoch of the last evaluation, in the unit of the log (BERT: samples, or 1)."""
+        known = [point.epoch for point in self.quality if point.epoch is not None]
+        return known[-1] if known else None
+
+    @property
+    def first_epoch(self) -> float | None:
+        """Epoch of the first evaluation."""
+        return next((point.epoch for point in self.quality if point.epoch is not None), None)
+
+    @property
+    def best_quality(self) -> Mapping[str, float]:
+        """The values of the last evaluation that met the targets, else of the last one."""
+        met = [point for point in self.quality if all(target.met_by(point.values) for target in self.targets)]
+        chosen = (met or list(self.quality))[-1:]
+        return chosen[0].values if chosen else {}
+
+
+def read_run(path: str | PathLike[str], round_: str | None = None) -> RunLog:
+    """Read the log at ``path``; never raises, neither on what is in it nor where it cannot be opened."""
+    path = Path(path)
+    try:
+        gathered = gather(path)
+    except OSError as error:
+        return RunLog(path=path, reason=Reason.UNREADABLE, explanation=error.strerror or type(error).__name__)
+    found, how = (round_, "as asked for") if round_ else gathered.evidence.decide(path)
+    benchmark = gathered.evidence.benchmark or canonical(path.absolute().parent.name)
+    quality = _one_unit(gathered.quality, benchmark, found)
+    open_division = gathered.division == "open"
+    known = found is not None and benchmark is not None and not open_division
+    targets = targets_of(found, benchmark, gathered.global_batch) if known and found and benchmark else ()
+    run = RunLog(
+        path=path, round=found, round_found=how, benchmark=benchmark, quality=quality, targets=targets
+    )
+    return _timed(_described(run, gathered), gathered)
+
+
+def _timed(run: RunLog, gathered: Gathered) -> RunLog:
+    start, stop, elapsed = _clock(gathered)
+    reason, explanation = _judge(gathered, run.quality, run.targets, elapsed)
+    return replace(
+        run,
+        status=gathered.status,
+        start_s=start,
+        stop_s=stop,
+        elapsed_minutes=elapsed,
+        minutes=elapsed if reason is None else None,
+        reason=reason,
+        explanation=explanation,
+        flags=tuple(_flags(gathered, start, stop)),
+    )
+
+
+def _described(run: RunLog, gathered: Gathered) -> RunLog:
+    return replace(
+        run,
+        division=gathered.division,
+        org=gathered.org,
+        platform=gathered.platform,
+        seeds=tuple(gathered.seeds),
+        global_batch=gathered.global_batch,
+        train_samples=gathered.train_samples,
+        eval_samples=gathered.eval_samples,
+        hyperparameters=gathered.hyperparameters,
+        init_seconds=gathered.init_seconds,
+        phases=tuple(gathered.phases),
+        events=gathered.events,
+    )
+
+
+def _clock(gathered: Gathered) -> tuple[float | None, float | None, float | None]:
+    start = gathered.starts[0][1] if gathered.starts else None
+    stop = gathered.stops[0][1] if gathered.stops else None
+    if start is not None and gathered.eval_result_s is not None:
+        # Minigo of v0.6 is evaluated off the clock: eval_result holds the seconds to the checkpoint that won,
+        # and there is no run_stop, or one that was written after the evaluation.
+        stop = start + gathered.eval_result_s
+        return start, stop, gathered.eval_result_s / 60
+    elapsed = (stop - start) / 60 if start is not None and stop is not None else None
+    return start, stop, elapsed
+
+
+def _judge(
+    gathered: Gathered, quality: tuple[Quality, ...], targets: tuple[Target, ...], elapsed: float | None
+) -> tuple[Reason | None, str]:
+    """Why the log has no time, in the order in which a reader would ask."""
+    if gathered.events == 0:
+        return Reason.NO_EVENTS, "no MLPerf event (:::MLLOG, :::MLL, :::MLPv0.5.0 or MLPerf:) in the file"
+    if gathered.torn:
+        line, text = gathered.torn[0]
+        return Reason.DAMAGED, f"line {line} holds a torn event: {text[:80].strip()}"
+    if len(gathered.benchmarks) > 1:
+        return Reason.SEVERAL_BENCHMARKS, f"events of {', '.join(sorted(gathered.benchmarks))} in one file"
+    if not gathered.starts:
+        return Reason.NO_START, "no run_start event"
+    if not gathered.stops and gathered.eval_result_s is None:
+        if gathered.last_torn:
+            line, text = gathered.last_torn
+            return Reason.DAMAGED, f"no run_stop event, and line {line} is torn: {text[:80].strip()}"
+        return Reason.NO_STOP, "no run_stop event: the run ended early, or the log is cut off"
+    if gathered.restarted is not None:
+        return Reason.SEVERAL_RUNS, f"line {gathered.restarted} starts a second run after the first one's end"
+    if elapsed is None:
+        return Reason.CLOCK, "run_start or run_stop has no time"
+    if elapsed <= 0:
+        return Reason.CLOCK, f"run_stop is {-elapsed * 60:.3f} s before run_start"
+    return _judge_quality(gathered, quality, targets)
+
+
+def _judge_quality(
+    gathered: Gathered, quality: tuple[Quality, ...], targets: tuple[Target, ...]
+) -> tuple[Reason | None, str]:
+    if gathered.status is not None and gathered.status != "success":
+        return Reason.ABORTED, f"run_stop says {gathered.status!r}"
+    if not quality:
+        return Reason.NO_QUALITY, "no eval_accuracy event, so nothing shows that the target was reached"
+    reached = any(all(target.met_by(point.values) for target in targets) for point in quality)
+    if targets and not reached:
+        wanted = ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
+        last = ", ".join(f"{name} {value:.5g}" for name, value in quality[-1].values.items())
+        return Reason.TARGET_MISSED, f"target {wanted}; the last evaluation has {last or 'no number'}"
+    if gathered.status is None and not targets and gathered.eval_result_s is None:
+        return Reason.NO_QUALITY, "run_stop has no status, and the target of this log is not known"
+    return None, ""
+
+
+def _one_unit(quality: list[Quality], benchmark: str | None, round_: str | None) -> tuple[Quality, ...]:
+    """BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1."""
+    values = [value for point in quality for value in point.values.values()]
+    if benchmark not in BLEU_BENCHMARKS or not values or max(values) > _FEW:
+        return tuple(quality)
+    if round_ in ("v0.5", "v0.6") and max(values) < 0.1:
+        return tuple(quality)
+    return tuple(
+        Quality(
+            epoch=point.epoch,
+            samples=point.samples,
+            time_s=point.time_s,
+            line=point.line,
+            values={name: value * 100 for name, value in point.values.items()},
+        )
+        for point in quality
+    )
+
+
+def _flags(gathered: Gathered, start: float | None, stop: float | None) -> list[str]:
+    flags = []
+    if start is not None and start > 0 and round(start * 1000) % _ROUND_NUMBER_MS == 0:
+        flags.append(f"run_start is the round number {round(start * 1000)} ms: written by hand?")
+    distinct = {seconds for _, seconds in gathered.starts}
+    if len(distinct) > 1:
+        flags.append(
+            f"{len(gathered.starts)} run_start events with {len(distinct)} times: the first one counts"
+        )
+    if len({seconds for _, seconds in gathered.stops}) > 1:
+        flags.append(f"{len(gathered.stops)} run_stop events with different times: the first one counts")
+    if gathered.harmless_torn:
+        flags.append(f"{gathered.harmless_torn} torn events, which do not touch the time")
+    if gathered.status is None and gathered.stops:
+        flags.append("run_stop has no status: success was inferred from the evaluations")
+    latest = gathered.latest_s
+    if stop is not None and start is not None and latest is not None and latest > stop + _FEW:
+        flags.append(f"training or evaluation events up to {latest - stop:.0f} s after run_stop")
+    return flags

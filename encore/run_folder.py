@@ -1,0 +1,177 @@
+"""The run folder, which is the truth about a run: written atomically, readable by any other tool.
+
+results/20261120T101500Z-resnet-mxnet-cpu/
+    run.json            passport: what was run, with what, where
+    system.json         MLPerf system description
+    config.json         resolved configuration without the seeds
+    result_0.txt        MLPerf log of experiment 0, when it has ended
+    experiment_0/       config.json, result.txt, metrics.jsonl, telemetry.jsonl, state.json, ranks/, ...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from encore.errors import EncoreError
+
+Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
+FINISHED: tuple[Status, ...] = ("reached", "not_reached")
+
+
+@dataclass(frozen=True)
+class ExperimentState:
+    """Where one experiment stands."""
+
+    status: Status
+    reason: str = ""
+    """Why it failed or was interrupted; empty otherwise."""
+    started: str = ""
+    ended: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment of a run: a training with its own seed."""
+
+    number: int
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        """config.json with the seed."""
+        return self.folder / "config.json"
+
+    @property
+    def log(self) -> Path:
+        """MLPerf log while it is written."""
+        return self.folder / "result.txt"
+
+    @property
+    def metrics(self) -> Path:
+        """Metrics stream of rank 0."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """MLPerf log of the ended experiment."""
+        return self.folder.parent / f"result_{self.number}.txt"
+
+    def state(self) -> ExperimentState:
+        """Current state; ``prepared`` when there is none yet."""
+        path = self.folder / "state.json"
+        if not path.exists():
+            return ExperimentState("prepared")
+        return ExperimentState(**json.loads(path.read_text(encoding="utf-8")))
+
+    def set_state(self, state: ExperimentState) -> None:
+        """Replace the state."""
+        write_json(self.folder / "state.json", asdict(state))
+
+    def publish_log(self) -> None:
+        """Copy the log to the place where result files are looked for."""
+        if self.log.exists():
+            temporary = self.result.with_suffix(".writing")
+            shutil.copyfile(self.log, temporary)
+            temporary.replace(self.result)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder that exists."""
+
+    path: Path
+
+    def passport(self) -> dict[str, Any]:
+        """run.json."""
+        return read_json(self.path / "run.json")
+
+    def experiments(self) -> list[Experiment]:
+        """Experiments in order."""
+        folders = sorted(self.path.glob("experiment_*"), key=lambda f: int(f.name.rsplit("_", 1)[1]))
+        return [Experiment(int(folder.name.rsplit("_", 1)[1]), folder) for folder in folders]
+
+
+def utc_now() -> str:
+    """Now, in UTC, as ISO 8601 with seconds."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` so that a reader sees the old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.writing")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2, sort_keys=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; EncoreError if the file is missing or damaged."""
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EncoreError(
+            f"{path} cannot be read: {error}", remedy="restore it, or start a new run"
+        ) from error
+    if not isinstance(loaded, dict):
+        raise EncoreError(f"{path} holds no JSON object", remedy="restore it, or start a new run")
+    return loaded
+
+
+def create(
+    results: Path,
+    label: str,
+    passport: dict[str, Any],
+    system: dict[str, Any],
+    config: dict[str, Any],
+    seeds: list[int],
+) -> RunFolder:
+    """Make a new run folder with one experiment per seed; it appears whole or not at all."""
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    path = _free_name(results, f"{stamp}-{label}")
+    temporary = results / f".{path.name}.writing"
+    try:
+        temporary.mkdir(parents=True)
+        write_json(temporary / "system.json", system)
+        write_json(temporary / "config.json", config)
+        for number, seed in enumerate(seeds):
+            folder = temporary / f"experiment_{number}"
+            folder.mkdir()
+            write_json(folder / "config.json", {**config, "seed": seed})
+        write_json(temporary / "run.json", passport)
+        temporary.rename(path)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise EncoreError(
+            f"the run folder {path} cannot be written: {error.strerror or error}",
+            remedy="give a folder that you may write to, with free space: --results DIR",
+        ) from error
+    return RunFolder(path)
+
+
+def _free_name(results: Path, name: str) -> Path:
+    candidate = results / name
+    number = 2
+    while candidate.exists():
+        candidate = results / f"{name}-{number}"
+        number += 1
+    return candidate
+
+
+def open_run(path: Path) -> RunFolder:
+    """The run folder at ``path``; EncoreError if there is none or it is not whole."""
+    if not (path / "run.json").is_file():
+        raise EncoreError(
+            f"{path} is no run folder",
+            expected="a folder with run.json, such as results/20261120T101500Z-resnet-mxnet-cpu",
+            remedy="give the path that the run printed at its end",
+        )
+    return RunFolder(path)

@@ -1,0 +1,1 @@
+"""Runtimes: pure functions from a job to the command that this machine executes."""

@@ -1,0 +1,220 @@
+"""Run one command to its end: follow it, pass signals on, notice a rank that dies or hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from encore import processes
+from encore.follow import Progress, Tail
+from encore.job import Command
+from encore.run_folder import Experiment, Status
+from encore.telemetry import Telemetry
+
+POLL_SECONDS = 0.1
+STOP_SECONDS = 8.0
+"""Time for a checkpoint after a signal, before the ranks are killed."""
+LAST_LINES = 15
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an experiment ended."""
+
+    status: Status
+    reason: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+class Signals:
+    """While entered, SIGINT and SIGTERM set a flag instead of ending this process."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+
+
+def run(
+    command: Command,
+    experiment: Experiment,
+    signals: Signals,
+    on_progress: Callable[[Progress], None],
+    hang_seconds: float,
+) -> Outcome:
+    """Execute ``command`` for ``experiment``; returns when no process of it is left."""
+    ranks = experiment.folder / "ranks"
+    ranks.mkdir(exist_ok=True)
+    _forget_heartbeats(experiment.folder / "heartbeat")
+    tail = Tail(experiment.metrics)
+    tail.read()
+    with (ranks / "launcher.txt").open("ab") as output:
+        child = subprocess.Popen(
+            command.argv,
+            env=dict(command.environment),
+            cwd=command.working_directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # The terminal's Ctrl-C comes to us alone; we pass it on in order.
+            start_new_session=True,
+        )
+        telemetry = Telemetry(experiment.folder / "telemetry.jsonl")
+        telemetry.start()
+        try:
+            return _watch(child, experiment, tail, signals, on_progress, hang_seconds)
+        finally:
+            _leave_none(child, experiment)
+            telemetry.stop()
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    experiment: Experiment,
+    tail: Tail,
+    signals: Signals,
+    on_progress: Callable[[Progress], None],
+    hang_seconds: float,
+) -> Outcome:
+    progress = Progress()
+    watch = HangWatch(experiment.folder / "heartbeat", hang_seconds)
+    stop_at: float | None = None
+    while True:
+        ended = child.poll() is not None
+        for record in tail.read():
+            progress.add(record)
+        on_progress(progress)
+        if ended:
+            return _conclude(child.returncode, progress, experiment, signals)
+        if signals.received and stop_at is None:
+            stop_at = time.monotonic() + STOP_SECONDS
+            # Ranks that are not up yet have nothing to save.
+            if not processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM):
+                stop_at = 0.0
+        if stop_at is not None and time.monotonic() > stop_at:
+            return Outcome(
+                "interrupted", f"stopped by {signal.Signals(signals.received).name}, without a checkpoint"
+            )
+        hung = watch.check()
+        if hung:
+            processes.dump_stacks(experiment.folder / "heartbeat")
+            return Outcome("failed", hung, rank_output(experiment, watch.suspect))
+        time.sleep(POLL_SECONDS)
+
+
+def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Signals) -> Outcome:
+    if code == 0 and progress.outcome == "reached":
+        return Outcome("reached")
+    if code == 0 and progress.outcome == "not_reached":
+        return Outcome("not_reached")
+    if signals.received:
+        saved = progress.outcome == "interrupted"
+        how = "a checkpoint was written" if saved else "without a checkpoint"
+        return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, {how}")
+    if progress.outcome == "interrupted":
+        return Outcome("interrupted", "a rank was stopped by a signal; a checkpoint was written")
+    rank, how = first_failure(experiment, code)
+    lines = rank_output(experiment, rank)
+    if any("No space left on device" in line or "File too large" in line for line in lines):
+        how += ": the disk is full"
+    return Outcome("failed", f"rank {rank} {how}", lines)
+
+
+def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> None:
+    left = processes.family(child.pid) if child.poll() is None else []
+    left += processes.rank_processes(experiment.folder / "heartbeat")
+    processes.end(left, grace_seconds=1.0)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=5)
+
+
+def _forget_heartbeats(folder: Path) -> None:
+    for path in folder.glob("rank_*"):
+        path.unlink()
+
+
+class HangWatch:
+    """Finds the rank that stopped while the others wait for it."""
+
+    def __init__(self, folder: Path, hang_seconds: float) -> None:
+        self._folder = folder
+        self._hang_seconds = hang_seconds
+        self._next = time.monotonic() + 1.0
+        self.suspect = 0
+
+    def check(self) -> str:
+        """What hangs, or an empty text; looks once a second."""
+        if self._hang_seconds <= 0 or time.monotonic() < self._next:
+            return ""
+        self._next = time.monotonic() + 1.0
+        beats = processes.heartbeats(self._folder)
+        if not beats or time.time() - max(beat.time for beat in beats) < self._hang_seconds:
+            return ""
+        # All wait for the one that came least far.
+        slowest = min(beats, key=lambda beat: (beat.step, beat.time))
+        self.suspect = slowest.rank
+        silent = time.time() - max(beat.time for beat in beats)
+        return (
+            f"rank {slowest.rank} hangs: no rank made a step for {silent:.0f} s, and it came least far "
+            f"(step {slowest.step} of process {slowest.pid} on {slowest.host})"
+        )
+
+
+FAILURE = re.compile(r"Process (\d+) exit with status code (\d+)")
+"""What horovodrun prints for each rank that ends badly; the first one is the cause."""
+
+
+def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
+    """Number of the rank that failed first, and how."""
+    text = _read(experiment.folder / "ranks" / "launcher.txt")
+    match = FAILURE.search(text.rsplit("\n$ ", 1)[-1])
+    if match is None:
+        return 0, _describe_code(code)
+    return int(match.group(1)), _describe_code(int(match.group(2)))
+
+
+def _describe_code(code: int) -> str:
+    number = -code if code < 0 else code - 128
+    if number > 0 and number in {s.value for s in signal.Signals}:
+        return f"was killed by {signal.Signals(number).name}"
+    return f"failed with exit code {code}"
+
+
+def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
+    """The last lines that a rank wrote."""
+    folder = experiment.folder / "ranks"
+    # horovodrun pads the number with zeros to the width of the largest.
+    for candidate in folder.glob("rank.*"):
+        if int(candidate.name[5:]) == rank:
+            text = _read(candidate / "stdout") + _read(candidate / "stderr")
+            break
+    else:
+        text = _read(folder / "launcher.txt")
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return tuple(lines[-LAST_LINES:])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# ./setup.sh [dev]: make .venv with the host side of Encore; "dev" adds what tests and lint need.
+# A finished set-up is left alone; an interrupted one is done again.
+set -euo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+readonly root
+readonly kind=${1:-encore}
+readonly requirements="$root/requirements/$kind.txt"
+
+fail() {
+  printf 'error: %s\n  do this: %s\n' "$1" "$2" >&2
+  exit 2
+}
+
+[[ -f $requirements ]] || fail "no set-up called '$kind'" "use ./setup.sh or ./setup.sh dev"
+
+# What an environment is made from: the requirements, the project file and the place of the checkout.
+stamp() {
+  cat "$root/requirements/$1.txt" "$root/pyproject.toml" && printf '%s' "$root"
+}
+
+# "dev" holds all of "encore", so either will do for the latter.
+is_made() {
+  local made
+  for made in "$kind" dev; do
+    [[ -f $root/.venv/made-$made && $(<"$root/.venv/made-$made") == "$(stamp "$made")" ]] && return 0
+  done
+  return 1
+}
+
+if is_made; then
+  exit 0
+fi
+
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-python3}" python3.11 python3.10 python3.12 python3.13; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+python=$(find_python) || fail "no Python 3.10 or newer on PATH" "install python3.11, or name one: PYTHON=/path ./run.sh"
+readonly python
+readonly log="$root/.venv-setup.log"
+
+exec 9>"$root/.venv-setup.lock"
+if ! flock --nonblock 9; then
+  echo "another process is making .venv; waiting for it" >&2
+  flock 9
+fi
+if is_made; then
+  exit 0
+fi
+
+echo "making .venv for Encore with $python (once)" >&2
+if ! "$python" -m venv --clear "$root/.venv" >"$log" 2>&1; then
+  fail "$python cannot make a virtual environment; see $log" "apt-get install python3-venv (Debian, Ubuntu)"
+fi
+pip=("$root/.venv/bin/python" -m pip install --disable-pip-version-check --no-input)
+if ! "${pip[@]}" -r "$requirements" >>"$log" 2>&1 ||
+  ! "${pip[@]}" --no-deps --editable "$root" >>"$log" 2>&1; then
+  tail -n 3 "$log" >&2
+  if grep -q 'No space left on device' "$log"; then
+    fail "the disk is full" "free some space and run the same command again"
+  fi
+  fail "packages could not be installed; see $log" "check the network and pip's settings, then run the same command again"
+fi
+stamp "$kind" >"$root/.venv/made-$kind"

@@ -1,0 +1,108 @@
+"""Long fuzzing of the reader and the scoring, beside the short runs of the tests.
+
+    python -m tests.results.fuzz lines 1000000      # random and mutated lines
+    python -m tests.results.fuzz coverage 300       # coverage-guided, needs atheris: seconds to run
+
+``lines`` builds mutated logs, reads and judges them, until it has read that many lines. Either run ends with an
+exception where the reader raises, takes more than a second for a log, or gives a time that is not the log's.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from result_logs import mll, resnet_v05, resnet_v07
+from test_reader import check_mutant, mutate, times_of
+
+__all__ = ["times_of"]
+
+_SECONDS_PER_LOG = 1.0
+
+
+def originals() -> list[tuple[bytes, float]]:
+    """Whole logs with their minutes."""
+    start = 1_560_881_731.835
+    v06 = (
+        mll("submission_benchmark", "resnet", start)
+        + mll("run_start", None, start)
+        + mll("eval_accuracy", 0.7593, start + 6900, epoch_num=60)
+        + mll("run_stop", None, start + 6900, status="success")
+    )
+    return [
+        (resnet_v07(40.0).encode(), 40.0),
+        (resnet_v05(134.0, stop='{"success": true}').encode(), 134.0),
+        (v06.encode(), 115.0),
+        (
+            "".join(f"{rank}: {line}" for rank, line in enumerate(resnet_v07(5.0).splitlines(True))).encode(),
+            5.0,
+        ),
+    ]
+
+
+def random_line(rng: random.Random) -> bytes:
+    """A line with a mark and noise, or noise alone."""
+    mark = rng.choice([b":::MLLOG ", b":::MLL ", b":::MLPv0.5.0 ", b"MLPerf: ", b":::ML", b""])
+    body = bytes(rng.choices(b'{}[]":, 0123456789.eE-truefalsnl\\u\x00\xff(abc)', k=rng.randint(0, 80)))
+    return mark + body + b"\n"
+
+
+def judge(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
+    start = time.perf_counter()
+    check_mutant(original, mutant, minutes, path)
+    taken = time.perf_counter() - start
+    if taken > _SECONDS_PER_LOG:
+        raise AssertionError(f"{taken:.1f} s for a log of {len(mutant)} bytes")
+
+
+def fuzz_lines(count: int) -> None:
+    rng = random.Random()
+    logs = originals()
+    done = refused = 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result_0.txt"
+        while done < count:
+            original, minutes = rng.choice(logs)
+            mutant = mutate(original, rng)
+            lines = mutant.splitlines(keepends=True)
+            for _ in range(rng.randint(0, 40)):
+                lines.insert(rng.randint(0, len(lines)), random_line(rng))
+            mutant = b"".join(lines)
+            judge(original, mutant, minutes, path)
+            done += len(lines)
+            refused += 1
+    print(f"{done} lines in {refused} logs: no exception, no hang, no wrong time")
+
+
+def fuzz_coverage(seconds: int) -> None:
+    import atheris
+
+    with atheris.instrument_imports():
+        from encore.results import gather, reader, run_log
+    del gather, reader
+    folder = tempfile.mkdtemp()
+    path = Path(folder) / "result_0.txt"
+    corpus = Path(folder) / "corpus"
+    corpus.mkdir()
+    for number, (log, _) in enumerate(originals()):
+        (corpus / str(number)).write_bytes(log)
+
+    def one(data: bytes) -> None:
+        path.write_bytes(data)
+        run = run_log.read_run(path)
+        if (run.minutes is None) == (run.reason is None):
+            raise AssertionError("a log has either a time or a reason")
+
+    atheris.Setup(
+        [sys.argv[0], str(corpus), f"-max_total_time={seconds}", "-max_len=20000", "-timeout=5"], one
+    )
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    what, number = sys.argv[1], int(sys.argv[2])
+    fuzz_lines(number) if what == "lines" else fuzz_coverage(number)

@@ -1,0 +1,117 @@
+"""Published results and the figures of the studies."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from encore.cli.results import register
+from encore.errors import EncoreError
+from encore.results.published import load_figures, load_published, load_studies, select
+from encore.results.rules import ROUNDS
+
+
+def app() -> typer.Typer:
+    made = typer.Typer()
+    register(made)
+    return made
+
+
+def test_every_row_is_read() -> None:
+    results = load_published()
+    assert len(results) == 1502
+    assert {result.round for result in results} == set(ROUNDS)
+    assert all(result.runs > 0 for result in results)
+    assert sum(result.benchmark is None for result in results) == 3
+    assert sum(result.score_minutes is None for result in results) == 4
+
+
+def test_figures_that_the_submitter_published_too() -> None:
+    """Per-accelerator hours of NVIDIA's post on v0.7: single-node minutes times 8, over 60."""
+    for benchmark, framework, hours in (
+        ("resnet", "mxnet", 5.30), ("ssd", "pytorch", 1.36), ("maskrcnn", "pytorch", 10.95),
+        ("gnmt", "pytorch", 1.04), ("transformer", "pytorch", 1.05), ("bert", "pytorch", 6.53),
+        ("dlrm", "merlin_hugectr", 0.44), ("minigo", "tensorflow", 39.96),
+    ):  # fmt: skip
+        found = select(
+            load_published(), benchmark=benchmark, round_="v0.7", system=f"dgxa100_ngc20.06_{framework}"
+        )
+        assert len(found) == 1
+        assert found[0].score_minutes is not None
+        assert found[0].score_minutes * 8 / 60 == pytest.approx(hours, abs=0.006)
+
+
+def test_selection_takes_names_as_people_write_them() -> None:
+    results = load_published()
+    assert select(results, round_="0.7") == select(results, round_="v0.7")
+    assert select(results, submitter="nvidia", benchmark="mask", round_="v0.7") == select(
+        results, submitter="NVIDIA", benchmark="maskrcnn", round_="v0.7"
+    )
+    assert select(results, system="no such system") == []
+
+
+def test_systems_are_described_or_read_off_their_names() -> None:
+    by_name = {result.name: result.hardware for result in load_published()}
+    a100 = by_name["v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"]
+    assert a100.described
+    assert a100.accelerators == 8
+    assert a100.software["cuda_version"] == "11.0.167"
+    large = by_name["v0.7/NVIDIA/dgxa100_n96_ngc20.06_mxnet"]
+    assert not large.described
+    assert (large.nodes, large.accelerators, large.framework) == (96, 768, "MXNet")
+    assert by_name["v3.0/Dell/4xXE8545x4A100-SXM-80GB"].accelerators == 16
+    assert by_name["v0.6/Google/tpu-v3-1024"].accelerators == 1024
+    assert by_name["v0.5/nvidia/dgx2h_multi_ngc18.11_mxnet"].accelerators is None
+    assert by_name["v4.1/ASUSTeK/ESC_N8_E11"].nodes is None
+
+
+def test_studies_and_their_figures() -> None:
+    studies = {study.key: study for study in load_studies()}
+    figures = load_figures()
+    assert {figure.source for figure in figures} == set(studies)
+    assert all(figure.relation in ("=", "~", "<", ">", "<=", ">=") for figure in figures)
+    assert all(figure.value == float(figure.printed) for figure in figures)
+    assert studies["dell-multinode-v100"].authors == ("Rengan Xu", "Frank Han", "Nishanth Dandapanthula")
+
+
+def test_tables_1_to_7_are_whole_and_table_7_follows_from_the_others() -> None:
+    """Speed-ups are the ratios of minutes per epoch times epochs, to 2 %."""
+    figures = [figure for figure in load_figures() if figure.source == "microway-dgx1-scaling"]
+    cells = {(f.model, f.gpus, f.quantity): f.value for f in figures if f.place.startswith("table")}
+    assert len(cells) == 6 * 3 * 2 + 6 * 2
+    for model in ("resnet", "maskrcnn", "ssd", "gnmt", "transformer", "ncf"):
+        total = {
+            gpus: cells[model, gpus, "minutes_per_epoch"] * cells[model, gpus, "epochs"] for gpus in (1, 4, 8)
+        }
+        for gpus in (4, 8):
+            computed, printed = total[1] / total[gpus], cells[model, gpus, "speedup"]
+            assert computed == pytest.approx(printed, rel=0.02), (model, gpus)
+
+
+def test_command_lists_as_json_csv_and_table() -> None:
+    options = ["published", "--benchmark", "resnet", "--round", "v0.7", "--submitter", "nvidia"]
+    found = json.loads(CliRunner().invoke(app(), [*options, "--json"]).stdout)
+    assert found[0]["name"] == "v0.7/NVIDIA/dgx1_ngc20.06_mxnet"
+    assert found[0]["score_minutes"] == pytest.approx(71.278, abs=0.001)
+    rows = list(csv.DictReader(io.StringIO(CliRunner().invoke(app(), [*options, "--csv"]).stdout)))
+    assert [row["name"] for row in rows] == [result["name"] for result in found]
+    assert "Published results: 6" in CliRunner().invoke(app(), options).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        (["--benchmark", "resnett"], "resnet"),
+        (["--submitter", "nvida"], "NVIDIA"),
+        (["--round", "v9.9"], "name one of these"),
+    ],
+)
+def test_a_wrong_name_is_told_with_the_nearest(options: list[str], meant: str) -> None:
+    result = CliRunner().invoke(app(), ["published", *options])
+    assert isinstance(result.exception, EncoreError)
+    assert meant in result.exception.remedy

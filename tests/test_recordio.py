@@ -1,0 +1,157 @@
+"""RecordIO: ours against itself, against MXNet's own reader and writer, and against broken files."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.common.recordio import (
+    MAGIC_BYTES,
+    ImageHeader,
+    RecordIOError,
+    RecordReader,
+    RecordWriter,
+    TruncatedRecord,
+    WrongMagic,
+    frame,
+    pack,
+    read_index,
+    unpack,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+PAYLOADS = [
+    b"",
+    b"a",
+    b"abcd",
+    MAGIC_BYTES,
+    MAGIC_BYTES * 3,
+    b"x" + MAGIC_BYTES * 2,
+    b"1234" + MAGIC_BYTES + b"56",
+    b"12345678" + MAGIC_BYTES + MAGIC_BYTES + b"9abc" + MAGIC_BYTES,
+    bytes(range(256)) * 40,
+]
+
+# Byte strings in which the magic number stands at any alignment, and halves of it too.
+payloads = st.lists(
+    st.one_of(st.just(MAGIC_BYTES), st.just(MAGIC_BYTES[:2]), st.binary(max_size=9)), max_size=8
+).map(b"".join)
+
+
+def write(folder: Path, records: list[bytes]) -> tuple[Path, Path]:
+    rec, idx = folder / "a.rec", folder / "a.idx"
+    with RecordWriter(rec, idx) as writer:
+        for key, record in enumerate(records):
+            writer.write(key, record)
+    return rec, idx
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(payloads, max_size=5))
+def test_what_is_written_is_read_in_order_and_by_index(tmp_path_factory, records):
+    rec, idx = write(tmp_path_factory.mktemp("round"), records)
+    with RecordReader(rec) as reader:
+        assert list(reader) == records
+        assert [reader.read_at(offset) for _, offset in read_index(idx)] == records
+    assert [key for key, _ in read_index(idx)] == list(range(len(records)))
+    assert rec.stat().st_size % 4 == 0
+
+
+@given(payloads)
+def test_a_true_beginning_is_the_only_aligned_magic(payload):
+    framed = frame(payload)
+    aligned = [place for place in range(0, len(framed), 4) if framed[place : place + 4] == MAGIC_BYTES]
+    parts, place = 0, 0
+    while place < len(framed):
+        length = struct.unpack_from("<I", framed, place + 4)[0] & ((1 << 29) - 1)
+        assert aligned[parts] == place
+        parts, place = parts + 1, place + 8 + length + -length % 4
+    # A part's own length word can by no means be the magic: its flag would be 6.
+    assert parts == len(aligned)
+
+
+@given(st.one_of(st.integers(0, 1000), st.lists(st.integers(0, 99), min_size=1, max_size=5)), payloads)
+def test_the_image_header_comes_back(label, image):
+    stated = tuple(map(float, label)) if isinstance(label, list) else float(label)
+    header, rest = unpack(pack(ImageHeader(stated, 7, 9), image))
+    assert header == ImageHeader(stated, 7, 9)
+    assert rest == image
+
+
+def test_mxnet_reads_ours_and_we_read_mxnets(tmp_path, mxnet_python):
+    for number, payload in enumerate(PAYLOADS):
+        (tmp_path / f"{number}.bin").write_bytes(payload)
+    packed = [pack(ImageHeader(float(key), key), payload) for key, payload in enumerate(PAYLOADS)]
+    rec, idx = write(tmp_path, packed)
+    script = (
+        "import sys, pathlib, mxnet as mx\n"
+        f"folder, count = pathlib.Path(sys.argv[1]), {len(PAYLOADS)}\n"
+        "data = [(folder / f'{i}.bin').read_bytes() for i in range(count)]\n"
+        "ours = mx.recordio.MXIndexedRecordIO(sys.argv[2], sys.argv[3], 'r')\n"
+        "for i in range(count):\n"
+        "    header, payload = mx.recordio.unpack(ours.read_idx(i))\n"
+        "    assert (header.label, header.id, payload) == (float(i), i, data[i]), i\n"
+        "theirs = mx.recordio.MXIndexedRecordIO(str(folder / 'b.idx'), str(folder / 'b.rec'), 'w')\n"
+        "for i in range(count):\n"
+        "    theirs.write_idx(i, mx.recordio.pack(mx.recordio.IRHeader(0, float(i), i, 0), data[i]))\n"
+        "theirs.close()\n"
+    )
+    subprocess.run([mxnet_python, "-c", script, str(tmp_path), str(idx), str(rec)], check=True)
+    assert (tmp_path / "b.rec").read_bytes() == rec.read_bytes()
+    assert (tmp_path / "b.idx").read_bytes() == idx.read_bytes()
+
+
+@pytest.mark.parametrize("cut", [1, 4, 7, 11])
+def test_a_truncated_file_is_named_with_the_offset(tmp_path, cut):
+    rec, _ = write(tmp_path, [b"first", b"second!!"])
+    begin = len(frame(b"first"))
+    rec.write_bytes(rec.read_bytes()[:-cut])
+    with RecordReader(rec) as reader, pytest.raises(TruncatedRecord) as caught:
+        list(reader)
+    assert caught.value.offset == begin
+    assert str(rec) in str(caught.value)
+
+
+def test_an_offset_beyond_the_end_is_a_truncation(tmp_path):
+    rec, _ = write(tmp_path, [b"only"])
+    with RecordReader(rec) as reader, pytest.raises(TruncatedRecord):
+        reader.read_at(rec.stat().st_size)
+
+
+def test_a_wrong_magic_is_named_with_the_offset(tmp_path):
+    rec, _ = write(tmp_path, [b"first", b"second"])
+    with RecordReader(rec) as reader:
+        with pytest.raises(WrongMagic) as caught:
+            reader.read_at(4)
+        assert caught.value.offset == 4
+
+
+def test_a_split_record_whose_end_is_missing(tmp_path):
+    rec = tmp_path / "a.rec"
+    first_part = frame(b"1234" + MAGIC_BYTES + b"5678")[:12]
+    rec.write_bytes(first_part + frame(b"next"))
+    with RecordReader(rec) as reader, pytest.raises(WrongMagic, match="before the split one has ended"):
+        list(reader)
+    rec.write_bytes(first_part)
+    with RecordReader(rec) as reader, pytest.raises(TruncatedRecord):
+        list(reader)
+
+
+@pytest.mark.parametrize("line", ["1 2 3\n", "a\t5\n", "0\t-4\n", "7\t88"])
+def test_a_broken_index_line_is_named_with_the_offset(tmp_path, line):
+    idx = tmp_path / "a.idx"
+    idx.write_text("0\t0\n" + line)
+    with pytest.raises(RecordIOError) as caught:
+        list(read_index(idx))
+    assert caught.value.offset == 4
+
+
+@pytest.mark.parametrize("record", [b"short", struct.pack("<IfQQ", 9, 0.0, 0, 0) + b"1234"])
+def test_a_record_without_a_whole_header_is_refused(record):
+    with pytest.raises(ValueError, match="header"):
+        unpack(record)
