@@ -1,4 +1,4 @@
-"""Build images: a benchmark's on its base, the CPU stand-ins of the bases, and what is done with them after."""
+"""Build images: a benchmark's on its base, and the CPU stand-ins of the bases; push, convert, remove them."""
 
 from __future__ import annotations
 
@@ -172,7 +172,8 @@ def stream(command: Sequence[str], environment: Mapping[str, str], on_line: OnLi
     return child.returncode, "".join(tail)
 
 
-def _must(command: Sequence[str], environment: Mapping[str, str], on_line: OnLine, doing: str) -> None:
+def must(command: Sequence[str], environment: Mapping[str, str], on_line: OnLine, doing: str) -> None:
+    """Run a command; EncoreError explains why it failed."""
     code, tail = stream(command, environment, on_line)
     if code != 0:
         error = engines.explain(tail, doing)
@@ -193,7 +194,7 @@ def check_space(engine: Engine, wanted_gib: float) -> None:
         raise EncoreError(
             f"{engine.name}: {free:.1f} GiB free in {folder}",
             expected=f"{wanted_gib:g} GiB",
-            remedy=f"free some space ({engine.name} system prune), or move the engine's folder to another disk",
+            remedy=f"free some space ({engine.name} system prune), or move this folder to another disk",
         )
 
 
@@ -203,7 +204,8 @@ def pass_gate(choice: Choice, release: images.Release) -> None:
     for check in gate.check_gpus(release, machine.gpus, choice.benchmark):
         if check.level == "FAIL":
             raise EncoreError(
-                f"{check.name}: {check.found}", remedy=f"{check.remedy}; to build for another machine: --anyway"
+                f"{check.name}: {check.found}",
+                remedy=f"{check.remedy}; to build for another machine: --anyway",
             )
 
 
@@ -222,13 +224,13 @@ def ensure_base(choice: Choice, engine: Engine, name: str | None, anyway: bool, 
     return Base(f"{release.reference.rsplit(':', 1)[0]}@{digest}", release.release, digest)
 
 
-def pull(engine: Engine, release: images.Release, on_line: OnLine) -> str:
-    """Pull a release unless it is there; returns its digest, which images.lock agrees to."""
+def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool = False) -> str:
+    """Pull a release unless it is there; returns its digest, which images.lock agrees to or ``accept``s."""
     reference = release.reference
     found = engines.inspect(engine, reference)
     if found is None:
         check_space(engine, PULL_GIB)
-        _must([engine.program, "pull", reference], {}, on_line, f"{reference} is not pulled")
+        must([engine.program, "pull", reference], {}, on_line, f"{reference} is not pulled")
         found = engines.inspect(engine, reference)
     digests = [entry.rsplit("@", 1)[1] for entry in (found.digests if found else ()) if "@" in entry]
     if not digests:
@@ -236,6 +238,8 @@ def pull(engine: Engine, release: images.Release, on_line: OnLine) -> str:
             f"{reference} has no digest: it did not come from a registry",
             remedy=f"remove it ({engine.name} rmi {reference}) and pull it again",
         )
+    if accept:
+        images.record(reference, digests[0])
     images.hold_to_lock(reference, digests[0])
     return digests[0]
 
@@ -250,7 +254,7 @@ def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, o
     arguments = {"BASE": base.reference, "CODE": code_id(), "COMMIT": commit()}
     with build_secrets() as secrets:
         command = build_command(program, engine.name, file, tags, arguments, secrets)
-        _must(command, environment, on_line, f"{choice.name} could not be built")
+        must(command, environment, on_line, f"{choice.name} could not be built")
     return tags[0]
 
 
@@ -270,7 +274,7 @@ def build_standin(engine: Engine, framework: str, on_line: OnLine) -> str:
     with build_secrets() as secrets:
         arguments = {"ROOT": root, "HOROVOD_VERSION": horovod}
         command = build_command(program, engine.name, file, [name], arguments, secrets)
-        _must(command, environment, on_line, "the stand-in could not be built")
+        must(command, environment, on_line, "the stand-in could not be built")
     return name
 
 
@@ -283,10 +287,10 @@ def import_debian(engine: Engine, name: str, on_line: OnLine) -> None:
     with tempfile.TemporaryDirectory(prefix="encore-debian-") as temporary:
         folder = Path(temporary) / "root"
         command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(folder)]
-        _must(command, {}, on_line, "the bare Debian could not be made")
+        must(command, {}, on_line, "the bare Debian could not be made")
         archive = Path(temporary) / "root.tar"
-        _must(["tar", "-C", str(folder), "-cf", str(archive), "."], {}, on_line, "tar")
-        _must([engine.program, "import", str(archive), name], {}, on_line, "the bare Debian was not imported")
+        must(["tar", "-C", str(folder), "-cf", str(archive), "."], {}, on_line, "tar")
+        must([engine.program, "import", str(archive), name], {}, on_line, "the bare Debian was not imported")
 
 
 # -- afterwards --------------------------------------------------------------------------------------
@@ -295,14 +299,16 @@ def import_debian(engine: Engine, name: str, on_line: OnLine) -> None:
 def push(choice: Choice, engine: Engine, registry: str, on_line: OnLine) -> str:
     """Tag the image for a registry and push it; returns the name there."""
     if not registry:
-        raise EncoreError("no registry given", remedy=f"make push-{choice.name} REGISTRY=registry.example/team")
+        raise EncoreError(
+            "no registry given", remedy=f"make push-{choice.name} REGISTRY=registry.example/team"
+        )
     name = image_name(choice)
     found = engines.inspect(engine, name)
     if found is None:
         raise not_built(choice, engine.name)
     target = f"{registry.rstrip('/')}/{choice.name}:{found.labels.get('encore.code', 'latest')}"
-    _must([engine.program, "tag", name, target], {}, on_line, "tag")
-    _must([engine.program, "push", target], {}, on_line, f"{target} was not pushed")
+    must([engine.program, "tag", name, target], {}, on_line, "tag")
+    must([engine.program, "push", target], {}, on_line, f"{target} was not pushed")
     return target
 
 

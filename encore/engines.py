@@ -24,7 +24,9 @@ INSTALL = {
     "apptainer": "install Apptainer, or load its module, or use another runtime: --runtime docker or host",
     "enroot": "install Enroot, or use another runtime: --runtime docker or host",
 }
-NO_TOOLKIT = "install the NVIDIA Container Toolkit and run `nvidia-ctk runtime configure` or `nvidia-ctk cdi generate`"
+NO_TOOLKIT = (
+    "install the NVIDIA Container Toolkit and run `nvidia-ctk runtime configure` or `nvidia-ctk cdi generate`"
+)
 
 SYMPTOMS: tuple[tuple[str, str, str], ...] = (
     (
@@ -44,8 +46,7 @@ SYMPTOMS: tuple[tuple[str, str, str], ...] = (
         "then podman system migrate",
     ),
     (
-        r"could not select device driver|unresolvable CDI devices|nvidia-container-cli|unknown.*runtime.*nvidia"
-        r"|nvidia\.com/gpu",
+        r"could not select device driver|unresolvable CDI|nvidia-container-cli|runtime.*nvidia|nvidia\.com",
         "the engine cannot hand GPUs to containers",
         NO_TOOLKIT,
     ),
@@ -61,14 +62,13 @@ SYMPTOMS: tuple[tuple[str, str, str], ...] = (
         "log in: docker login nvcr.io, with $oauthtoken as the user and an NGC API key as the password",
     ),
     (
-        r"no such host|i/o timeout|network is unreachable|connection refused|TLS handshake|x509|name resolution"
-        r"|connection reset|EOF$",
+        r"no such host|i/o timeout|unreachable|connection (refused|reset)|TLS handshake|x509|resolution|EOF$",
         "the registry cannot be reached",
         "check network and proxy, bring the image with `docker save` and `docker load`, or build on the CPU "
         "base: make standin, then BASE=standin",
     ),
     (
-        r"No such image|image not known|no such image|Unable to find image|manifest unknown|not found: manifest",
+        r"no such image|image not known|unable to find image|manifest unknown|not found: manifest",
         "there is no such image",
         "build it: make build-BENCHMARK",
     ),

@@ -1,4 +1,4 @@
-"""The NGC catalogue (containers/images.toml), and the digests that builds are held to (containers/images.lock)."""
+"""The NGC catalogue (containers/images.toml), and the digests that builds are held to (images.lock)."""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ def describe(
     machine: node.Node,
     seeds: list[int],
     runtime: str,
+    image: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Content of run.json."""
     return {
@@ -81,7 +82,7 @@ def describe(
         "command": list(command.argv),
         "environment": redact(command.environment),
         "code": code_state(),
-        "image": None,
+        "image": image,
         "data": data_set,
         "seeds": seeds,
         "configuration": {

@@ -9,7 +9,7 @@ from encore.runtimes.container import Container
 
 
 def command(job: Job, container: Container, options: list[str], engine: str) -> Command:
-    """``docker run`` or ``podman run``; the container is removed at its end, and by ``cleanup`` if need be."""
+    """``docker run`` or ``podman run``; the container goes at its end, or by ``cleanup``."""
     program = container.program or engine
     return Command(
         argv=(program, "run", *shared_options(job, container), *options, container.image, *job.argv),
