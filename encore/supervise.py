@@ -88,7 +88,10 @@ def run(
             outcome = _watch(child, experiment, tail, signals, on_progress, hang_seconds)
             return _told_by_engine(command, child, experiment) or outcome
         finally:
-            _leave_none(child, experiment)
+            if _leave_none(child, experiment):
+                # What the engine was asked for before its client was killed may come about a moment later.
+                _clean_up(command)
+                time.sleep(POLL_SECONDS)
             _clean_up(command)
             telemetry.stop()
 
@@ -170,12 +173,14 @@ def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Si
     return Outcome("failed", f"rank {rank} {how}", lines)
 
 
-def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> None:
+def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> bool:
+    """End all processes of the job; returns whether there were any left."""
     left = processes.family(child.pid) if child.poll() is None else []
     left += processes.rank_processes(experiment.folder / "heartbeat")
     processes.end(left, grace_seconds=1.0)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=5)
+    return bool(left)
 
 
 def _forget_heartbeats(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -115,8 +116,21 @@ def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Co
         rootless=target.engine.rootless if target.engine else False,
         gpu_access=(target.engine.gpu_access if target.engine else None) or "gpus",
         infiniband=engines.infiniband() if job.gpus else (),
+        limits=_limits(),
     )
     return RENDERERS[target.runtime](job, container)
+
+
+def _limits() -> dict[str, int]:
+    """The most open files and processes that a container of the caller's may have."""
+    files, processes = (
+        resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+    )
+    # Podman itself gives up what it has beyond the kernel's number of processes.
+    with contextlib.suppress(OSError, ValueError):
+        most = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
+        processes = most if processes == resource.RLIM_INFINITY else min(processes, most)
+    return {"nofile": files, "nproc": processes}
 
 
 def container_name(folder: Path) -> str:

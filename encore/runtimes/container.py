@@ -7,7 +7,7 @@ and outside: signals, the hang watch and the search for left-over processes need
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from encore.job import Job
@@ -43,6 +43,8 @@ class Container:
     gpu_access: GpuAccess = "gpus"
     infiniband: tuple[str, ...] = ()
     """Device files of InfiniBand adapters."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """The most open files and processes that the caller may have, by the engines' names; -1: no limit."""
 
 
 CLIENT_VARIABLES = ("HOME", "PATH", "TMPDIR", "USER", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")

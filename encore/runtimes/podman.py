@@ -16,6 +16,9 @@ def render(job: Job, container: Container) -> Command:
     if container.rootless:
         # The caller keeps his number inside, so that what he writes there is his outside.
         options += ["--userns", "keep-id"]
+    # Else Podman asks for a million of each, which the kernel refuses to whoever may not raise limits.
+    for name, most in container.limits.items():
+        options += ["--ulimit", f"{name}={most}:{most}"]
     # Podman knows GPUs through the Container Device Interface alone.
     by_interface = replace(container, gpu_access="cdi")
     return oci.command(job, container, [*options, *oci.gpu_options(job, by_interface)], "podman")
