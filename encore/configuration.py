@@ -117,7 +117,9 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
     name, separator, text = setting.partition("=")
     name = name.strip()
     if name == "seed":
-        raise EncoreError("--set seed", expected="a seed per experiment", remedy="use --seed N for the first one")
+        raise EncoreError(
+            "--set seed", expected="a seed per experiment", remedy="use --seed N for the first one"
+        )
     if not separator:
         raise EncoreError(
             f"--set {setting!r} has no '='", expected="key=value", remedy="--set learning_rate=0.1"

@@ -296,7 +296,9 @@ def plan_of(folder: RunFolder) -> Plan:
 
 def _restore_secrets(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables of an earlier call; the values of secrets, which were not kept, come from this caller."""
-    missing = [name for name, value in variables.items() if value == passport.REDACTED and name not in os.environ]
+    missing = [
+        name for name, value in variables.items() if value == passport.REDACTED and name not in os.environ
+    ]
     if missing:
         raise EncoreError(
             f"the run was given {', '.join(missing)}, whose value is not kept",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -20,7 +21,9 @@ from tests.conftest import TINY, Encore, losses, only_run, records
 
 
 @pytest.fixture(scope="module")
-def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def finished(
+    encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
     """A run on two ranks that reached its target: its folder and what --json printed."""
     results = tmp_path_factory.mktemp("finished")
     done = encore(
@@ -34,7 +37,17 @@ def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFact
 def train(encore: Encore, digits: Path, results: Path, *arguments: str, ranks: int = 1) -> Path:
     """A short run of two epochs that cannot reach its target."""
     done = encore(
-        "run", "resnet", str(ranks), "--seed", "7", "--data", str(digits), "--results", str(results), *TINY, *arguments
+        "run",
+        "resnet",
+        str(ranks),
+        "--seed",
+        "7",
+        "--data",
+        str(digits),
+        "--results",
+        str(results),
+        *TINY,
+        *arguments,
     )
     assert done.returncode == 3, done.stdout + done.stderr
     return only_run(results)
@@ -128,7 +141,7 @@ def test_passport_tells_everything_and_no_secrets(finished: tuple[Path, dict[str
 def test_telemetry_is_sampled_once_a_second(finished: tuple[Path, dict[str, Any]]) -> None:
     lines = (finished[0] / "experiment_0" / "telemetry.jsonl").read_text(encoding="utf-8").splitlines()
     times = [json.loads(line)["time"] for line in lines]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(times) > 5
     assert 0.8 < sorted(gaps)[len(gaps) // 2] < 1.2
 
@@ -150,11 +163,17 @@ def test_runs_have_their_own_seeds_and_missed_targets_their_exit_code(
 ) -> None:
     folder = train(encore, digits, tmp_path, "--runs", "2", "--set", "epochs=1", "--set", "warmup_epochs=0")
     seeds = [
-        json.loads((folder / f"experiment_{n}" / "config.json").read_text(encoding="utf-8"))["seed"] for n in (0, 1)
+        json.loads((folder / f"experiment_{n}" / "config.json").read_text(encoding="utf-8"))["seed"]
+        for n in (0, 1)
     ]
     assert seeds == [7, 8]
-    assert losses(folder / "experiment_0" / "metrics.jsonl") != losses(folder / "experiment_1" / "metrics.jsonl")
-    assert json.loads((folder / "experiment_0" / "state.json").read_text(encoding="utf-8"))["status"] == "not_reached"
+    assert losses(folder / "experiment_0" / "metrics.jsonl") != losses(
+        folder / "experiment_1" / "metrics.jsonl"
+    )
+    assert (
+        json.loads((folder / "experiment_0" / "state.json").read_text(encoding="utf-8"))["status"]
+        == "not_reached"
+    )
 
 
 # -- the same again -------------------------------------------------------------------------------------
@@ -264,6 +283,8 @@ def test_training_runs_by_hand_without_encore(mxnet_python: Path, digits: Path, 
         "--config", str(config), "--data", str(digits), "--output", str(tmp_path),
     ]  # fmt: skip
     environment = {"PATH": os.environ["PATH"], "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    done = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert records(tmp_path / "metrics.jsonl", "end")[-1]["outcome"] == "not_reached"

@@ -79,7 +79,9 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
             str(system.config["epochs"]),
         )
     Console().print(table)
-    Console().print("batch: samples per step over all GPUs; `encore show` tells each value's source", style="dim")
+    Console().print(
+        "batch: samples per step over all GPUs; `encore show` tells each value's source", style="dim"
+    )
 
 
 def show(

@@ -13,8 +13,6 @@ for name, (epochs, period, offset) in CASES.items():
     every = range(epochs)
     told[name] = {
         "evaluated": [e + 1 for e in every if events.evaluates_after(e, config)],
-        "blocks": [
-            [e + 1, events.block_length(e, config)] for e in every if events.starts_block(e, config)
-        ],
+        "blocks": [[e + 1, events.block_length(e, config)] for e in every if events.starts_block(e, config)],
     }
 print(json.dumps(told))

@@ -11,7 +11,13 @@ from benchmarks.resnet.mxnet import model
 from benchmarks.resnet.mxnet.config import Config
 
 BASE = dataclasses.replace(
-    Config(), device="cpu", layout="NCHW", precision="fp32", pad_channels=False, num_classes=1000, batch_size=2
+    Config(),
+    device="cpu",
+    layout="NCHW",
+    precision="fp32",
+    pad_channels=False,
+    num_classes=1000,
+    batch_size=2,
 )
 
 
@@ -25,7 +31,11 @@ def strides_of_first_bottleneck():
     """Strides of the three convolutions of the first block of the second stage of ResNet-50."""
     network = model.build(dataclasses.replace(BASE, depth=50))
     block = network[3 + 3]
-    return [layer._kwargs["stride"][0] for layer in block.body if hasattr(layer, "_kwargs") and "stride" in layer._kwargs]
+    return [
+        layer._kwargs["stride"][0]
+        for layer in block.body
+        if hasattr(layer, "_kwargs") and "stride" in layer._kwargs
+    ]
 
 
 def choice(config, operators):

@@ -12,7 +12,13 @@ from benchmarks.resnet.mxnet import optimizer
 from benchmarks.resnet.mxnet.config import Config
 
 STEPS = 10
-SHAPES = {"conv_weight": (8, 3, 3, 3), "bn_gamma": (8,), "bn_beta": (8,), "dense_weight": (10, 8), "dense_bias": (10,)}
+SHAPES = {
+    "conv_weight": (8, 3, 3, 3),
+    "bn_gamma": (8,),
+    "bn_beta": (8,),
+    "dense_weight": (10, 8),
+    "dense_bias": (10,),
+}
 
 
 def reference(values, gradients, config, rates, batch):
@@ -54,12 +60,23 @@ def trained(values, gradients, config, rates, batch):
 def worst(name, precision):
     """Largest error of any parameter, relative to its norm."""
     config = dataclasses.replace(
-        Config(), device="gpu", optimizer=name, precision=precision, weight_decay=0.01, momentum=0.9, lars_eta=0.1
+        Config(),
+        device="gpu",
+        optimizer=name,
+        precision=precision,
+        weight_decay=0.01,
+        momentum=0.9,
+        lars_eta=0.1,
     )
     generator = np.random.RandomState(0)
-    values = {key: generator.randn(*shape).astype("float16").astype("float32") for key, shape in SHAPES.items()}
+    values = {
+        key: generator.randn(*shape).astype("float16").astype("float32") for key, shape in SHAPES.items()
+    }
     gradients = [
-        {key: (generator.randn(*shape) * 8).astype("float16").astype("float32") for key, shape in SHAPES.items()}
+        {
+            key: (generator.randn(*shape) * 8).astype("float16").astype("float32")
+            for key, shape in SHAPES.items()
+        }
         for _ in range(STEPS)
     ]
     rates = [0.1 * (step + 1) for step in range(STEPS)]
