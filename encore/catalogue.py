@@ -91,6 +91,8 @@ class System(_Strict):
     config: dict[str, Any]
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the ranks."""
+    file: str = ""
+    """Name of the file, set when it is read."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ def choose(name: str) -> Choice:
 
 def systems(choice: Choice) -> list[System]:
     """Every system of an implementation, ordered by round, number of GPUs and name."""
-    found: list[System] = [_parse(System, path) for path in (choice.folder / "systems").glob("*.toml")]
+    files = (choice.folder / "systems").glob("*.toml")
+    found: list[System] = [_parse(System, path).model_copy(update={"file": path.name}) for path in files]
     return sorted(found, key=lambda s: (s.round, s.nodes * s.gpus_per_node, s.system))
 
 

@@ -116,6 +116,10 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
     """Split ``key=value`` and read the value as the field's type; EncoreError tells what is wrong."""
     name, separator, text = setting.partition("=")
     name = name.strip()
+    if name == "seed":
+        raise EncoreError(
+            "--set seed", expected="a seed per experiment", remedy="use --seed N for the first one"
+        )
     if not separator:
         raise EncoreError(
             f"--set {setting!r} has no '='", expected="key=value", remedy="--set learning_rate=0.1"
@@ -191,7 +195,7 @@ def resolve(
     for name, value in system.config.items():
         if name not in wanted:
             raise names.unknown(f"key in system {system.system}", name, wanted)
-        origin = f"systems/{system.system}_{system.round}.toml"
+        origin = f"systems/{system.file}"
         values[name] = Value(_check_type(name, value, wanted[name]), origin)
     overrides = _scaled(system, nodes, ranks_per_node)
     for setting in settings:

@@ -66,7 +66,8 @@ class Progress:
         if len(self._times) < 2:
             return None
         (first_time, first_step), (last_time, last_step) = self._times[0], self._times[-1]
-        if last_time <= first_time:
+        # The first reports come in a bunch, since they are read some steps late.
+        if last_time - first_time < 1.0:
             return None
         return (last_step - first_step) * self.global_batch_size / (last_time - first_time)
 

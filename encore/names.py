@@ -7,10 +7,14 @@ from collections.abc import Iterable
 
 from encore.errors import EncoreError
 
+MOST_LISTED = 16
+
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> EncoreError:
     """An error for ``name``, which is no ``kind``, that offers the nearest of ``known``."""
     choices = sorted(known)
     near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(choices)}"
-    return EncoreError(f"unknown {kind} {name!r}", expected=f"one of {', '.join(choices)}", remedy=remedy)
+    # A long list would bury the one name that was meant.
+    expected = f"one of {', '.join(choices)}" if len(choices) <= MOST_LISTED or not near else ""
+    remedy = f"did you mean {near[0]!r}?" if near else ""
+    return EncoreError(f"unknown {kind} {name!r}", expected=expected, remedy=remedy)

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from encore import __version__, node, paths, run_folder
@@ -15,6 +15,7 @@ from encore.configuration import Configuration
 from encore.job import Command
 
 SCHEMA = 1
+REDACTED = "(redacted)"
 SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
 
 
@@ -38,8 +39,16 @@ def code_state() -> dict[str, Any]:
 
 def redact(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with the values of variables that look like secrets taken out."""
-    hidden = {name: "(redacted)" for name in environment if SECRET.search(name)}
-    return {**environment, **hidden}
+    return {name: REDACTED if SECRET.search(name) else value for name, value in environment.items()}
+
+
+def redact_arguments(arguments: Sequence[str]) -> list[str]:
+    """Command line arguments with the values of ``NAME=VALUE`` taken out where NAME looks like a secret."""
+    shown = []
+    for argument in arguments:
+        name, separator, _ = argument.partition("=")
+        shown.append(f"{name}={REDACTED}" if separator and SECRET.search(name) else argument)
+    return shown
 
 
 def _submission_note(configuration: Configuration) -> str:
@@ -78,7 +87,7 @@ def describe(
         "nodes": configuration.nodes,
         "ranks_per_node": configuration.ranks_per_node,
         "runtime": runtime,
-        "arguments": sys.argv[1:],
+        "arguments": redact_arguments(sys.argv[1:]),
         "command": list(command.argv),
         "environment": redact(command.environment),
         "code": code_state(),

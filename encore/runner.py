@@ -338,10 +338,23 @@ def plan_of(folder: RunFolder) -> Plan:
         makes_small_data=False,
         results=folder.path.parent,
         seeds=tuple(content["seeds"]),
-        extra_environment=content["extra_environment"],
+        extra_environment=_restore_secrets(content["extra_environment"]),
         drop_caches=content["drop_caches"],
         target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image),
     )
+
+
+def _restore_secrets(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables of an earlier call; the values of secrets, which were not kept, come from this caller."""
+    missing = [
+        name for name, value in variables.items() if value == passport.REDACTED and name not in os.environ
+    ]
+    if missing:
+        raise EncoreError(
+            f"the run was given {', '.join(missing)}, whose value is not kept",
+            remedy=f"set it again: {missing[0]}=VALUE encore run --resume RUN",
+        )
+    return {name: os.environ[name] if v == passport.REDACTED else v for name, v in variables.items()}
 
 
 def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> tuple[Plan, ExitCode]:

@@ -168,8 +168,11 @@ def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Si
         return Outcome("interrupted", "a rank was stopped by a signal; a checkpoint was written")
     rank, how = first_failure(experiment, code)
     lines = rank_output(experiment, rank)
-    if any("No space left on device" in line or "File too large" in line for line in lines):
-        how += ": the disk is full"
+    if any(symptom in line for line in lines for symptom in DISK_FULL):
+        where = experiment.folder
+        return Outcome(
+            "failed", f"rank {rank} could not write: the disk is full; free some space around {where}"
+        )
     return Outcome("failed", f"rank {rank} {how}", lines)
 
 
@@ -214,6 +217,9 @@ class HangWatch:
             f"(step {slowest.step} of process {slowest.pid} on {slowest.host})"
         )
 
+
+DISK_FULL = ("No space left on device", "File too large", "FileStream.Write incomplete")
+"""What a rank says when it cannot write: the C library twice, MXNet once."""
 
 FAILURE = re.compile(r"Process (\d+) exit with status code (\d+)")
 """What horovodrun prints for each rank that ends badly; the first one is the cause."""

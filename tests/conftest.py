@@ -2,16 +2,88 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from encore import data, environment, paths
+
+Encore = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# Small enough for seconds on two cores, and the real network, input and optimizer all the same.
+TINY = ("--set", "epochs=2", "--set", "quality_target=1.0")
 
 
 @pytest.fixture(scope="session")
 def mxnet_python() -> Path:
-    """Python of the MXNet environment."""
-    named = os.environ.get("ENCORE_TEST_PYTHON")
-    if not named:
-        pytest.skip("ENCORE_TEST_PYTHON names no Python with MXNet")
-    return Path(named)
+    """Python of the MXNet environment, which is made if need be."""
+    return environment.ensure_environment("mxnet", lambda text: print(text, file=sys.stderr))
+
+
+@pytest.fixture(scope="session")
+def digits(mxnet_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small data set of resnet."""
+    folder = tmp_path_factory.mktemp("digits") / "resnet"
+    data.prepare("resnet", folder, data.Preparation(), mxnet_python, lambda update: None)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def encore() -> Encore:
+    """Runs the command line of this checkout."""
+
+    def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "encore.cli.app", *arguments]
+        variables = {**os.environ, "COLUMNS": "120", **options.pop("environment", {})}
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=paths.ROOT, env=variables, check=False, **options
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def in_mxnet(mxnet_python: Path) -> Callable[..., str]:
+    """Runs a program of tests/inside in the framework's environment on so many ranks; returns its output."""
+
+    def run(program: str, *arguments: str, ranks: int = 1) -> str:
+        launcher = () if ranks == 1 else ("horovodrun", "--gloo", "-np", str(ranks))
+        command = [*launcher, "python", f"tests/inside/{program}", *arguments]
+        variables = {
+            "PATH": f"{mxnet_python.parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": os.environ.get("HOME", "/"),
+            "PYTHONPATH": str(paths.ROOT),
+            "OMP_NUM_THREADS": "1",
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+        }
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=paths.ROOT, env=variables, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def records(path: Path, kind: str) -> list[dict[str, Any]]:
+    """Records of one kind of a metrics stream."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def losses(path: Path) -> list[float]:
+    """The loss of every step of a metrics stream."""
+    return [record["loss"] for record in records(path, "step")]
+
+
+def only_run(results: Path) -> Path:
+    """The single run folder in ``results``."""
+    (found,) = [path for path in results.iterdir() if not path.name.startswith(".")]
+    return found

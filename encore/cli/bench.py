@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from encore import benching
 from encore.cli.data import shown_progress
+from encore.cli.tables import plain_table
 
 EPILOG = """
 Examples:
@@ -51,9 +51,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps(result, indent=2))
         return
-    table = Table(title=result["title"], title_justify="left")
-    for column in ("measured", "samples/s, median", "least", "most", "of the bare loop"):
-        table.add_column(column)
+    table = plain_table(result["title"], "measured", "samples/s, median", "least", "most", "of the bare loop")
     bare = result["measured"]["bare"]["median"]
     for name, entry in result["measured"].items():
         ratio = "" if name in ("bare", "input") else f"{entry['ratio']:.3f}"

@@ -196,6 +196,11 @@ def _console() -> Console:
     return Console(highlight=False)
 
 
+def _say(console: Console, *texts: object) -> None:
+    """One line, however long: a terminal wraps it by itself, and a pipe keeps it whole."""
+    console.print(*texts, soft_wrap=True)
+
+
 def _text(value: object, style: str = "") -> Any:
     """Text from a log, without markup and without control codes, which could repaint the terminal."""
     from rich.text import Text
@@ -231,18 +236,18 @@ def _print_runs(console: Console, score: Score, *, detail: bool) -> None:
     """Each run of the only set, else only what is odd about the set."""
     where = score.folder.name if detail else str(score.folder)
     if score.missing:
-        console.print(_text(f"{where}: no score: {score.missing}", "yellow"))
+        _say(console, _text(f"{where}: no score: {score.missing}", "yellow"))
     for flag in score.flags:
-        console.print(_text(f"{where}: {flag}", "yellow"))
+        _say(console, _text(f"{where}: {flag}", "yellow"))
     if not detail:
         return
     counted, dropped = set(map(id, score.counted)), set(map(id, score.dropped))
     for run in score.runs:
         use = "counted" if id(run) in counted else "dropped" if id(run) in dropped else ""
         minutes = f"{run.minutes:10.3f} min" if run.minutes is not None else f"{'-':>10}    "
-        console.print(_text(f"  {run.path.name:<16} {minutes}  {use:<8} {run.explanation}".rstrip()))
+        _say(console, _text(f"  {run.path.name:<16} {minutes}  {use:<8} {run.explanation}".rstrip()))
         for flag in run.flags:
-            console.print(_text(f"    {flag}", "yellow"))
+            _say(console, _text(f"    {flag}", "yellow"))
 
 
 def _print_reports(reports: list[ComplianceReport]) -> None:
@@ -258,10 +263,10 @@ def _print_reports(reports: list[ComplianceReport]) -> None:
         label = "small data" if finding.kind == "small_data" else finding.severity
         more = f" and {len(where) - _PLACES} more" if len(where) > _PLACES else ""
         style = _SEVERITY_STYLE[finding.severity]
-        console.print(_text(f"{label}, {', '.join(where[:_PLACES])}{more}: {finding.found}", style))
-        console.print(_text(f"    expected: {finding.expected}"))
-        console.print(_text(f"    rule:     {finding.rule}"))
-        console.print(_text(f"    do this:  {finding.remedy}"))
+        _say(console, _text(f"{label}, {', '.join(where[:_PLACES])}{more}: {finding.found}", style))
+        _say(console, _text(f"    expected: {finding.expected}"))
+        _say(console, _text(f"    rule:     {finding.rule}"))
+        _say(console, _text(f"    do this:  {finding.remedy}"))
 
 
 def _print_verdict(console: Console, report: ComplianceReport) -> None:
@@ -271,8 +276,10 @@ def _print_verdict(console: Console, report: ComplianceReport) -> None:
     verdict = "passed" if report.passed else "failed" if errors else "passed but for the data set"
     counts = f"{errors} errors, {small} from small data, {warnings} warnings"
     ruleset = f"ruleset {report.ruleset or 'not known'}, {report.ruleset_found}"
-    console.print(
-        _text(f"{report.path}: {verdict}", "red" if errors else "green"), _text(f"({counts}; {ruleset})")
+    _say(
+        console,
+        _text(f"{report.path}: {verdict}", "red" if errors else "green"),
+        _text(f"({counts}; {ruleset})"),
     )
 
 
@@ -300,4 +307,4 @@ def _print_published(results: list[PublishedResult]) -> None:
     if any(result.note for result in results):
         for result in results:
             if result.note:
-                console.print(_text(f"{result.name} {result.benchmark}: {result.note}"))
+                _say(console, _text(f"{result.name} {result.benchmark}: {result.note}"))

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from encore import data, judge, preflight, run_folder, runner
 from encore.cli.live import RunView, clock
+from encore.cli.tables import plain_table
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 from encore.run_folder import Experiment, RunFolder
@@ -189,9 +189,8 @@ def _as_json(folder: RunFolder, judgements: list[judge.Judgement], code: ExitCod
 
 
 def _print_judgements(console: Console, folder: RunFolder, judgements: list[judge.Judgement]) -> None:
-    table = Table(title=f"{folder.passport()['name']} ({folder.path.name})", title_justify="left")
-    for column in ("experiment", "status", "time to target", "epochs", "quality", "target", "log"):
-        table.add_column(column)
+    title = f"{folder.passport()['name']} ({folder.path.name})"
+    table = plain_table(title, "run", "status", "time to target", "epochs", "quality", "target", "log")
     for each in judgements:
         colour = {"reached": "green", "not_reached": "yellow"}.get(each.state.status, "red")
         table.add_row(

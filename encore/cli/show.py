@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from encore import catalogue, configuration, node, runner
 from encore.catalogue import Choice
+from encore.cli.tables import plain_table
+
+WIDE = 120
 
 
 def register(app: typer.Typer) -> None:
@@ -42,20 +44,17 @@ def _list_benchmarks(as_json: bool) -> None:
         ]
         typer.echo(json.dumps(content, indent=2))
         return
-    table = Table(title="benchmarks", title_justify="left")
-    for column in ("name", "task", "framework", "data set", "metric", "target per round", "systems"):
-        table.add_column(column)
+    table = plain_table("benchmarks", "name", "task", "framework", "data set", "metric", "target per round")
     for name, choice in known.items():
-        targets = ", ".join(f"{r} {entry.quality_target:g}" for r, entry in choice.benchmark.rounds.items())
+        targets = "\n".join(f"{r}  {entry.quality_target:g}" for r, entry in choice.benchmark.rounds.items())
         benchmark = choice.benchmark
         table.add_row(
             name,
-            f"{benchmark.title}, {benchmark.area}",
+            benchmark.title,
             choice.implementation.framework,
             benchmark.data_set,
             benchmark.metric,
             targets,
-            str(len(catalogue.systems(choice))),
         )
     Console().print(table)
 
@@ -65,18 +64,9 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([system.model_dump() for system in systems], indent=2))
         return
-    table = Table(title=f"systems of {choice.name}", title_justify="left")
-    for column in (
-        "round",
-        "system",
-        "kind",
-        "nodes x GPUs",
-        "accelerator",
-        "global batch",
-        "optimizer",
-        "epochs",
-    ):
-        table.add_column(column)
+    table = plain_table(
+        f"systems of {choice.name}", "round", "system", "kind", "nodes x GPUs", "batch", "optimizer", "epochs"
+    )
     for system in systems:
         ranks = system.nodes * system.gpus_per_node
         table.add_row(
@@ -84,12 +74,14 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
             system.system,
             system.kind,
             f"{system.nodes} x {system.gpus_per_node}" if system.accelerator else "any",
-            system.accelerator or "CPU",
             str(system.config["batch_size"] * ranks),
             system.config["optimizer"],
             str(system.config["epochs"]),
         )
     Console().print(table)
+    Console().print(
+        "batch: samples per step over all GPUs; `encore show` tells each value's source", style="dim"
+    )
 
 
 def show(
@@ -137,10 +129,12 @@ def _print_configuration(console: Console, resolved: configuration.Configuration
         why = "; ".join(resolved.deviations) or f"kind: {system.kind}"
         console.print(f"[yellow]not a submitted configuration[/]: {why}", highlight=False)
     meanings = configuration.fields_with_meaning(resolved.choice.folder)
-    table = Table()
-    for column in ("key", "value", "from", "meaning"):
-        table.add_column(column, overflow="fold")
+    wide = console.width >= WIDE
+    table = plain_table("", "key", "value", "from", *(("meaning",) if wide else ()))
     for name, value in resolved.values.items():
         style = "dim" if value.origin == "default" else ""
-        table.add_row(name, json.dumps(value.value), value.origin, meanings.get(name, ""), style=style)
+        meaning = (meanings.get(name, ""),) if wide else ()
+        table.add_row(name, json.dumps(value.value), value.origin, *meaning, style=style)
     console.print(table)
+    if not wide:
+        console.print(f"a terminal of {WIDE} columns also shows what each key means", style="dim")

@@ -39,14 +39,14 @@ def small_data_findings(run: RunLog) -> list[Finding]:
 
 def extra_findings(events: Sequence[Event], run: RunLog) -> list[Finding]:
     """Findings of our own rules."""
-    return [*_outcome(run), *_cache(events), *_seed(run), *_resnet_schedule(run), *_order(events)]
+    return [*_outcome(events, run), *_cache(events), *_seed(run), *_resnet_schedule(run), *_order(events)]
 
 
-def _outcome(run: RunLog) -> Iterator[Finding]:
+def _outcome(events: Sequence[Event], run: RunLog) -> Iterator[Finding]:
     """0.6.0 has no quality target, and no ruleset asks from 0.7.0 on that run_stop says success."""
     if run.reason is Reason.ABORTED:
         yield Finding(
-            line=None,
+            line=next((event.line for event in events if event.key == "run_stop"), None),
             rule=f"{_RULES}, quality target: the run must reach it",
             expected="run_stop with status success",
             found=run.explanation,

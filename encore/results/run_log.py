@@ -19,7 +19,8 @@ from encore.results.rules import BLEU_BENCHMARKS, Target, canonical, targets_of
 __all__ = ["Phase", "Quality", "Reason", "RunLog", "read_run"]
 
 _ROUND_NUMBER_MS = 100_000
-_FEW = 1.0
+_LARGEST_FRACTION = 1.0
+_SLACK_S = 1.0
 
 
 class Reason(str, Enum):
@@ -206,7 +207,7 @@ def _judge_quality(
 def _one_unit(quality: list[Quality], benchmark: str | None, round_: str | None) -> tuple[Quality, ...]:
     """BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1."""
     values = [value for point in quality for value in point.values.values()]
-    if benchmark not in BLEU_BENCHMARKS or not values or max(values) > _FEW:
+    if benchmark not in BLEU_BENCHMARKS or not values or max(values) > _LARGEST_FRACTION:
         return tuple(quality)
     if round_ in ("v0.5", "v0.6") and max(values) < 0.1:
         return tuple(quality)
@@ -238,6 +239,6 @@ def _flags(gathered: Gathered, start: float | None, stop: float | None) -> list[
     if gathered.status is None and gathered.stops:
         flags.append("run_stop has no status: success was inferred from the evaluations")
     latest = gathered.latest_s
-    if stop is not None and start is not None and latest is not None and latest > stop + _FEW:
+    if stop is not None and start is not None and latest is not None and latest > stop + _SLACK_S:
         flags.append(f"training or evaluation events up to {latest - stop:.0f} s after run_stop")
     return flags

@@ -54,7 +54,7 @@ class Score:
             "folder": str(self.folder),
             "round": self.round,
             "benchmark": self.benchmark,
-            "score_minutes": self.score_minutes,
+            "score_minutes": _rounded(self.score_minutes),
             "required": self.required,
             "runs": [
                 {**_run_as_json(run), "counted": id(run) in counted, "dropped": id(run) in dropped}
@@ -68,13 +68,18 @@ class Score:
         }
 
 
+def _rounded(minutes: float | None) -> float | None:
+    """To the millionth of a minute: the rest is what floating point makes of seconds since 1970."""
+    return None if minutes is None else round(minutes, 6)
+
+
 def _run_as_json(run: RunLog) -> dict[str, object]:
     return {
         "file": run.path.name,
-        "minutes": run.minutes,
+        "minutes": _rounded(run.minutes),
         "reason": run.reason.value if run.reason else None,
         "explanation": run.explanation,
-        "elapsed_minutes": run.elapsed_minutes,
+        "elapsed_minutes": _rounded(run.elapsed_minutes),
         "quality": dict(run.best_quality),
         "epochs": run.epochs,
         "seeds": list(run.seeds),
@@ -125,6 +130,9 @@ def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[tuple[Pa
     found = named or [entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name)]
     if found:
         yield root, sorted(found, key=_natural)
+    if named and (root / "run.json").is_file():
+        # Encore's own run folder: what lies deeper are the parts that its result files were made of.
+        return
     for entry in entries:
         if entry.is_dir():
             yield from _sets_below(entry, any_log and not named, seen)

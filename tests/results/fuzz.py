@@ -3,7 +3,7 @@
     python -m tests.results.fuzz lines 1000000      # random and mutated lines
     python -m tests.results.fuzz coverage 300       # coverage-guided, needs atheris: seconds to run
 
-``lines`` builds mutated logs, reads and judges them, until it has read that many lines. Either run ends with an
+``lines`` builds mutated logs, reads and judges them, until it has read that many lines. A run ends with an
 exception where the reader raises, takes more than a second for a log, or gives a time that is not the log's.
 """
 
@@ -17,9 +17,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from result_logs import mll, resnet_v05, resnet_v07
-from test_reader import check_mutant, mutate, times_of
-
-__all__ = ["times_of"]
 
 _SECONDS_PER_LOG = 1.0
 
@@ -33,14 +30,12 @@ def originals() -> list[tuple[bytes, float]]:
         + mll("eval_accuracy", 0.7593, start + 6900, epoch_num=60)
         + mll("run_stop", None, start + 6900, status="success")
     )
+    prefixed = "".join(f"{rank}: {line}" for rank, line in enumerate(resnet_v07(5.0).splitlines(True)))
     return [
         (resnet_v07(40.0).encode(), 40.0),
         (resnet_v05(134.0, stop='{"success": true}').encode(), 134.0),
         (v06.encode(), 115.0),
-        (
-            "".join(f"{rank}: {line}" for rank, line in enumerate(resnet_v07(5.0).splitlines(True))).encode(),
-            5.0,
-        ),
+        (prefixed.encode(), 5.0),
     ]
 
 
@@ -52,6 +47,8 @@ def random_line(rng: random.Random) -> bytes:
 
 
 def judge(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
+    from test_reader import check_mutant
+
     start = time.perf_counter()
     check_mutant(original, mutant, minutes, path)
     taken = time.perf_counter() - start
@@ -60,6 +57,8 @@ def judge(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
 
 
 def fuzz_lines(count: int) -> None:
+    from test_reader import mutate
+
     rng = random.Random()
     logs = originals()
     done = refused = 0
@@ -79,6 +78,7 @@ def fuzz_lines(count: int) -> None:
 
 
 def fuzz_coverage(seconds: int) -> None:
+    # Nothing of Encore may be imported before this, or it is not instrumented.
     import atheris
 
     with atheris.instrument_imports():
@@ -97,9 +97,8 @@ def fuzz_coverage(seconds: int) -> None:
         if (run.minutes is None) == (run.reason is None):
             raise AssertionError("a log has either a time or a reason")
 
-    atheris.Setup(
-        [sys.argv[0], str(corpus), f"-max_total_time={seconds}", "-max_len=20000", "-timeout=5"], one
-    )
+    options = [f"-max_total_time={seconds}", "-max_len=20000", "-timeout=5"]
+    atheris.Setup([sys.argv[0], str(corpus), *options], one)
     atheris.Fuzz()
 
 

@@ -223,6 +223,35 @@ def test_the_same_log_twice_is_told(tmp_path: Path) -> None:
     assert sum("is the same run as result_0.txt" in flag for flag in score.flags) == 4
 
 
+def test_several_starts_count_from_the_first(tmp_path: Path) -> None:
+    """Each rank may log run_start; the official summarizer takes the last one and so shortens the run."""
+    path = tmp_path / "result_0.txt"
+    path.write_text(resnet_v07(40.0).replace(*two_lines("run_start", START_MS + 5000), 1))
+    run = read_run(path)
+    assert run.minutes == pytest.approx(40.0)
+    assert any("2 run_start events with 2 times" in flag for flag in run.flags)
+
+
+def two_lines(key: str, later: int) -> tuple[str, str]:
+    line = mllog(key)
+    return line, line + mllog(key, time_ms=later)
+
+
+def test_evaluations_after_the_clock_has_stopped_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    late = mllog("eval_stop", time_ms=START_MS + 90 * 60_000, epoch_num=9)
+    path.write_text(resnet_v07(40.0) + late)
+    run = read_run(path)
+    assert run.minutes == pytest.approx(40.0)
+    assert any("3000 s after run_stop" in flag for flag in run.flags)
+
+
+def test_processes_that_disagree_on_the_outcome(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    path.write_text(resnet_v07(40.0) + mllog("run_stop", time_ms=START_MS + 2_400_001, status="aborted"))
+    assert read_run(path).reason is Reason.ABORTED
+
+
 def test_result_10_comes_after_result_2(tmp_path: Path) -> None:
     score = only(minutes_set(tmp_path, [40.0 + number for number in range(12)]))
     assert [run.path.name for run in score.runs] == [f"result_{number}.txt" for number in range(12)]
@@ -260,6 +289,23 @@ def test_the_round_is_found_from_the_log(tmp_path: Path) -> None:
         run = read_run(path)
         assert run.round == round_, text[:80]
         assert run.round_found
+
+
+def test_the_parts_of_a_run_folder_are_no_further_runs(tmp_path: Path) -> None:
+    minutes_set(tmp_path, [40.0] * 2)
+    minutes_set(tmp_path / "experiment_0", [40.0])
+    (tmp_path / "run.json").write_text('{"round": "v0.7"}')
+    assert len(score_folder(tmp_path)) == 1
+
+
+def test_a_run_folder_says_its_round(tmp_path: Path) -> None:
+    later = resnet_v07(start_ms=1_893_456_000_001) + mllog("gradient_accumulation_steps", 1)
+    path = tmp_path / "result_0.txt"
+    path.write_text(later)
+    (tmp_path / "run.json").write_text('{"round": "v1.0"}')
+    assert read_run(path).round == "v1.0"
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    assert read_run(path).round is None
 
 
 @pytest.mark.parametrize("make", ["missing", "empty", "binary"])

@@ -114,6 +114,7 @@ class Progress:
         self._checkpoint: Optional[Path] = None
         self._lengths: List[int] = []
         self.position = Position(0, 0)
+        self.steps_per_epoch = 0
 
     def find_checkpoint(self) -> bool:
         """Look for a checkpoint; if there is one, cut the logs back to where they were at that moment."""
@@ -158,7 +159,7 @@ class Progress:
         self, parameters: ParameterDict, trainer: hvd.DistributedTrainer, training: TrainingInput
     ) -> None:
         """Write a checkpoint of ``position``; returns when it is whole."""
-        number = self.position.epoch * 1000000 + self.position.step_in_epoch
+        number = self.position.step(self.steps_per_epoch)
         if self._ranks.rank == 0:
             folder = checkpoints.begin(self._folder, number)
             mx.nd.save(str(folder / "weights.params"), {n: p.data() for n, p in parameters.items()})

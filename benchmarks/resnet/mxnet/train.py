@@ -86,6 +86,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     progress.restore_or_broadcast(parameters, trainer)
     train_images = count_records(arguments.data / "train.idx")
     steps_per_epoch = math.ceil(train_images / (config.batch_size * ranks.size))
+    progress.steps_per_epoch = steps_per_epoch
 
     if not resumed:
         log.end(constants.INIT_STOP)

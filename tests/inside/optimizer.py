@@ -1,0 +1,93 @@
+"""LARS and SGD of the implementation against a plain NumPy version, in fp32 and fp16; prints the worst error."""
+
+import dataclasses
+import json
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+from benchmarks.common import horovod_mxnet
+from benchmarks.resnet.mxnet import optimizer
+from benchmarks.resnet.mxnet.config import Config
+
+STEPS = 10
+SHAPES = {
+    "conv_weight": (8, 3, 3, 3),
+    "bn_gamma": (8,),
+    "bn_beta": (8,),
+    "dense_weight": (10, 8),
+    "dense_bias": (10,),
+}
+
+
+def reference(values, gradients, config, rates, batch):
+    """The papers' formulas, one tensor at a time, in float64."""
+    values = {name: value.astype("float64") for name, value in values.items()}
+    momenta = {name: np.zeros_like(value) for name, value in values.items()}
+    for step, rate in enumerate(rates):
+        for name, value in values.items():
+            gradient = gradients[step][name].astype("float64") / batch
+            decay = 0.0 if name.endswith(config.no_weight_decay) else config.weight_decay
+            local = rate
+            if config.optimizer == "lars" and name.endswith("weight"):
+                weight_norm, gradient_norm = np.linalg.norm(value), np.linalg.norm(gradient)
+                if weight_norm > 0 and gradient_norm > 0:
+                    local *= config.lars_eta * weight_norm / (gradient_norm + decay * weight_norm)
+            momenta[name] = config.momentum * momenta[name] - local * (gradient + decay * value)
+            value += momenta[name]
+    return values
+
+
+def trained(values, gradients, config, rates, batch):
+    """The same steps by the implementation's trainer."""
+    dtype = "float16" if config.precision == "fp16" else "float32"
+    parameters = gluon.ParameterDict()
+    for name, value in values.items():
+        kind = "float32" if name.startswith("bn") else dtype
+        parameters.get(name, shape=value.shape, dtype=kind, init=mx.init.Constant(mx.nd.array(value)))
+    parameters.initialize()
+    trainer = optimizer.build_trainer(parameters, config)
+    for step, rate in enumerate(rates):
+        trainer.set_learning_rate(rate)
+        for name, parameter in parameters.items():
+            parameter.grad()[:] = mx.nd.array(gradients[step][name]).astype(parameter.dtype)
+            parameter._data[0]._fresh_grad = True
+        trainer.step(batch, ignore_stale_grad=True)
+    return {name: parameter.data().asnumpy() for name, parameter in parameters.items()}
+
+
+def worst(name, precision):
+    """Largest error of any parameter, relative to its norm."""
+    config = dataclasses.replace(
+        Config(),
+        device="gpu",
+        optimizer=name,
+        precision=precision,
+        weight_decay=0.01,
+        momentum=0.9,
+        lars_eta=0.1,
+    )
+    generator = np.random.RandomState(0)
+    values = {
+        key: generator.randn(*shape).astype("float16").astype("float32") for key, shape in SHAPES.items()
+    }
+    gradients = [
+        {
+            key: (generator.randn(*shape) * 8).astype("float16").astype("float32")
+            for key, shape in SHAPES.items()
+        }
+        for _ in range(STEPS)
+    ]
+    rates = [0.1 * (step + 1) for step in range(STEPS)]
+    expected = reference(values, gradients, config, rates, batch=4)
+    found = trained(values, gradients, config, rates, batch=4)
+    return max(
+        float(np.linalg.norm(found[key] - expected[key]) / np.linalg.norm(expected[key])) for key in SHAPES
+    )
+
+
+horovod_mxnet.start("cpu")
+errors = {f"{name} {kind}": worst(name, kind) for name in ("sgd", "lars") for kind in ("fp32", "fp16")}
+horovod_mxnet.finish()
+print(json.dumps(errors))

@@ -1,0 +1,72 @@
+"""What the training pipeline hands out: all images, in shards, and the same ones after a checkpoint."""
+
+import collections
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+
+from benchmarks.common.ranks import Ranks
+from benchmarks.common.recordio import RecordReader, unpack
+from benchmarks.resnet import pipeline
+from benchmarks.resnet.mxnet.config import Config
+from benchmarks.resnet.mxnet.data import TrainingInput
+
+data = Path(sys.argv[1])
+config = dataclasses.replace(
+    Config(), device="cpu", layout="NCHW", precision="fp32", pad_channels=False, num_classes=10,
+    image_size=32, eval_resize=32, batch_size=50, dali_threads=1, dali_shuffle_buffer=100, seed=5,
+)  # fmt: skip
+
+
+def source(shard, shards):
+    return TrainingInput(config, data, Ranks(shard, shards, shard, shards, mx.cpu()))
+
+
+def labels_of_files():
+    with RecordReader(data / "train.rec") as reader:
+        return collections.Counter(int(unpack(record)[0].label) for record in reader)
+
+
+seen = collections.Counter()
+for shard in range(2):
+    stream = source(shard, 2)
+    for _ in range(1500 // 2 // config.batch_size):
+        seen.update(int(label) for label in stream.next()[1].asnumpy())
+
+unbroken = source(0, 1)
+for _ in range(40):
+    unbroken.next()
+state = unbroken.checkpoint()
+resumed = TrainingInput(config, data, Ranks(0, 1, 0, 1, mx.cpu()), state)
+same = True
+for _ in range(40):
+    for left, right in zip(unbroken.next(), resumed.next()):
+        same = same and np.array_equal(left.asnumpy(), right.asnumpy())
+
+padded = pipeline.Input(
+    records=data / "train.rec", index=data / "train.idx", shard=0, shards=1, batch_size=8, device_id=None,
+    threads=1, prefetch=1, image_size=32, layout="NHWC", precision="fp32", pad_channels=True, seed=1, mmap=False,
+)  # fmt: skip
+augmentation = pipeline.Augmentation((0.5, 1.0), (0.75, 1.25), True, 16, 0, 0.0)
+shape = pipeline.training_pipeline(padded, augmentation, None).run()[0].as_tensor().shape()
+
+# Two ranks over the same single shard would draw the same images in the same order, but other crops.
+first = source(0, 1).next()[0].asnumpy()
+other = (
+    TrainingInput(dataclasses.replace(config, seed=6), data, Ranks(0, 1, 0, 1, mx.cpu())).next()[0].asnumpy()
+)
+print(
+    json.dumps(
+        {
+            "labels of two shards over an epoch": sorted(seen.items()),
+            "labels of the files": sorted(labels_of_files().items()),
+            "resumed equals unbroken": bool(same),
+            "crops differ between ranks": not np.array_equal(first, other),
+            "shape NHWC padded": list(shape),
+        }
+    )
+)

@@ -1,0 +1,167 @@
+"""Catalogue and configuration: every system resolves, values keep their origin, mistakes are named."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from encore import catalogue, configuration
+from encore.catalogue import System
+from encore.configuration import Configuration, resolve
+from encore.errors import EncoreError
+
+RESNET = catalogue.choose("resnet")
+SYSTEMS = catalogue.systems(RESNET)
+
+# (round, system) -> nodes, GPUs a node, global batch, optimizer, learning rate, warm-up, epochs, offset:
+# SUBMITTED is typed from the submissions' tables a second time, so that a slip in a TOML file shows.
+SUBMITTED = {
+    ("v0.5", "dgx1"): (1, 8, 1664, "sgd", 0.6, 5, 100, 2),
+    ("v0.5", "dgx1_n80"): (80, 8, 16640, "sgd", 4.1, 15, 100, 1),
+    ("v0.5", "dgx2"): (1, 16, 4096, "sgd", 1.8, 8, 100, 3),
+    ("v0.5", "dgx2_n32"): (32, 16, 16384, "sgd", 4.096, 15, 100, 1),
+    ("v0.6", "dgx1"): (1, 8, 1664, "lars", 5, 5, 72, 3),
+    ("v0.6", "dgx1_n130"): (130, 8, 54080, "lars", 38, 25, 90, 1),
+    ("v0.6", "dgx2"): (1, 16, 3328, "lars", 10, 5, 72, 3),
+    ("v0.6", "dgx2_n32"): (32, 16, 33280, "lars", 31.2, 25, 77, 3),
+    ("v0.6", "dgx2_n96"): (96, 16, 59904, "lars", 40.7, 33, 90, 1),
+    ("v0.7", "dgx1"): (1, 8, 1664, "lars", 7.4, 2, 37, 0),
+    ("v0.7", "dgx2"): (1, 16, 3328, "sgd", 6, 5, 42, 0),
+    ("v0.7", "dgx2_n32"): (32, 16, 33280, "lars", 21.2, 16, 58, 3),
+    ("v0.7", "dgx2_n96"): (96, 16, 59904, "lars", 26, 33, 90, 1),
+    ("v0.7", "dgxa100"): (1, 8, 3264, "sgd", 6, 5, 42, 0),
+    ("v0.7", "dgxa100_n2"): (2, 8, 3264, "sgd", 6, 5, 42, 0),
+    ("v0.7", "dgxa100_n96"): (96, 8, 34560, "lars", 21.6, 17, 59, 2),
+    ("v0.7", "dgxa100_n192"): (192, 8, 44544, "lars", 23.5, 22, 70, 1),
+    ("v0.7", "dgxa100_n230"): (230, 8, 64400, "lars", 24.699, 31, 90, 0),
+}
+
+
+def resolved(system: str, round_name: str | None, gpus: int, *settings: str) -> Configuration:
+    found = catalogue.find_system(RESNET, system, round_name)
+    return resolve(RESNET, found, 1, gpus, list(settings))
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda s: s.file)
+def test_every_system_resolves_as_it_stands(system: System) -> None:
+    found = resolve(RESNET, system, system.nodes, system.gpus_per_node, [])
+    assert found.deviations == ()
+    assert found.is_submitted == (system.kind == "submitted")
+    assert system.file == f"{system.system}_{system.round}.toml"
+
+
+def test_every_submitted_configuration_is_there_with_its_values() -> None:
+    found = {}
+    for system in SYSTEMS:
+        if system.kind == "submitted":
+            config = system.config
+            ranks = system.nodes * system.gpus_per_node
+            found[system.round, system.system] = (
+                system.nodes,
+                system.gpus_per_node,
+                config["batch_size"] * ranks,
+                config["optimizer"],
+                config["learning_rate"],
+                config["warmup_epochs"],
+                config["epochs"],
+                config["eval_offset"],
+            )
+    assert found == SUBMITTED
+
+
+def test_quality_targets_follow_the_round() -> None:
+    assert resolved("dgx1", "v0.5", 8).get("quality_target") == 0.749
+    assert resolved("dgx1", "v0.6", 8).get("quality_target") == 0.759
+    assert resolved("dgx1", "v0.7", 8).get("quality_target") == 0.759
+
+
+def test_precedence_and_origin() -> None:
+    plain = resolved("dgx1", "v0.7", 8)
+    assert (plain.values["depth"].value, plain.values["depth"].origin) == (50, "default")
+    assert plain.values["quality_target"].origin == "benchmark.toml, round v0.7"
+    assert plain.values["learning_rate"].origin == "systems/dgx1_v0.7.toml"
+    changed = resolved("dgx1", "v0.7", 8, "learning_rate=3.5", "decay_epochs=[1, 2]", "mirror=false")
+    assert (changed.get("learning_rate"), changed.values["learning_rate"].origin) == (3.5, "--set")
+    assert changed.get("decay_epochs") == (1, 2)
+    assert changed.get("mirror") is False
+    assert not changed.is_submitted
+    assert any("learning_rate = 3.5" in deviation for deviation in changed.deviations)
+
+
+def test_newest_round_is_the_default() -> None:
+    assert catalogue.find_system(RESNET, "dgx1", None).round == "v0.7"
+
+
+@pytest.mark.parametrize(("system", "factor"), [("dgxa100", 0.5), ("dgx1", math.sqrt(0.5))])
+def test_another_number_of_gpus_scales_the_learning_rate(system: str, factor: float) -> None:
+    whole, half = resolved(system, "v0.7", 8), resolved(system, "v0.7", 4)
+    assert half.get("batch_size") == whole.get("batch_size")
+    assert half.get("learning_rate") == pytest.approx(whole.get("learning_rate") * factor, rel=1e-5)
+    assert "rule:" in half.values["learning_rate"].origin
+    assert not half.is_submitted
+    assert "1 x 4 GPUs instead of 1 x 8" in half.deviations
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 64), (2, 32), (3, 21), (8, 8), (64, 1)])
+def test_small_system_keeps_the_global_batch(ranks: int, batch: int) -> None:
+    found = resolved("cpu", None, ranks)
+    assert found.get("batch_size") == batch
+    assert found.get("learning_rate") == 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (("lerning_rate=1",), "did you mean 'learning_rate'?"),
+        (("learning_rate=fast",), "a number"),
+        (("learning_rate=NaN",), "a number"),
+        (("batch_size=1.5",), "a whole number"),
+        (("batch_size=true",), "a whole number"),
+        (("mirror=2",), "true or false"),
+        (("depth=51",), "one of 18, 34, 50, 101, 152"),
+        (("optimizer=adam",), "one of sgd, lars"),
+        (("crop_area=[1]",), "two values"),
+        (("decay_epochs=3",), "a list of a whole number"),
+        (("seed=3",), "--seed"),
+        (("nothing",), "key=value"),
+        (("precision=fp16",), "device=cpu cannot run precision=fp16"),
+        (("layout=NHWC",), "no NHWC convolution"),
+        (("schedule=step",), "decay_epochs"),
+        (("eval_offset=7",), "eval_offset"),
+        (("batch_size=0",), "batch_size"),
+        (("epochs=0",), "epochs"),
+        (("eval_resize=8",), "eval_resize"),
+        (("quality_target=95",), "quality_target"),
+    ],
+)
+def test_mistakes_in_values_are_named(settings: tuple[str, ...], told: str) -> None:
+    with pytest.raises(EncoreError) as caught:
+        resolved("cpu", None, 2, *settings)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: catalogue.choose("resnt"), "did you mean 'resnet'?"),
+        (lambda: catalogue.find_system(RESNET, "dgx-1", None), "did you mean 'dgx1'?"),
+        (lambda: catalogue.find_system(RESNET, "dgx1", "v9"), "unknown round"),
+        (lambda: catalogue.find_system(RESNET, "dgxa100", "v0.5"), "use --round v0.7"),
+        (lambda: resolved("cpu", None, 65), "at most 64 ranks"),
+    ],
+)
+def test_mistakes_in_names_are_named(call: object, told: str) -> None:
+    with pytest.raises(EncoreError) as caught:
+        call()  # type: ignore[operator]
+    assert told in str(caught.value)
+
+
+def test_every_key_has_a_meaning() -> None:
+    meanings = configuration.fields_with_meaning(RESNET.folder)
+    assert set(meanings) == set(configuration.field_types(RESNET.folder))
+
+
+def test_benchmark_is_found_under_both_names() -> None:
+    assert catalogue.choose("resnet-mxnet") == RESNET
+    assert RESNET.name == "resnet"

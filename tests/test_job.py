@@ -1,0 +1,77 @@
+"""Jobs and the host runtime: exact command lines, nothing leaks in, rendering is pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from encore import catalogue, node, paths
+from encore.configuration import Configuration, resolve
+from encore.job import Job, Mount, Places, training_job
+from encore.runtimes import host
+
+RESNET = catalogue.choose("resnet")
+
+
+def configured(system: str, gpus: int) -> Configuration:
+    return resolve(RESNET, catalogue.find_system(RESNET, system, "v0.7"), 1, gpus, [])
+
+
+def job(system: str, gpus: int) -> Job:
+    mounts = (Mount(Path("/data"), "/data", True), Mount(Path("/out"), "/out", False))
+    return training_job(configured(system, gpus), Places("/data", "/out"), mounts, {"NCCL_DEBUG": "INFO"})
+
+
+TRAIN = (
+    "python", "-m", "benchmarks.resnet.mxnet.train",
+    "--config", "/out/config.json", "--data", "/data", "--output", "/out",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("gpus", [4, 8, 16])
+def test_several_ranks_start_by_horovodrun(gpus: int) -> None:
+    launcher = ("horovodrun", "--gloo", "-np", str(gpus), "--output-filename", "/out/ranks")
+    assert job("dgxa100", gpus).argv == launcher + TRAIN
+    assert job("dgxa100", gpus).gpus == gpus
+
+
+def test_one_rank_needs_no_launcher() -> None:
+    assert job("cpu", 1).argv == TRAIN
+    assert job("cpu", 1).gpus == 0
+
+
+def test_ranks_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "cores", lambda: 16)
+    assert job("cpu", 4).environment["OMP_NUM_THREADS"] == "4"
+    assert job("cpu", 32).environment["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in job("dgxa100", 8).environment
+
+
+def test_host_command_takes_over_named_variables_only() -> None:
+    caller = {
+        "PATH": "/usr/bin",
+        "HOME": "/home/me",
+        "LD_PRELOAD": "evil.so",
+        "NCCL_ALGO": "Tree",
+        "LANG": "C",
+    }
+    command = host.render(job("dgxa100", 8), Path("/env/bin/python"), caller)
+    assert command.environment == {
+        "HOME": "/home/me",
+        "LANG": "C",
+        "PATH": "/env/bin:/usr/bin",
+        "PYTHONPATH": str(paths.ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "NCCL_DEBUG": "INFO",
+    }
+    assert command.argv == job("dgxa100", 8).argv
+
+
+def test_rendering_twice_gives_the_same() -> None:
+    wanted = job("dgxa100", 8)
+    first = host.render(wanted, Path("/env/bin/python"), {"PATH": "/bin"})
+    assert host.render(wanted, Path("/env/bin/python"), {"PATH": "/bin"}) == first
+    assert wanted == job("dgxa100", 8)

@@ -1,0 +1,68 @@
+"""The wall between host side and container side, and the shape of the implementations."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from encore import catalogue, paths
+
+FRAMEWORKS = {"mxnet", "torch", "tensorflow", "horovod", "nvidia"}
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of all modules that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_training_code_never_imports_the_host_side() -> None:
+    for path in paths.BENCHMARKS.rglob("*.py"):
+        assert "encore" not in imported(path), path
+
+
+def test_host_side_imports_neither_framework_nor_benchmark() -> None:
+    for path in (paths.ROOT / "encore").rglob("*.py"):
+        assert not imported(path) & (FRAMEWORKS | {"benchmarks"}), path
+
+
+@pytest.mark.parametrize("path", sorted(paths.BENCHMARKS.glob("*/*/config.py")), ids=str)
+def test_config_needs_the_standard_library_alone(path: Path) -> None:
+    assert imported(path) <= {"__future__", "dataclasses", "typing", "typing_extensions"}
+
+
+def test_every_implementation_has_the_same_files() -> None:
+    for choice in catalogue.choices().values():
+        names = {path.name for path in choice.folder.iterdir()}
+        assert {"__init__.py", "train.py", "model.py", "data.py", "config.py", "bench.py", "systems"} <= names
+        assert (choice.folder.parent / "prepare.py").exists()
+        assert (choice.folder.parent / "README.md").exists()
+
+
+def test_training_main_is_short_enough_to_read() -> None:
+    for path in paths.BENCHMARKS.glob("*/*/train.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        (main,) = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "main"]
+        assert main.end_lineno is not None
+        assert main.end_lineno - main.lineno < 120, path
+        # The loop is visible in it: forward, backward, step.
+        text = ast.unparse(main)
+        assert "backward()" in text
+        assert ".step(" in text
+
+
+def test_no_file_is_a_heap() -> None:
+    for path in (*(paths.ROOT / "encore").rglob("*.py"), *paths.BENCHMARKS.rglob("*.py")):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+
+
+def test_training_code_parses_as_python_3_8() -> None:
+    for path in paths.BENCHMARKS.rglob("*.py"):
+        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
