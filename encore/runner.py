@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from encore import caches, catalogue, environment, mlperf_header, node, passport, paths, preflight, run_folder
 from encore import configuration as configurations
@@ -368,7 +367,7 @@ def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> tuple[Plan, 
             expected=f"id {wanted[:12]}",
             remedy="restore it, or start a new run",
         )
-    refuse_other_image(folder.passport(), plan.target)
+    runtimes.refuse_other_image(folder.passport(), plan.target)
     preflight.refuse_failed(
         [
             *runtimes.check(plan.target, plan.configuration, plan.machine, [plan.data, plan.results]),
@@ -377,14 +376,3 @@ def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> tuple[Plan, 
     )
     python = ensure_python(plan, hooks)
     return plan, execute(plan, folder, python, hooks, hang_seconds)
-
-
-def refuse_other_image(content: Mapping[str, Any], target: Target) -> None:
-    """An experiment must go on in the image that it began in."""
-    began = content["image"]["id"] if content["image"] else None
-    if began is not None and target.found is not None and target.found.id != began:
-        raise EncoreError(
-            f"{target.image} is not the image that the run began in",
-            expected=f"{began[:19]}, built from commit {content['image']['revision']}",
-            remedy="build it from that commit, or start a new run",
-        )

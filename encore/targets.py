@@ -229,3 +229,14 @@ def _release_of(labels: Mapping[str, str], choice: Choice) -> images.Release | N
         if release.framework == framework and release.reference == reference:
             return release
     return None if base else images.find_release(framework)
+
+
+def refuse_other_image(content: Mapping[str, Any], target: Target) -> None:
+    """An experiment must go on in the image that it began in."""
+    began = content["image"]["id"] if content["image"] else None
+    if began is not None and target.found is not None and target.found.id != began:
+        raise EncoreError(
+            f"{target.image} is not the image that the run began in",
+            expected=f"{began[:19]}, built from commit {content['image']['revision']}",
+            remedy="build it from that commit, or start a new run",
+        )

@@ -35,7 +35,10 @@ def shared_options(job: Job, container: Container) -> list[str]:
         "host",
         "--uts",
         "host",
-        *_communication(job),
+        # The host's name must lead to an address, for a single rank too: Gloo looks itself up.
+        "--network",
+        "host",
+        *_memory(job),
         *_limits(job, container),
         *[option for device in container.infiniband for option in ("--device", device)],
         *_mounts(job),
@@ -43,11 +46,9 @@ def shared_options(job: Job, container: Container) -> list[str]:
     ]
 
 
-def _communication(job: Job) -> list[str]:
-    # Ranks meet on the host's network, and NCCL and Gloo share memory through /dev/shm.
-    if job.ranks > 1:
-        return ["--network", "host", "--ipc", "host"]
-    return ["--shm-size", "1g"]
+def _memory(job: Job) -> list[str]:
+    # Ranks of one node talk through /dev/shm, NCCL as well as DALI's processes.
+    return ["--ipc", "host"] if job.ranks > 1 else ["--shm-size", "1g"]
 
 
 def _limits(job: Job, container: Container) -> list[str]:
