@@ -70,6 +70,7 @@ def describe(
     machine: node.Node,
     seeds: list[int],
     runtime: str,
+    image: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Content of run.json."""
     return {
@@ -90,7 +91,7 @@ def describe(
         "command": list(command.argv),
         "environment": redact(command.environment),
         "code": code_state(),
-        "image": None,
+        "image": image,
         "data": data_set,
         "seeds": seeds,
         "configuration": {

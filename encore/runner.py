@@ -12,6 +12,7 @@ from pathlib import Path
 from encore import caches, catalogue, environment, mlperf_header, node, passport, paths, preflight, run_folder
 from encore import configuration as configurations
 from encore import data as data_sets
+from encore import targets as runtimes
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration
 from encore.errors import EncoreError, ExitCode
@@ -21,6 +22,7 @@ from encore.node import Node
 from encore.run_folder import Experiment, ExperimentState, RunFolder
 from encore.runtimes import host
 from encore.supervise import Outcome, Signals, run
+from encore.targets import ON_HOST, Target
 
 MAX_GPUS = 4096
 
@@ -40,6 +42,8 @@ class Request:
     settings: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     drop_caches: bool | None = None
+    runtime: str = "auto"
+    image: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Plan:
     seeds: tuple[int, ...]
     extra_environment: Mapping[str, str]
     drop_caches: bool
+    target: Target = ON_HOST
 
     @property
     def label(self) -> str:
@@ -67,8 +72,8 @@ class Hooks:
     """How a run tells what it does."""
 
     step: Callable[[str], None]
-    prepare_data: Callable[[Path, Path], None]
-    """Makes the small data set with this Python in this folder."""
+    prepare_data: Callable[[Path, Path | Command], None]
+    """Makes the small data set in this folder, with this Python or by this command."""
     experiment: Callable[[Experiment], None]
     progress: Callable[[Progress], None]
     ended: Callable[[Experiment, Outcome], None]
@@ -112,8 +117,11 @@ def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> d
     return variables
 
 
-def make_plan(request: Request) -> Plan:
-    """Make all choices; EncoreError for names, numbers and combinations that cannot be."""
+def make_plan(request: Request, small_data: Path | None = None) -> Plan:
+    """Make all choices; EncoreError for names, numbers and combinations that cannot be.
+
+    ``small_data`` is where the small data set is made if not at its usual place.
+    """
     choice = catalogue.choose(request.name)
     if not 1 <= request.gpus <= MAX_GPUS:
         raise EncoreError(f"{request.gpus} GPUs asked for", expected=f"1 to {MAX_GPUS}", remedy="such as 8")
@@ -133,12 +141,13 @@ def make_plan(request: Request) -> Plan:
     return Plan(
         configuration=resolved,
         machine=machine,
-        data=(request.data or paths.default_data(choice.benchmark.name)).absolute(),
+        data=(request.data or small_data or paths.default_data(choice.benchmark.name)).absolute(),
         makes_small_data=small,
         results=(request.results or paths.default_results()).absolute(),
         seeds=tuple(first + number for number in range(request.runs)),
         extra_environment=parse_environment(request.environment, os.environ),
         drop_caches=system.kind != "small" if request.drop_caches is None else request.drop_caches,
+        target=runtimes.choose(request.runtime, choice, machine, resolved.get("device"), request.image),
     )
 
 
@@ -148,6 +157,8 @@ def checks(plan: Plan) -> list[preflight.Check]:
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         made = preflight.Check("OK", "data set", f"the small one will be made in {plan.data}")
         found = [made if check.name == "data set" else check for check in found]
+    folders = [plan.data, plan.results]
+    found = [*runtimes.check(plan.target, plan.configuration, plan.machine, folders), *found]
     if plan.configuration.nodes > 1:
         remedy = f"give the GPUs of one node: {plan.configuration.ranks_per_node}"
         found.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", remedy))
@@ -161,15 +172,45 @@ def job_of(plan: Plan, output: Path) -> Job:
     return training_job(plan.configuration, places, mounts, plan.extra_environment)
 
 
-def render(plan: Plan, output: Path, python: Path) -> Command:
-    """The command of the experiment in ``output`` on this machine."""
-    return host.render(job_of(plan, output), python, os.environ)
+def render(plan: Plan, output: Path, python: Path | None) -> Command:
+    """The command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
+    return _render(plan, job_of(plan, output), runtimes.container_name(output), python)
+
+
+def _render(plan: Plan, job: Job, name: str, python: Path | None) -> Command:
+    if python is not None:
+        return host.render(job, python, os.environ)
+    return runtimes.render(plan.target, job, name, os.environ)
+
+
+def prepare_quietly(directory: Path, by: Path | Command) -> None:
+    """A hook that makes the small data set and shows nothing."""
+    data_sets.prepare(directory.name, directory, data_sets.Preparation(), by)
+
+
+def preparation_command(plan: Plan) -> Command:
+    """The command that makes the small data set in a container."""
+    prepare = data_sets.prepare_command("python", plan.data.name, plan.data, data_sets.Preparation())
+    mounts = (Mount(plan.data, str(plan.data), False),)
+    job = Job(argv=(*prepare, "--progress", "json"), environment={}, mounts=mounts, ranks=1, gpus=0)
+    return _render(plan, job, runtimes.container_name(plan.data), None)
 
 
 def dry_run_command(plan: Plan) -> Command:
     """The command that a run would execute, without making anything."""
-    made = environment.describe(plan.configuration.choice.implementation.framework)
-    return render(plan, plan.results / f"TIME-{plan.label}" / "experiment_0", made.python)
+    output = plan.results / f"TIME-{plan.label}" / "experiment_0"
+    if plan.target.runtime != "host":
+        return render(plan, output, None)
+    return render(
+        plan, output, environment.describe(plan.configuration.choice.implementation.framework).python
+    )
+
+
+def ensure_python(plan: Plan, hooks: Hooks) -> Path | None:
+    """The Python of the framework's environment, made if need be; None where an image brings its own."""
+    if plan.target.runtime != "host":
+        return None
+    return environment.ensure_environment(plan.configuration.choice.implementation.framework, hooks.step)
 
 
 def as_shell(command: Command) -> str:
@@ -182,14 +223,16 @@ def as_shell(command: Command) -> str:
     )
 
 
-def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path]:
+def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None]:
     """Set up what is missing, check, and make the run folder; returns it with the environment's Python."""
     if not plan.makes_small_data:
         preflight.refuse_failed(checks(plan))
     preflight.refuse_failed([check for check in checks(plan) if check.name != "data set"])
-    python = environment.ensure_environment(plan.configuration.choice.implementation.framework, hooks.step)
+    python = ensure_python(plan, hooks)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
-        hooks.prepare_data(plan.data, python)
+        # An engine mounts only what is there.
+        plan.data.mkdir(parents=True, exist_ok=True)
+        hooks.prepare_data(plan.data, python or preparation_command(plan))
     preflight.refuse_failed(checks(plan))
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
     data_set = {
@@ -199,17 +242,20 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path]:
         "counts": dict(found.counts),
     }
     command = render(plan, plan.results / "RUN" / "experiment_0", python)
-    content = passport.describe(plan.configuration, command, data_set, plan.machine, list(plan.seeds), "host")
+    seeds = list(plan.seeds)
+    content = passport.describe(
+        plan.configuration, command, data_set, plan.machine, seeds, plan.target.runtime, plan.target.as_json()
+    )
     content["drop_caches"] = plan.drop_caches
     content["extra_environment"] = passport.redact(plan.extra_environment)
     system = passport.system_description(plan.configuration, plan.machine)
-    folder = run_folder.create(
-        plan.results, plan.label, content, system, plan.configuration.plain(), list(plan.seeds)
-    )
+    folder = run_folder.create(plan.results, plan.label, content, system, plan.configuration.plain(), seeds)
     return folder, python
 
 
-def execute(plan: Plan, folder: RunFolder, python: Path, hooks: Hooks, hang_seconds: float) -> ExitCode:
+def execute(
+    plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, hang_seconds: float
+) -> ExitCode:
     """Run every experiment that has not ended yet; stops at the first that fails or is interrupted."""
     with Signals() as signals:
         for experiment in folder.experiments():
@@ -228,7 +274,7 @@ def execute(plan: Plan, folder: RunFolder, python: Path, hooks: Hooks, hang_seco
 def _run_experiment(
     plan: Plan,
     experiment: Experiment,
-    python: Path,
+    python: Path | None,
     hooks: Hooks,
     signals: Signals,
     hang_seconds: float,
@@ -282,15 +328,18 @@ def plan_of(folder: RunFolder) -> Plan:
     resolved = Configuration(
         choice, system, content["nodes"], content["ranks_per_node"], values, tuple(content["deviations"])
     )
+    machine = node.this_node()
+    image = content["image"]["name"] if content["image"] else None
     return Plan(
         configuration=resolved,
-        machine=node.this_node(),
+        machine=machine,
         data=Path(content["data"]["folder"]),
         makes_small_data=False,
         results=folder.path.parent,
         seeds=tuple(content["seeds"]),
         extra_environment=_restore_secrets(content["extra_environment"]),
         drop_caches=content["drop_caches"],
+        target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image),
     )
 
 
@@ -318,6 +367,12 @@ def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> tuple[Plan, 
             expected=f"id {wanted[:12]}",
             remedy="restore it, or start a new run",
         )
-    preflight.refuse_failed(preflight.check_devices(plan.configuration, plan.machine))
-    python = environment.ensure_environment(plan.configuration.choice.implementation.framework, hooks.step)
+    runtimes.refuse_other_image(folder.passport(), plan.target)
+    preflight.refuse_failed(
+        [
+            *runtimes.check(plan.target, plan.configuration, plan.machine, [plan.data, plan.results]),
+            *preflight.check_devices(plan.configuration, plan.machine),
+        ]
+    )
+    python = ensure_python(plan, hooks)
     return plan, execute(plan, folder, python, hooks, hang_seconds)

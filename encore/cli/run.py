@@ -14,6 +14,7 @@ from encore import data, judge, preflight, run_folder, runner
 from encore.cli.live import RunView, clock
 from encore.cli.tables import plain_table
 from encore.errors import EncoreError, ExitCode
+from encore.job import Command
 from encore.run_folder import Experiment, RunFolder
 from encore.supervise import Outcome
 
@@ -25,6 +26,8 @@ Examples:
   encore run resnet 8 --system dgxa100 --data /data/imagenet --runs 5
 
   encore run resnet 8 --system dgxa100 --round v0.7 --dry-run
+
+  encore run resnet 8 --data /data/imagenet --runtime docker
 
   encore run --resume results/20261120T101500Z-resnet-mxnet-cpu
 
@@ -63,6 +66,10 @@ def run(
     hang_seconds: Annotated[
         float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")
     ] = 600.0,
+    runtime: Annotated[str, typer.Option(help="auto, host, docker, podman, apptainer or enroot.")] = "auto",
+    image: Annotated[
+        str | None, typer.Option(help="Image to run in; default: the benchmark's that was built last.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -90,11 +97,15 @@ def run(
         settings=tuple(settings or ()),
         environment=tuple(environment or ()),
         drop_caches=drop_caches,
+        runtime=runtime,
+        image=image,
     )
     plan = runner.make_plan(request)
     if dry_run:
         _print_plan(console, plan, as_json)
         return
+    if runtime == "auto":
+        console.print(f"runtime {plan.target.runtime}: {plan.target.why}", highlight=False)
     for check in runner.checks(plan):
         if check.level == "WARN":
             console.print(f"[yellow]warning[/] {check.name}: {check.found}", highlight=False)
@@ -116,12 +127,12 @@ def _hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> 
     def step(text: str) -> None:
         console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False)
 
-    def prepare(directory: Path, python: Path) -> None:
+    def prepare(directory: Path, by: Path | Command) -> None:
         from encore.cli.data import shown_progress
 
         console.print(f"making the small data set in {directory}", highlight=False)
         with shown_progress(console) as on_update:
-            data.prepare(directory.name, directory, data.Preparation(), python, on_update)
+            data.prepare(directory.name, directory, data.Preparation(), by, on_update)
 
     def start(experiment: Experiment) -> None:
         count = len(folder.experiments()) if folder else 1
