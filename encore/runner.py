@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from encore import caches, catalogue, environment, mlperf_header, node, passport, paths, preflight, run_folder
 from encore import configuration as configurations
@@ -93,13 +94,28 @@ def choose_system(
         raise EncoreError(
             f"no system of {choice.name} in round {wanted_round}", remedy="name one with --system"
         )
-    gpu = machine.gpus[0].name
+    gpu = machine.gpus[0]
 
-    def distance(system: System) -> tuple[bool, bool, int]:
-        family = system.accelerator.replace("NVIDIA ", "").replace("Tesla ", "").split("-")[0]
-        return (system.nodes > 1, family not in gpu, abs(system.gpus_per_node - gpus))
+    def distance(system: System) -> tuple[bool, bool, float, int]:
+        # Of accelerators that nothing was submitted on, the memory says best which batch will fit.
+        other = preflight.family(system.accelerator) not in gpu.name
+        memory = abs(preflight.memory_gib(system.accelerator) - gpu.memory_gib) if other else 0.0
+        return (system.nodes > 1, other, memory, abs(system.gpus_per_node - gpus))
 
     return min(candidates, key=distance)
+
+
+def check_gpus(gpus: int) -> None:
+    """Refuse a number of GPUs that cannot be."""
+    if not 1 <= gpus <= MAX_GPUS:
+        raise EncoreError(f"{gpus} GPUs asked for", expected=f"1 to {MAX_GPUS}", remedy="such as 8")
+
+
+def spread(system: System, gpus: int) -> tuple[int, int]:
+    """Nodes, and GPUs on each: as in the system for its own number of GPUs, else all on one node."""
+    if gpus == system.nodes * system.gpus_per_node:
+        return system.nodes, system.gpus_per_node
+    return 1, gpus
 
 
 def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> dict[str, str]:
@@ -123,18 +139,14 @@ def make_plan(request: Request, small_data: Path | None = None) -> Plan:
     ``small_data`` is where the small data set is made if not at its usual place.
     """
     choice = catalogue.choose(request.name)
-    if not 1 <= request.gpus <= MAX_GPUS:
-        raise EncoreError(f"{request.gpus} GPUs asked for", expected=f"1 to {MAX_GPUS}", remedy="such as 8")
+    check_gpus(request.gpus)
     if request.runs < 1:
         raise EncoreError(f"--runs {request.runs}", expected="at least 1", remedy="--runs 5")
     if request.seed is not None and not 0 <= request.seed < 2**31:
         raise EncoreError(f"--seed {request.seed}", expected="0 to 2147483647")
     machine = node.this_node()
     system = choose_system(choice, request.gpus, machine, request.system, request.round)
-    nodes = max(1, request.gpus // system.gpus_per_node) if system.nodes > 1 else 1
-    if system.nodes > 1 and request.gpus != system.nodes * system.gpus_per_node:
-        nodes = 1
-    per_node = request.gpus // nodes
+    nodes, per_node = spread(system, request.gpus)
     resolved = configurations.resolve(choice, system, nodes, per_node, list(request.settings))
     small = system.kind == "small" and request.data is None
     first = request.seed if request.seed is not None else secrets.randbits(31) % (2**31 - request.runs)
@@ -163,6 +175,13 @@ def checks(plan: Plan) -> list[preflight.Check]:
         remedy = f"give the GPUs of one node: {plan.configuration.ranks_per_node}"
         found.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", remedy))
     return found
+
+
+def refuse(plan: Plan) -> list[preflight.Check]:
+    """Refuse a plan with a failed check; returns the warnings."""
+    found = checks(plan)
+    preflight.refuse_failed(found)
+    return [check for check in found if check.level == "WARN"]
 
 
 def job_of(plan: Plan, output: Path) -> Job:
@@ -225,15 +244,12 @@ def as_shell(command: Command) -> str:
 
 def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None]:
     """Set up what is missing, check, and make the run folder; returns it with the environment's Python."""
-    if not plan.makes_small_data:
-        preflight.refuse_failed(checks(plan))
-    preflight.refuse_failed([check for check in checks(plan) if check.name != "data set"])
     python = ensure_python(plan, hooks)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         # An engine mounts only what is there.
         plan.data.mkdir(parents=True, exist_ok=True)
         hooks.prepare_data(plan.data, python or preparation_command(plan))
-    preflight.refuse_failed(checks(plan))
+    refuse(plan)
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
     data_set = {
         "id": found.id,
@@ -241,13 +257,16 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
         "folder": str(plan.data),
         "counts": dict(found.counts),
     }
-    command = render(plan, plan.results / "RUN" / "experiment_0", python)
     seeds = list(plan.seeds)
-    content = passport.describe(
-        plan.configuration, command, data_set, plan.machine, seeds, plan.target.runtime, plan.target.as_json()
-    )
-    content["drop_caches"] = plan.drop_caches
-    content["extra_environment"] = passport.redact(plan.extra_environment)
+
+    def content(path: Path) -> dict[str, Any]:
+        command = render(plan, path / "experiment_0", python)
+        target = (plan.target.runtime, plan.target.as_json())
+        told = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
+        told["drop_caches"] = plan.drop_caches
+        told["extra_environment"] = passport.redact(plan.extra_environment)
+        return told
+
     system = passport.system_description(plan.configuration, plan.machine)
     folder = run_folder.create(plan.results, plan.label, content, system, plan.configuration.plain(), seeds)
     return folder, python
@@ -341,6 +360,15 @@ def plan_of(folder: RunFolder) -> Plan:
         drop_caches=content["drop_caches"],
         target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image),
     )
+
+
+def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
+    """The command that would go on with an experiment."""
+    plan = plan_of(folder)
+    python = None
+    if plan.target.runtime == "host":
+        python = environment.describe(plan.configuration.choice.implementation.framework).python
+    return render(plan, experiment.folder, python)
 
 
 def _restore_secrets(variables: Mapping[str, str]) -> dict[str, str]:

@@ -208,8 +208,8 @@ class HangWatch:
         beats = processes.heartbeats(self._folder)
         if not beats or time.time() - max(beat.time for beat in beats) < self._hang_seconds:
             return ""
-        # All wait for the one that came least far.
-        slowest = min(beats, key=lambda beat: (beat.step, beat.time))
+        # All wait for the one that is stopped, or else for the one that came least far.
+        slowest = min(beats, key=lambda beat: (not processes.is_stopped(beat), beat.step, beat.time))
         self.suspect = slowest.rank
         silent = time.time() - max(beat.time for beat in beats)
         return (
@@ -220,6 +220,9 @@ class HangWatch:
 
 DISK_FULL = ("No space left on device", "File too large", "FileStream.Write incomplete")
 """What a rank says when it cannot write: the C library twice, MXNet once."""
+
+PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
+"""What horovodrun puts before each line of a rank."""
 
 FAILURE = re.compile(r"Process (\d+) exit with status code (\d+)")
 """What horovodrun prints for each rank that ends badly; the first one is the cause."""
@@ -251,7 +254,8 @@ def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
             break
     else:
         text = _read(folder / "launcher.txt")
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    plain = (PREFIX.sub("", line).rstrip() for line in text.splitlines())
+    lines = [line for line in plain if line]
     return tuple(lines[-LAST_LINES:])
 
 

@@ -147,7 +147,7 @@ def container_name(folder: Path) -> str:
 def check(target: Target, configuration: Configuration, machine: Node, folders: list[Path]) -> list[Check]:
     """All checks of a run in a container, beside those of any run."""
     if target.runtime == "host":
-        return [Check("OK", "runtime", f"host: {target.why}")]
+        return [check_host(target, configuration)]
     if target.problem is not None:
         told = target.problem
         found = told.found + (f" (expected: {told.expected})" if told.expected else "")
@@ -159,6 +159,15 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
     if configuration.get("device") == "gpu":
         checks += _check_gpu_run(target, configuration, machine)
     return checks
+
+
+def check_host(target: Target, configuration: Configuration) -> Check:
+    """The host runtime's environments hold what PyPI has, which is built for CPUs."""
+    if configuration.get("device") != "gpu":
+        return Check("OK", "runtime", f"host: {target.why}")
+    choice = configuration.choice
+    found = f"the host runtime's {choice.implementation.framework} is built for CPUs ({target.why})"
+    return Check("FAIL", "runtime", found, f"make build-{choice.name}, then run with --runtime docker")
 
 
 def check_path(folder: Path) -> Check:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Optional
 
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 0.05
 
 
 class StopRequest:
@@ -47,9 +47,10 @@ class StopRequest:
 
 
 class Heartbeat:
-    """Writes ``PID HOST STEP UNIX_TIME`` of one rank to a small file, at most once a second.
+    """Writes ``PID HOST STEP UNIX_TIME`` of one rank to a small file, at most 20 times a second.
 
     The launcher compares the files to find a rank that died or hangs, on any node that shares the folder.
+    It must be this often: while one rank hangs, the others come a few steps further and no more.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -39,8 +41,14 @@ for module in (run, show, data, doctor, bench, images, results):
     module.register(app)
 
 
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Entry point of the ``encore`` command."""
+    # A job scheduler's SIGTERM ends a set-up or a preparation as Ctrl-C does: children first.
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         app()
     except EncoreError as error:

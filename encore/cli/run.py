@@ -77,12 +77,10 @@ def run(
     """Train a benchmark, follow it, and judge the result."""
     console = Console(stderr=as_json, soft_wrap=True)
     if resume is not None:
-        _refuse_with_resume(benchmark, gpus)
-        folder = run_folder.open_run(resume.absolute())
-        with RunView(console) as view:
-            hooks = _hooks(console, view, folder)
-            _, code = runner.resume(folder, hooks, hang_seconds)
-        _finish(console, folder, code, as_json)
+        new = (benchmark, gpus, system, round_name, data_folder, results, seed, settings, environment, image)
+        _refuse_with_resume(any(each is not None for each in new) or runs != 1 or runtime != "auto")
+        _resume(console, resume.absolute(), hang_seconds, dry_run, as_json)
+        return
     if benchmark is None or gpus is None:
         raise EncoreError("no benchmark or no number of GPUs given", expected="encore run BENCHMARK GPUS")
     request = runner.Request(
@@ -106,21 +104,33 @@ def run(
         return
     if runtime == "auto":
         console.print(f"runtime {plan.target.runtime}: {plan.target.why}", highlight=False)
-    for check in runner.checks(plan):
-        if check.level == "WARN":
-            console.print(f"[yellow]warning[/] {check.name}: {check.found}", highlight=False)
+    for check in runner.refuse(plan):
+        console.print(f"[yellow]warning[/] {check.name}: {check.found}", highlight=False)
     folder, python = runner.prepare_and_create(plan, _hooks(console, None, None))
     with RunView(console) as view:
         code = runner.execute(plan, folder, python, _hooks(console, view, folder), hang_seconds)
     _finish(console, folder, code, as_json)
 
 
-def _refuse_with_resume(benchmark: str | None, gpus: int | None) -> None:
-    if benchmark is not None or gpus is not None:
+def _refuse_with_resume(something_new: bool) -> None:
+    if something_new:
         raise EncoreError(
-            "--resume takes benchmark and GPUs from the run folder",
-            remedy="leave them out: encore run --resume RUN",
+            "--resume takes all that is to be run from the run folder",
+            expected="no other arguments than --hang-seconds, --dry-run and --json",
+            remedy="encore run --resume RUN",
         )
+
+
+def _resume(console: Console, path: Path, hang_seconds: float, dry_run: bool, as_json: bool) -> None:
+    folder = run_folder.open_run(path)
+    if dry_run:
+        for experiment in folder.experiments():
+            if experiment.state().status not in run_folder.FINISHED:
+                typer.echo(runner.as_shell(runner.resumed_command(folder, experiment)))
+        return
+    with RunView(console) as view:
+        _, code = runner.resume(folder, _hooks(console, view, folder), hang_seconds)
+    _finish(console, folder, code, as_json)
 
 
 def _hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
@@ -203,6 +213,10 @@ def _print_judgements(console: Console, folder: RunFolder, judgements: list[judg
             _compliance(each),
         )
     console.print(table)
+    if any(each.resumed and each.minutes is not None for each in judgements):
+        console.print(
+            "a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses"
+        )
     for each in judgements[:1]:
         _print_findings(console, each)
     console.print(judge.standing(folder), highlight=False)

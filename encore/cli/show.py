@@ -97,9 +97,10 @@ def show(
     """Show a resolved configuration, with the place that each value comes from."""
     choice = catalogue.choose(benchmark)
     machine = node.this_node()
+    if gpus is not None:
+        runner.check_gpus(gpus)
     chosen = runner.choose_system(choice, gpus or len(machine.gpus) or 1, machine, system, round_name)
-    per_node = gpus or chosen.gpus_per_node
-    nodes = chosen.nodes if gpus is None else 1
+    nodes, per_node = runner.spread(chosen, gpus or chosen.nodes * chosen.gpus_per_node)
     resolved = configuration.resolve(choice, chosen, nodes, per_node, list(settings or ()))
     if as_json:
         content = {
