@@ -234,8 +234,7 @@ def first_line_of_run(docker: EngineUnderTest, data: Path, results: Path) -> flo
 def first_line_of_engine(docker: EngineUnderTest, results: Path) -> float:
     """Seconds from the same command, given to the engine directly, to its first line."""
     content = json.loads((next(results.iterdir()) / "run.json").read_text(encoding="utf-8"))
-    argv = [word.replace("/RUN/", "/bare/") for word in content["command"]]
-    (results / "bare" / "experiment_0").mkdir(parents=True, exist_ok=True)
+    argv = content["command"]
     environment = {**docker.environment, **content["environment"]}
     began = time.monotonic()
     child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
