@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore import building, engines, gate, images
+from encore import building, engines, gate, images, names
 from encore.catalogue import Choice
 from encore.configuration import Configuration
 from encore.engines import Engine, Image
@@ -68,7 +68,7 @@ ON_HOST = Target()
 def choose(runtime: str, choice: Choice, machine: Node, device: str, image: str | None = None) -> Target:
     """The runtime that was asked for, or with ``auto`` the first that has an image of the benchmark."""
     if runtime not in RUNTIMES:
-        raise EncoreError(f"unknown runtime {runtime!r}", expected=f"one of {', '.join(RUNTIMES)}")
+        raise names.unknown("runtime", runtime, RUNTIMES)
     if runtime != "auto":
         return _look(runtime, choice, "asked for", image)
     tried = [_look(name, choice, f"{name} has the image", image) for name in RENDERERS if _is_here(name)]
