@@ -27,6 +27,8 @@ class StopRequest:
         self._armed = False
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
+        # A crash inside a framework's library leaves the Python stacks in the rank's output.
+        faulthandler.enable(file=sys.__stderr__, all_threads=True)
         # The launcher asks a rank that hangs for the stacks of all its threads with SIGUSR1.
         faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
 
