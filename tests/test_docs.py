@@ -126,7 +126,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     for name in ("DIR", "OUT"):
         (folder / name).mkdir()
     passport = {"benchmark": "resnet", "round": "v0.7"}
-    run = run_folder.create(folder / "results", "resnet-mxnet-cpu", lambda path: passport, {}, {}, list(range(5)))
+    run = run_folder.create(
+        folder / "results", "resnet-mxnet-cpu", lambda path: passport, {}, {}, list(range(5))
+    )
     for experiment in run.experiments():
         log = resnet_v07(40 + experiment.number, start_ms=1_592_669_288_183 + 10**7 * experiment.number)
         experiment.log.write_text(log, encoding="utf-8")

@@ -251,9 +251,10 @@ def test_start_costs_at_most_a_second_more_than_the_engine(
     docker: EngineUnderTest, data: Path, tmp_path: Path
 ) -> None:
     ours, bare = [], []
-    for number in range(3):
+    for number in range(5):
         results = tmp_path / str(number)
         ours.append(first_line_of_run(docker, data, results))
         bare.append(first_line_of_engine(docker, results))
     print(f"first line after {statistics.median(ours):.2f} s, bare engine {statistics.median(bare):.2f} s")
-    assert statistics.median(ours) - statistics.median(bare) < 1.0
+    # The least of each: whatever else this machine does can only add to them.
+    assert min(ours) - min(bare) < 1.0
