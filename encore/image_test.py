@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from encore import building, catalogue, engines, paths, run_folder, runner
+from encore import building, catalogue, engines, paths, planning, run_folder, runner
 from encore.catalogue import Choice
 from encore.engines import Engine, Image
 from encore.errors import EncoreError, ExitCode
@@ -90,7 +90,7 @@ def _training(choice: Choice, engine: Engine) -> str:
     with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
         small = choice.benchmark.small_data.system
         data = Path(temporary) / choice.benchmark.name
-        request = runner.Request(
+        request = planning.Request(
             name=choice.name,
             gpus=1,
             system=small,
@@ -98,7 +98,7 @@ def _training(choice: Choice, engine: Engine) -> str:
             settings=("epochs=1", "warmup_epochs=0"),
             runtime=engine.name,
         )
-        plan = runner.make_plan(request, small_data=data)
+        plan = planning.make_plan(request, small_data=data)
         quiet = runner.Hooks(
             step=lambda text: None,
             prepare_data=runner.prepare_quietly,
