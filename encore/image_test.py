@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from encore import building, catalogue, data, engines, paths, run_folder, runner
+from encore import building, catalogue, data, engines, paths, planning, run_folder, runner
 from encore.catalogue import Choice
 from encore.engines import Engine, Image
 from encore.errors import EncoreError, ExitCode
@@ -91,7 +91,7 @@ def _training(choice: Choice, engine: Engine) -> str:
     with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
         small = choice.benchmark.small_data.system
         folder = Path(temporary) / choice.benchmark.name
-        request = runner.Request(
+        request = planning.Request(
             name=choice.name,
             gpus=1,
             system=small,
@@ -99,7 +99,7 @@ def _training(choice: Choice, engine: Engine) -> str:
             settings=("epochs=1", "warmup_epochs=0"),
             runtime=engine.name,
         )
-        plan = runner.make_plan(request, small_data=folder)
+        plan = planning.make_plan(request, small_data=folder)
         quiet = runner.Hooks(
             step=lambda text: None,
             prepare_data=_prepare,

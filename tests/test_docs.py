@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from encore import catalogue, configuration, node, paths, run_folder, runner, tables, telemetry
+from encore import catalogue, configuration, node, paths, planning, run_folder, runner, tables, telemetry
 from encore import passport as passports
 from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
@@ -415,7 +415,7 @@ def source_text() -> str:
 
 def test_run_folder_page_knows_every_field() -> None:
     text = prose(paths.ROOT / "docs" / "run-folder.md")
-    plan = runner.make_plan(runner.Request("resnet", 1, system="cpu", seed=1))
+    plan = planning.make_plan(planning.Request("resnet", 1, system="cpu", seed=1))
     command = runner.dry_run_command(plan)
     content = passports.describe(plan.configuration, command, {}, plan.machine, [1], "host")
     known = {*content, *node.this_node().as_json(), *telemetry.sample_host()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue, node, preflight, runner
+from encore import catalogue, node, planning, preflight
 from encore.configuration import Configuration, resolve
 from encore.errors import EncoreError
 from encore.node import Gpu, Node
@@ -90,7 +90,7 @@ def test_unsubmitted_count_is_said() -> None:
     ],
 )
 def test_system_for_a_machine(gpus: list[str], count: int, system: str) -> None:
-    assert runner.choose_system(RESNET, count, machine(*gpus), None, None).system == system
+    assert planning.choose_system(RESNET, count, machine(*gpus), None, None).system == system
 
 
 def test_another_accelerator_is_warned_of() -> None:

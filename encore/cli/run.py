@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from encore import data, judge, preflight, run_folder, runner
+from encore import data, judge, planning, preflight, run_folder, runner
 from encore.cli.live import RunView, clock
 from encore.cli.tables import plain_table
 from encore.errors import EncoreError, ExitCode
@@ -83,7 +83,7 @@ def run(
         return
     if benchmark is None or gpus is None:
         raise EncoreError("no benchmark or no number of GPUs given", expected="encore run BENCHMARK GPUS")
-    request = runner.Request(
+    request = planning.Request(
         name=benchmark,
         gpus=gpus,
         system=system,
@@ -98,13 +98,13 @@ def run(
         runtime=runtime,
         image=image,
     )
-    plan = runner.make_plan(request)
+    plan = planning.make_plan(request)
     if dry_run:
         _print_plan(console, plan, as_json)
         return
     if runtime == "auto":
         console.print(f"runtime {plan.target.runtime}: {plan.target.why}", highlight=False)
-    for check in runner.refuse(plan):
+    for check in planning.refuse(plan):
         console.print(f"[yellow]warning[/] {check.name}: {check.found}", highlight=False)
     folder, python = runner.prepare_and_create(plan, _hooks(console, None, None))
     with RunView(console) as view:
@@ -244,9 +244,9 @@ def _print_findings(console: Console, each: judge.Judgement) -> None:
         )
 
 
-def _print_plan(console: Console, plan: runner.Plan, as_json: bool) -> None:
+def _print_plan(console: Console, plan: planning.Plan, as_json: bool) -> None:
     command = runner.dry_run_command(plan)
-    found = runner.checks(plan)
+    found = planning.checks(plan)
     if as_json:
         content = {
             "argv": command.argv,
