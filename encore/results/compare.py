@@ -1,8 +1,8 @@
 """Was the published result reproduced? Time per epoch and epochs to the target, each against the submitted runs.
 
-    from encore.results.compare import compare
-    found = compare(side, "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet")
-    print(found.verdict, found.score.ratio, found.reasons)
+from encore.results.compare import compare
+found = compare(side, "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet")
+print(found.verdict, found.score.ratio, found.reasons)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from encore.results.digest import submission
-from encore.results.nearest import find_submission, same_target
+from encore.results.nearest import OWN_SYSTEM, find_submission, same_target
 from encore.results.published import PublishedResult
 from encore.results.rules import data_size
 from encore.results.sides import Side, load_side
@@ -25,6 +25,8 @@ WITHIN = 0.05
 """Difference that still counts as the same result, as users ask for it."""
 _SIGNIFICANT_Z = 2.0
 _LEAST_SHARE_OF_DATA = 0.99
+_ROUNDED_MINUTES = 0.00006
+"""published.csv gives scores to four places."""
 
 
 class Verdict(str, Enum):
@@ -220,7 +222,7 @@ def _judge(
     """The verdict and what it rests on, in the order in which a reader would ask."""
     if theirs is None or cell is None:
         return Verdict.NOT_COMPARABLE, [how]
-    obstacles = list(_obstacles(ours, theirs, cell))
+    obstacles = list(_obstacles(ours, theirs, cell, same_system=how == OWN_SYSTEM))
     if obstacles:
         return Verdict.NOT_COMPARABLE, obstacles
     if _missed_too_often(ours):
@@ -264,21 +266,25 @@ def _beside(factor: Factor | None, within: float) -> list[str]:
     return [_in_words(factor)] if factor is not None and factor.differs(within) else []
 
 
-def _obstacles(ours: Side, theirs: Side, cell: PublishedResult) -> Iterator[str]:
-    """What keeps the two from being the same kind of run."""
+def _obstacles(ours: Side, theirs: Side, cell: PublishedResult, *, same_system: bool) -> Iterator[str]:
+    """What keeps the two from being the same kind of run.
+
+    ``same_system``: both bear the system's name, so that what the name seems to say of it does not matter.
+    """
     if ours.benchmark != cell.benchmark:
         yield f"a run of {ours.benchmark}, a result of {cell.benchmark}"
     if not same_target(ours, cell):
         yield f"{ours.round or 'a round that is not known'} and {cell.round} have different quality targets"
-    kind = str(ours.passport.get("submission") or "")
-    on_cpu = ours.is_cpu and theirs.hardware.accelerators != 0
+    on_cpu = ours.is_cpu and theirs.hardware.accelerators != 0 and not same_system
     if on_cpu:
         yield "a run on a CPU is no reproduction of a result on accelerators"
     size = data_size(ours.benchmark)
     if size is not None and size.train is not None and _is_small(ours, theirs, size.train):
-        yield f"trained on {ours.train_samples:g} samples; the benchmark's data set has {size.train:g}"
-    yield from () if on_cpu else _hardware_obstacles(ours, theirs)
-    if ours.division == "open" and kind.startswith("not a submitted configuration"):
+        yield f"trained on {ours.train_samples:,.0f} samples; the benchmark's data set has {size.train:,}"
+    if not on_cpu and not same_system:
+        yield from _hardware_obstacles(ours, theirs)
+    kind = str(ours.passport.get("submission") or "")
+    if "a study, not a submission" in kind:
         yield kind
 
 
@@ -303,7 +309,9 @@ def _caveats(ours: Side, theirs: Side | None) -> Iterator[str]:
         yield f"no official score ({ours.missing}): compared by the mean of {ours.score.count} runs"
     if theirs is None:
         return
-    if family(ours.hardware.accelerator) is None and ours.hardware.accelerators != 0:
+    if theirs.published is not None and _same_runs(ours, theirs):
+        yield "these are the submitted runs themselves"
+    elif family(ours.hardware.accelerator) is None and ours.hardware.accelerators != 0:
         yield "the logs do not say what they ran on: taken to be what was submitted"
     elif family(theirs.hardware.accelerator) is None and theirs.hardware.accelerators != 0:
         yield f"what {theirs.label} ran on is not known here"
@@ -314,6 +322,16 @@ def _caveats(ours: Side, theirs: Side | None) -> Iterator[str]:
     if theirs.published is not None and theirs.published.note:
         yield f"of the published result: {theirs.published.note}"
     yield from dict.fromkeys(flag for run in ours.logs for flag in run.flags if "by hand" in flag)
+
+
+def _same_runs(ours: Side, theirs: Side) -> bool:
+    return (
+        ours.score_is_official
+        and ours.score is not None
+        and theirs.score is not None
+        and ours.runs == theirs.runs
+        and abs(ours.score.estimate - theirs.score.estimate) < _ROUNDED_MINUTES
+    )
 
 
 def _confidence(ours: Side, theirs: Side | None, verdict: Verdict, within: float) -> float | None:

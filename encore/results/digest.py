@@ -135,9 +135,7 @@ def _from_digest(cell: PublishedResult) -> Side | None:
 
 def _digest(side: Side, cell: PublishedResult) -> dict[str, Any]:
     ended = [(run, length_of(run)) for run in side.logs if run.elapsed_minutes]
-    pairs = [
-        (run, length) for run, length in ended if length is not None and length.unit == side.length_unit
-    ]
+    pairs = [(run, length) for run, length in ended if length is not None and length.unit == side.length_unit]
     return {
         "name": cell.name,
         "benchmark": cell.benchmark,

@@ -1,7 +1,7 @@
 """Finds the submission that a run is to be compared with: the one named, its own, or the nearest.
 
-    from encore.results.nearest import find_submission
-    cell, how = find_submission(side, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet")
+from encore.results.nearest import find_submission
+cell, how = find_submission(side, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet")
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from encore.results.rules import canonical, targets_of
 from encore.results.sides import Side
 from encore.results.systems import cells_at, family, framework_of
 
+OWN_SYSTEM = "the system that the folder is named after"
 _SUBMITTED = "the submitted configuration of "
 _FAR = 10.0
 _LISTED = 6
@@ -26,10 +27,10 @@ def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResul
         return _named(side, name), "as named"
     if side.benchmark is None:
         return None, "the logs do not say which benchmark they are of"
-    if side.folder is not None:
+    if side.folder is not None and not side.passport:
         cells = cells_at(side.folder, side.round, side.benchmark)
         if cells and cells[0].score_minutes is not None:
-            return cells[0], "the system that the folder is named after"
+            return cells[0], OWN_SYSTEM
     stated = _stated(side)
     if stated is not None:
         return stated, "the submission that the configuration was read from"
@@ -42,9 +43,7 @@ def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResul
 def rank(side: Side) -> list[PublishedResult]:
     """Published cells of the benchmark with a score, the nearest first."""
     wanted = canonical(side.benchmark)
-    cells = [
-        cell for cell in load_published() if cell.benchmark == wanted and cell.score_minutes is not None
-    ]
+    cells = [cell for cell in load_published() if cell.benchmark == wanted and cell.score_minutes is not None]
     return sorted(cells, key=lambda cell: _distance(side, cell))
 
 
@@ -107,7 +106,9 @@ def _stated(side: Side) -> PublishedResult | None:
         (
             cell
             for cell in load_published()
-            if cell.system in name.split("/")[-1:] and cell.round == round_ and cell.benchmark == side.benchmark
+            if cell.system in name.split("/")[-1:]
+            and cell.round == round_
+            and cell.benchmark == side.benchmark
         ),
         None,
     )

@@ -1,8 +1,8 @@
 """A set of runs as one side of a comparison: our own, or a submission as it was published.
 
-    from encore.results.sides import load_sides
-    for side in load_sides("results/20260101T120000Z-resnet-mxnet-dgxa100"):
-        print(side.label, side.score.estimate, side.hardware.accelerator)
+from encore.results.sides import load_sides
+for side in load_sides("results/20260101T120000Z-resnet-mxnet-dgxa100"):
+    print(side.label, side.score.estimate, side.hardware.accelerator)
 """
 
 from __future__ import annotations

@@ -20,7 +20,11 @@ _GAP = re.compile(r"[\s_-]+")
 _FRAMEWORKS = ("hugectr", "mxnet", "pytorch", "tensorflow", "mindspore", "paddle", "jax", "nemo", "popart")
 _RELEASE = re.compile(r"(?:ngc|nvidia release\s+|ngc \w+ )(\d\d\.\d\d)", re.IGNORECASE)
 _PLATFORM = re.compile(r"^(\d+)\s*x\s*(.+)$", re.IGNORECASE)
-_BOXES = (("dgx a100", "NVIDIA A100-SXM4", 8), ("dgx-1", "Tesla V100-SXM2", 8), ("dgx-2", "Tesla V100-SXM3", 16))
+_BOXES = (
+    ("dgx a100", "NVIDIA A100-SXM4", 8),
+    ("dgx-1", "Tesla V100-SXM2", 8),
+    ("dgx-2", "Tesla V100-SXM3", 16),
+)
 _NOT_A_NUMBER = re.compile(r"\D+")
 _ABOVE = 5
 

@@ -1,8 +1,8 @@
 """Where a run's time went, and how far it had to train, by the timestamps of its log.
 
-    from encore.results.timing import phases_of, length_of
-    run = read_run("result_0.txt")
-    print(phases_of(run).evaluate_s, length_of(run))
+from encore.results.timing import phases_of, length_of
+run = read_run("result_0.txt")
+print(phases_of(run).evaluate_s, length_of(run))
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from encore.results.run_log import Phase, Quality, RunLog
 _TRAINING_STARTS = ("epoch_start", "block_start", "train_epoch")
 _STEPS_FROM = 1000
 """No run of any round trained for so many epochs: a larger number is one of steps or samples."""
+_SLACK_S = 1.0
 _COUNTS_SAMPLES = frozenset({"bert"})
 """NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples."""
 
@@ -104,10 +105,18 @@ def length_of(run: RunLog) -> Length | None:
 
 
 def deciding(run: RunLog) -> Quality | None:
-    """The first evaluation that met every target, else the last one."""
-    met = (point for point in run.quality if all(target.met_by(point.values) for target in run.targets))
-    first = next(met, None) if run.targets else None
-    return first or (run.quality[-1] if run.quality else None)
+    """The evaluation that ended the run: the last one on the clock.
+
+    Where none on the clock met the target, it is the first that did: Minigo's checkpoints are evaluated later.
+    """
+    met = [point for point in run.quality if all(target.met_by(point.values) for target in run.targets)]
+    limit = None if run.stop_s is None else run.stop_s + _SLACK_S
+    on_time = [
+        point for point in run.quality if limit is None or point.time_s is None or point.time_s <= limit
+    ]
+    if run.converged and met and not any(point in on_time for point in met):
+        return met[0]
+    return (on_time or list(run.quality) or [None])[-1]
 
 
 def _counted(run: RunLog, point: Quality) -> Length:
@@ -157,9 +166,7 @@ def _covered(intervals: Sequence[tuple[float, float]], low: float = 0.0, high: f
     return sum(max(min(end, high) - max(begin, low), 0.0) for begin, end in intervals)
 
 
-def _epochs(
-    phases: Sequence[Phase], evaluations: Sequence[tuple[float, float]], stop: float
-) -> list[float]:
+def _epochs(phases: Sequence[Phase], evaluations: Sequence[tuple[float, float]], stop: float) -> list[float]:
     """Seconds of each epoch, from its start to the next one's, without the evaluations in it."""
     starts: dict[float | None, float] = {}
     for phase in phases:
