@@ -18,13 +18,23 @@ from encore.results.nearest import OWN_SYSTEM, find_submission, same_target
 from encore.results.published import PublishedResult
 from encore.results.rules import data_size
 from encore.results.sides import Side, load_side
-from encore.results.statistics import Sample, further_runs, interval, ratio_draws, ratio_interval, z_score
+from encore.results.statistics import (
+    Sample,
+    further_runs,
+    interval,
+    is_significant,
+    ratio_draws,
+    ratio_interval,
+    z_score,
+)
 from encore.results.systems import family
 
 WITHIN = 0.05
 """Difference that still counts as the same result, as users ask for it."""
-_SIGNIFICANT_Z = 2.0
-_LEAST_SHARE_OF_DATA = 0.99
+_LEAST_SHARE_OF_DATA = {"dlrm": 0.4}
+"""Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set."""
+_RETINANET_SINCE = "v2.0"
+"""From here on ssd is RetinaNet on Open Images, and train_samples holds iterations in most logs."""
 _ROUNDED_MINUTES = 0.00006
 """published.csv gives scores to four places."""
 
@@ -53,13 +63,15 @@ class Factor:
     """Where the true ratio lies, with a probability of 95 %."""
     z: float | None = None
     """Our mean's distance from theirs in standard errors, by the spread of the submitted runs."""
+    beyond_spread: bool = True
+    """Whether the spread of the submitted runs leaves the distance unexplained, at a level of 5 %."""
     note: str = ""
 
     def differs(self, within: float) -> bool:
         """Whether the ratio is further from 1 than ``within``, and than the submitted spread explains."""
         if self.ratio is None or abs(self.ratio - 1) <= within:
             return False
-        return self.z is None or abs(self.z) > _SIGNIFICANT_Z
+        return self.beyond_spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +159,12 @@ def compare(
     if theirs is not None:
         score = _factor("time to the target", "min", ours.score, theirs.score)
         unit = ours.length_unit or "epochs"
+        mine = ours.by_last_evaluation() if theirs.counts_last else ours
         if unit == theirs.length_unit:
             one = unit.split(" ")[0].rstrip("s")
-            per_length = _factor(f"minutes per {one}", "min", ours.per_length, theirs.per_length)
-            lengths = _factor(f"{unit} to the target", unit, ours.lengths, theirs.lengths)
-            lengths = lengths or _ranged(ours, theirs)
+            per_length = _factor(f"minutes per {one}", "min", mine.per_length, theirs.per_length)
+            lengths = _factor(f"{unit} to the target", unit, mine.lengths, theirs.lengths)
+            lengths = lengths or _ranged(mine, theirs)
     verdict, reasons = _judge(ours, theirs, cell, (score, per_length, lengths), within, how)
     borrowed = ours.score
     if borrowed is not None and theirs is not None and theirs.score is not None:
@@ -182,6 +195,7 @@ def _factor(name: str, unit: str, ours: Sample | None, theirs: Sample | None) ->
         note = "one run: its spread is taken from the submission"
     elif theirs.spread is None:
         note = "the spread of the submitted runs is not known"
+    z = z_score(ours, theirs)
     return Factor(
         name=name,
         unit=unit,
@@ -189,7 +203,8 @@ def _factor(name: str, unit: str, ours: Sample | None, theirs: Sample | None) ->
         theirs=theirs.estimate,
         ratio=ours.estimate / theirs.estimate if theirs.estimate else None,
         interval=ratio_interval(ours_known, theirs),
-        z=z_score(ours, theirs),
+        z=z,
+        beyond_spread=z is None or is_significant(z, theirs.count),
         note=note,
     )
 
@@ -279,7 +294,7 @@ def _obstacles(ours: Side, theirs: Side, cell: PublishedResult, *, same_system: 
     if on_cpu:
         yield "a run on a CPU is no reproduction of a result on accelerators"
     size = data_size(ours.benchmark)
-    if size is not None and size.train is not None and _is_small(ours, theirs, size.train):
+    if size is not None and size.train is not None and _is_small(ours, theirs, cell, size.train):
         yield f"trained on {ours.train_samples:,.0f} samples; the benchmark's data set has {size.train:,}"
     if not on_cpu and not same_system:
         yield from _hardware_obstacles(ours, theirs)
@@ -288,10 +303,11 @@ def _obstacles(ours: Side, theirs: Side, cell: PublishedResult, *, same_system: 
         yield kind
 
 
-def _is_small(ours: Side, theirs: Side, full: int) -> bool:
-    if not ours.train_samples:
+def _is_small(ours: Side, theirs: Side, cell: PublishedResult, full: int) -> bool:
+    if not ours.train_samples or (cell.benchmark == "ssd" and cell.round >= _RETINANET_SINCE):
         return False
-    return ours.train_samples < _LEAST_SHARE_OF_DATA * min(full, theirs.train_samples or full)
+    least = _LEAST_SHARE_OF_DATA.get(cell.benchmark or "", 0.99)
+    return ours.train_samples < least * min(full, theirs.train_samples or full)
 
 
 def _hardware_obstacles(ours: Side, theirs: Side) -> Iterator[str]:

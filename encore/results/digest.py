@@ -94,6 +94,7 @@ def _from_row(cell: PublishedResult) -> Side:
         lengths=lengths,
         per_length=per_length,
         length_unit="epochs" if span else "",
+        counts_last=True,
         # v0.5 logs count epochs in several ways, which only the logs themselves tell apart.
         length_range=span if cell.round != "v0.5" else None,
         global_batch=cell.global_batch,
@@ -126,6 +127,7 @@ def _from_digest(cell: PublishedResult) -> Side | None:
         lengths=Sample.of(entry["lengths"]) if entry["lengths"] else None,
         length_unit=entry["unit"],
         length_range=None,
+        counts_last=False,
         per_length=Sample.of(entry["minutes_per_length"]) if entry["minutes_per_length"] else None,
         train_samples=entry["train_samples"],
         phases=entry["phases"],

@@ -11,7 +11,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Side:
     length_unit: str = ""
     length_range: tuple[float, float] | None = None
     """Least and most epochs, where only these were published."""
+    counts_last: bool = False
+    """Whether the epochs are those of the last evaluation in the log, which may come after the clock stopped."""
     per_length: Sample | None = None
     """Minutes per epoch (or per sample, or per evaluation), evaluation and start included."""
     global_batch: float | None = None
@@ -71,6 +73,22 @@ class Side:
             return self.hardware.accelerators
         nodes, each = self.passport.get("nodes"), self.passport.get("ranks_per_node")
         return nodes * each if isinstance(nodes, int) and isinstance(each, int) else None
+
+    def by_last_evaluation(self) -> Side:
+        """This side with its epochs counted to the last evaluation in the log, as published.csv counts them."""
+        pairs = [
+            (run.minutes, run.epochs)
+            for run in self.logs
+            if run.minutes is not None and (run.epochs or 0) > 0
+        ]
+        known = [(minutes, epochs) for minutes, epochs in pairs if epochs is not None]
+        if not known:
+            return self
+        return replace(
+            self,
+            lengths=Sample.of([epochs for _, epochs in known]),
+            per_length=Sample.of([minutes / epochs for minutes, epochs in known]),
+        )
 
     @property
     def is_cpu(self) -> bool:

@@ -105,6 +105,13 @@ def z_score(ours: Sample, theirs: Sample) -> float | None:
     return (ours.estimate - theirs.estimate) / error
 
 
+def is_significant(z: float, count: int, level: float = LEVEL) -> bool:
+    """Whether a z-score by the spread of ``count`` runs is larger than chance makes it (Student's t)."""
+    from scipy.stats import t
+
+    return count > 1 and abs(z) > float(t.ppf((1 + level) / 2, count - 1))
+
+
 def further_runs(sample: Sample, within: float, level: float = LEVEL) -> int | None:
     """How many more runs make the interval of the mean as narrow as ``within`` (0.05 for 5 %) on each side.
 

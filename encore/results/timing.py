@@ -7,6 +7,7 @@ print(phases_of(run).evaluate_s, length_of(run))
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -116,7 +117,8 @@ def deciding(run: RunLog) -> Quality | None:
     ]
     if run.converged and met and not any(point in on_time for point in met):
         return met[0]
-    return (on_time or list(run.quality) or [None])[-1]
+    evaluations = on_time or list(run.quality)
+    return evaluations[-1] if evaluations else None
 
 
 def _counted(run: RunLog, point: Quality) -> Length:
@@ -174,6 +176,4 @@ def _epochs(phases: Sequence[Phase], evaluations: Sequence[tuple[float, float]],
             starts.setdefault(phase.epoch, phase.time_s)
     times = sorted(starts.values())
     edges = [*times, stop]
-    return [
-        end - begin - _covered(evaluations, begin, end) for begin, end in zip(edges, edges[1:], strict=False)
-    ]
+    return [end - begin - _covered(evaluations, begin, end) for begin, end in itertools.pairwise(edges)]
