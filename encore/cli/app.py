@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from encore import __version__
-from encore.cli import bench, compare, data, doctor, results, run, show
+from encore.cli import bench, compare, data, doctor, report, results, run, show
 from encore.errors import EncoreError, ExitCode
 
 app = typer.Typer(
@@ -35,7 +35,7 @@ def options(
     """Options of all commands."""
 
 
-for module in (run, show, data, doctor, bench, results, compare):
+for module in (run, show, data, doctor, bench, results, compare, report):
     module.register(app)
 
 

@@ -130,6 +130,7 @@ def _submission(ours: Side, name: str | None, logs: Path | None) -> Side:
 
 def _print_comparison(screen: Console, found: Comparison) -> None:
     from encore.cli.tables import plain_table
+    from encore.results.words import certainty
 
     against = f"{found.theirs.label} ({found.found_how})" if found.theirs else "no submission"
     say(screen, text(f"{found.ours.label}: {found.ours.benchmark or '?'} against {against}"))
@@ -145,7 +146,7 @@ def _print_comparison(screen: Console, found: Comparison) -> None:
         screen.print(table)
         for note in dict.fromkeys(factor.note for factor in found.factors if factor.note):
             say(screen, text(note, "dim"))
-    for line in sure(found):
+    for line in certainty(found):
         say(screen, text(line))
     for caveat in found.caveats:
         say(screen, text(f"note: {caveat}", "yellow"))
@@ -161,25 +162,6 @@ def _row(factor: Factor) -> list[str]:
         span,
         f"{factor.z:+.1f}" if factor.z is not None else "-",
     ]
-
-
-def sure(found: Comparison) -> list[str]:
-    """How sure the figures are, in sentences."""
-    lines = []
-    ours = found.ours
-    if ours.score is not None:
-        name = "score" if ours.score_is_official else f"mean of {ours.score.count} runs, not a score"
-        span = found.score_interval
-        interval = f", 95 % interval {span[0]:.3f} to {span[1]:.3f}" if span else ""
-        lines.append(f"{name}: {ours.score.estimate:.3f} minutes{interval}")
-    if found.confidence is not None:
-        lines.append(f"probability that the true ratio agrees with the verdict: {found.confidence:.0%}")
-    if found.further_runs is not None and ours.score is not None:
-        more = f"{found.further_runs} further runs" if found.further_runs else "no further run"
-        lines.append(f"{more} needed to know your mean to {found.within:.3%}".replace(".000%", " %"))
-    elif ours.score is not None and found.theirs is not None:
-        lines.append("how many runs a claim needs is not known: run at least twice")
-    return lines
 
 
 def _print_explanation(screen: Console, found: Explanation, most: int | None) -> None:

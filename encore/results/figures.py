@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from encore.results.measurements import Measurement
 from encore.results.tables import (
-    Table, accuracy_table, by_precision, by_release, relative_to, scaling_efficiency,
-)  # fmt: skip
+    Cell,
+    Table,
+    accuracy_table,
+    by_precision,
+    by_release,
+    relative_to,
+    scaling_efficiency,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -176,7 +182,7 @@ def phase_bars(
         _legend(axes)
 
     title = "Where the time went"
-    rows = tuple((label, *values) for label, values in sides)
+    rows: tuple[tuple[Cell, ...], ...] = tuple((label, *values) for label, values in sides)
     columns = ("run", *(f"{name}, {unit}" for name in names))
     return _figure("phases", title, draw, Table(title=title, columns=columns, rows=rows), height=2.6)
 
@@ -274,13 +280,19 @@ def _figure(
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Drawing
 
-    settings = {"svg.fonttype": "none", "svg.hashsalt": key, "font.family": "sans-serif", "font.size": 10}
+    settings: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": key,
+        "font.family": "sans-serif",
+        "font.size": 10,
+    }
     with mpl.rc_context(settings):
         drawing = Drawing(figsize=(_WIDTH, height), layout="constrained")
         drawing.patch.set_alpha(0.0)
         draw(drawing)
         text = io.StringIO()
-        FigureCanvasSVG(drawing).print_svg(text, metadata={"Date": None, "Creator": None})
+        canvas: Any = FigureCanvasSVG(drawing)
+        canvas.print_svg(text, metadata={"Date": None, "Creator": None})
     return Figure(key=key, title=title, svg=_for_page(text.getvalue(), key, title), table=table)
 
 
@@ -291,7 +303,8 @@ def _for_page(svg: str, key: str, title: str) -> str:
     for number, colour in enumerate(_SERIES, 1):
         svg = svg.replace(colour, f"var(--series-{number}, {colour})")
     svg = svg.replace(_INK, "var(--ink, #1b1f24)").replace(_GRID, "var(--grid, #d0d7de)")
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font: \1px system-ui, sans-serif", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", svg)
     return re.sub(
         r"<svg [^>]*?viewBox=\"([^\"]*)\"[^>]*>",
         lambda found: (
