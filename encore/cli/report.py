@@ -108,7 +108,6 @@ def _something(runs: list[Path] | None, study: str | None) -> None:
 
 def _print_table(table: Table) -> None:
     from encore.cli.tables import plain_table
-    from encore.results.tables import shown
 
     screen = console()
     made = plain_table(table.title, *table.columns)
@@ -116,7 +115,7 @@ def _print_table(table: Table) -> None:
         if all(not isinstance(row[number], str) for row in table.rows):
             column.justify = "right"
     for row in table.rows:
-        made.add_row(*(text(shown(cell)) for cell in row))
+        made.add_row(*(text(cell) for cell in table.texts(row)))
     screen.print(made)
     if table.note:
         say(screen, text(table.note, "dim"))

@@ -76,6 +76,7 @@ def accuracy_over_epochs(measurements: Sequence[Measurement], benchmark: str) ->
     def draw(drawing: Drawing) -> None:
         for position, name in enumerate(names, 1):
             axes = drawing.add_subplot(1, len(names), position)
+            axes.xaxis.get_major_locator().set_params(integer=True)
             _style(axes, "epochs", name if name != "value" else "quality")
             for number, each in enumerate(ours[:_MOST_LINES]):
                 curves = [curve for curve in each.curves if curve.name == name]
@@ -88,7 +89,6 @@ def accuracy_over_epochs(measurements: Sequence[Measurement], benchmark: str) ->
             )
             if target is not None:
                 axes.axhline(target, color=_INK, linestyle="--", linewidth=1, label=f"target {target:g}")
-            _legend(axes)
 
     title = f"Accuracy over epochs: {benchmark}"
     return _figure(f"accuracy-{benchmark}", title, draw, accuracy_table(ours))
@@ -115,7 +115,6 @@ def time_over_gpus(measurements: Sequence[Measurement]) -> Figure | None:
             for name, points in shown:
                 _line(part, points, [label for label, _ in lines].index(name), name)
             part.set_ylim(bottom=0)
-        _legend(axes)
 
     rows = tuple((name, int(gpus), minutes) for name, points in lines for gpus, minutes in points)
     title = "Training time over GPUs"
@@ -129,7 +128,8 @@ def efficiency(measurements: Sequence[Measurement]) -> Figure | None:
     table = scaling_efficiency(measurements)
     lines: dict[str, list[tuple[float, float]]] = {}
     for benchmark, system, base, gpus, value, _ in table.rows:
-        points = lines.setdefault(f"{benchmark}, {system}", [(_real(base), 1.0)])
+        name = f"{benchmark}, {system}" if len({row[1] for row in table.rows}) > 1 else str(benchmark)
+        points = lines.setdefault(name, [(_real(base), 1.0)])
         points.append((_real(gpus), _real(value)))
     if not lines:
         return None
@@ -142,7 +142,6 @@ def efficiency(measurements: Sequence[Measurement]) -> Figure | None:
         for number, (name, points) in enumerate(list(lines.items())[:_MOST_LINES]):
             _line(axes, points, number, _shortened(name))
         axes.set_ylim(bottom=0)
-        _legend(axes)
 
     return _figure("efficiency", table.title, draw, table)
 
@@ -179,12 +178,13 @@ def phase_bars(
             values = [values[number] for _, values in sides][::-1]
             axes.barh(labels, values, left=left, height=0.5, color=_SERIES[number % len(_SERIES)], label=name)
             left = [a + b for a, b in zip(left, values, strict=True)]
-        _legend(axes)
+        axes.set_ylim(-0.5, len(sides) - 0.5)
 
     title = "Where the time went"
     rows: tuple[tuple[Cell, ...], ...] = tuple((label, *values) for label, values in sides)
     columns = ("run", *(f"{name}, {unit}" for name in names))
-    return _figure("phases", title, draw, Table(title=title, columns=columns, rows=rows), height=2.6)
+    table = Table(title=title, columns=columns, rows=rows)
+    return _figure("phases", title, draw, table, height=1.4 + 0.45 * len(sides))
 
 
 def _bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) -> Figure | None:
@@ -266,10 +266,18 @@ def _style(axes: Axes, x: str, y: str) -> None:
         spine.set_color(_INK)
 
 
-def _legend(axes: Axes) -> None:
-    handles, _ = axes.get_legend_handles_labels()
+def _legend(drawing: Drawing) -> None:
+    """Below the plot, where it covers nothing; each name once."""
+    handles: dict[str, Any] = {}
+    for axes in drawing.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
     if handles:
-        axes.legend(frameon=False, fontsize=9, labelcolor=_INK)
+        columns = 1 if max(map(len, handles)) > 32 else min(len(handles), 3)
+        drawing.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False,
+            fontsize=9, labelcolor=_INK,
+        )  # fmt: skip
 
 
 def _figure(
@@ -290,6 +298,7 @@ def _figure(
         drawing = Drawing(figsize=(_WIDTH, height), layout="constrained")
         drawing.patch.set_alpha(0.0)
         draw(drawing)
+        _legend(drawing)
         text = io.StringIO()
         canvas: Any = FigureCanvasSVG(drawing)
         canvas.print_svg(text, metadata={"Date": None, "Creator": None})

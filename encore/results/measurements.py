@@ -124,9 +124,12 @@ def _curves(run: RunLog) -> list[Curve]:
     last = run.epochs
     # The curve ends where the run's length does, though the log may number its epochs from 0 or from -1.
     shift = length.value - last if length and last is not None and length.unit == "epochs" else 0.0
+    counts = len({point.epoch for point in run.quality}) > 1
     curves: dict[str, list[tuple[float, float]]] = {}
     for number, point in enumerate(run.quality, 1):
-        position = point.epoch + shift if point.epoch is not None and abs(shift) <= 2 else float(number)
+        position = (
+            point.epoch + shift if counts and point.epoch is not None and abs(shift) <= 2 else float(number)
+        )
         for name, value in point.values.items():
             curves.setdefault(name, []).append((position, value))
     return [

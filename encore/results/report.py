@@ -22,7 +22,7 @@ from encore.results.published import load_studies
 from encore.results.sides import Side, load_sides
 from encore.results.studies import MICROWAY, findings
 from encore.results.studies import tables as study_tables
-from encore.results.tables import Table, all_tables, shown
+from encore.results.tables import Table, all_tables
 
 _CLOCK = ("start_s", "train_s", "evaluate_s")
 _CLOCK_NAMES = ("start", "train", "evaluate")
@@ -135,7 +135,6 @@ def render(report: Report, template: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["shown"] = shown
     environment.filters["plain"] = _plain
     return environment.get_template(template).render(
         report=report, part=part, version=__version__, svg=Markup
@@ -185,17 +184,17 @@ def _keyed(figure: Figure | None, number: int) -> Figure | None:
 def _summary(sections: Sequence[Section]) -> Table:
     return Table(
         title="Summary",
-        columns=("run", "benchmark", "round", "minutes", "runs", "compared with", "ratio", "verdict"),
+        columns=("benchmark", "verdict", "ratio", "minutes", "converged", "run", "compared with"),
+        formats={"minutes": ".3f", "ratio": ".3f"},
         rows=tuple(
             (
-                section.side.label,
                 section.side.benchmark or "?",
-                section.side.round or "?",
-                section.side.score.estimate if section.side.score else None,
-                f"{section.side.converged} of {section.side.runs} converged",
-                section.comparison.theirs.label if section.comparison.theirs else "",
-                section.comparison.score.ratio if section.comparison.score else None,
                 section.comparison.verdict.value,
+                section.comparison.score.ratio if section.comparison.score else None,
+                section.side.score.estimate if section.side.score else None,
+                f"{section.side.converged} of {section.side.runs}",
+                section.side.label,
+                section.comparison.theirs.label if section.comparison.theirs else "",
             )
             for section in sections
         ),
@@ -207,6 +206,7 @@ def _runs(side: Side) -> Table:
 
     return Table(
         title="Runs",
+        formats={"minutes": ".3f"},
         columns=("file", "minutes", side.length_unit or "epochs", "quality", "seed", "remark"),
         rows=tuple(
             (
@@ -226,15 +226,16 @@ def _factors(comparison: Comparison) -> Table:
     return Table(
         title="Factors",
         columns=("factor", "yours", "theirs", "ratio", "95 % from", "95 % to", "z"),
+        formats={"ratio": ".3f", "95 % from": ".3f", "95 % to": ".3f", "z": ".1f"},
         rows=tuple(
             (
                 factor.name,
                 factor.ours,
                 factor.theirs,
-                round(factor.ratio, 4) if factor.ratio is not None else None,
-                round(factor.interval[0], 4) if factor.interval else None,
-                round(factor.interval[1], 4) if factor.interval else None,
-                round(factor.z, 2) if factor.z is not None else None,
+                factor.ratio,
+                factor.interval[0] if factor.interval else None,
+                factor.interval[1] if factor.interval else None,
+                round(factor.z, 1) if factor.z is not None else None,
             )
             for factor in comparison.factors
         ),
@@ -244,6 +245,7 @@ def _factors(comparison: Comparison) -> Table:
 def _differences(explanation: Explanation) -> Table:
     return Table(
         title="What differs, by weight",
+        formats={"ratio": ".3g"},
         columns=("rank", "area", "what", "yours", "theirs", "ratio"),
         rows=tuple(
             (rank, each.area, each.name, each.ours, each.theirs, each.ratio)

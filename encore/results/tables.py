@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from encore.errors import EncoreError
 from encore.names import unknown
@@ -27,6 +27,17 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+    formats: Mapping[str, str] = field(default_factory=dict)
+    """How a column's numbers are written, such as ".3f"; else as ``shown`` writes them."""
+
+    def texts(self, row: tuple[Cell, ...]) -> list[str]:
+        """The cells of a row as they are to be read."""
+        return [
+            format(cell + 0.0, self.formats[column])
+            if column in self.formats and isinstance(cell, int | float)
+            else shown(cell)
+            for column, cell in zip(self.columns, row, strict=True)
+        ]
 
     def as_csv(self) -> str:
         """The table as CSV, numbers unrounded."""
@@ -40,7 +51,9 @@ class Table:
         """The table as Markdown."""
         right = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
         lines = [f"| {' | '.join(self.columns)} |", f"|{'|'.join('---:' if r else '---' for r in right)}|"]
-        lines += [f"| {' | '.join(shown(cell).replace('|', '/') for cell in row)} |" for row in self.rows]
+        lines += [
+            f"| {' | '.join(text.replace('|', '/') for text in self.texts(row))} |" for row in self.rows
+        ]
         return "\n".join(lines)
 
 
@@ -122,7 +135,7 @@ def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
     bases = {
         each.benchmark: each
         for each in measurements
-        if wanted in (each.label.lower(), each.system.lower(), each.label.lower().rpartition("/")[2])
+        if wanted in (each.label.lower(), each.system.lower(), *each.label.lower().split("/"))
         and each.minutes
     }
     if not bases:
