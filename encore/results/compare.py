@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from encore.results.digest import submission
-from encore.results.nearest import OWN_SYSTEM, find_submission, same_target
+from encore.results.nearest import SAME_SYSTEM, find_submission, same_target
 from encore.results.published import PublishedResult
 from encore.results.rules import data_size
 from encore.results.sides import Side, load_side
@@ -237,7 +237,7 @@ def _judge(
     """The verdict and what it rests on, in the order in which a reader would ask."""
     if theirs is None or cell is None:
         return Verdict.NOT_COMPARABLE, [how]
-    obstacles = list(_obstacles(ours, theirs, cell, same_system=how == OWN_SYSTEM))
+    obstacles = list(_obstacles(ours, theirs, cell, same_system=how in SAME_SYSTEM))
     if obstacles:
         return Verdict.NOT_COMPARABLE, obstacles
     if _missed_too_often(ours):

@@ -72,11 +72,12 @@ def accuracy_over_epochs(measurements: Sequence[Measurement], benchmark: str) ->
     names = list(dict.fromkeys(curve.name for each in ours for curve in each.curves))
     if not names:
         return None
+    from matplotlib.ticker import MaxNLocator
 
     def draw(drawing: Drawing) -> None:
         for position, name in enumerate(names, 1):
             axes = drawing.add_subplot(1, len(names), position)
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             _style(axes, "epochs", name if name != "value" else "quality")
             for number, each in enumerate(ours[:_MOST_LINES]):
                 curves = [curve for curve in each.curves if curve.name == name]
@@ -141,6 +142,7 @@ def efficiency(measurements: Sequence[Measurement]) -> Figure | None:
         axes.axhline(1.0, color=_INK, linestyle="--", linewidth=1, label="linear")
         for number, (name, points) in enumerate(list(lines.items())[:_MOST_LINES]):
             _line(axes, points, number, _shortened(name))
+        axes.margins(y=0.08)
         axes.set_ylim(bottom=0)
 
     return _figure("efficiency", table.title, draw, table)

@@ -16,6 +16,9 @@ from encore.results.sides import Side
 from encore.results.systems import cells_at, family, framework_of
 
 OWN_SYSTEM = "the system that the folder is named after"
+OWN_PLATFORM = "the submitter and the platform that the logs name"
+SAME_SYSTEM = (OWN_SYSTEM, OWN_PLATFORM)
+"""Ways of finding a submission after which the two are the same system by name."""
 _SUBMITTED = "the submitted configuration of "
 _FAR = 10.0
 _LISTED = 6
@@ -31,6 +34,9 @@ def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResul
         cells = cells_at(side.folder, side.round, side.benchmark)
         if cells and cells[0].score_minutes is not None:
             return cells[0], OWN_SYSTEM
+    own = [] if side.passport else [cell for cell in rank(side) if _is_platform(side, cell)]
+    if own:
+        return own[0], OWN_PLATFORM
     stated = _stated(side)
     if stated is not None:
         return stated, "the submission that the configuration was read from"
@@ -68,6 +74,15 @@ def _org_differs(side: Side, cell: PublishedResult) -> float:
     """A log that names its submitter belongs to that submitter's systems first."""
     org = next((run.org for run in side.logs if run.org), None)
     return 0.0 if org is None or org.lower() == cell.submitter.lower() else 1.0
+
+
+def _is_platform(side: Side, cell: PublishedResult) -> bool:
+    """Whether the logs name the cell's submitter, round and system: ``tpu-v4-16`` for ``tpu-v4-16-TF``."""
+    first = next((run for run in side.logs if run.org and run.platform), None)
+    if first is None or cell.round != side.round or _org_differs(side, cell):
+        return False
+    system, platform = cell.system.lower(), (first.platform or "").lower()
+    return system.startswith(platform) and not system[len(platform) : len(platform) + 1].isalnum()
 
 
 def _differs(ours: object, theirs: object) -> float:
