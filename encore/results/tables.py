@@ -51,9 +51,7 @@ class Table:
         """The table as Markdown."""
         right = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
         lines = [f"| {' | '.join(self.columns)} |", f"|{'|'.join('---:' if r else '---' for r in right)}|"]
-        lines += [
-            f"| {' | '.join(text.replace('|', '/') for text in self.texts(row))} |" for row in self.rows
-        ]
+        lines += [f"| {' | '.join(_in_markdown(text) for text in self.texts(row))} |" for row in self.rows]
         return "\n".join(lines)
 
 
@@ -66,6 +64,11 @@ def shown(cell: Cell) -> str:
             return f"{cell:,.0f}"
         return f"{cell:.4f}".rstrip("0").rstrip(".") if abs(cell) < 10 else f"{cell:.5g}"
     return f"{cell:,}" if isinstance(cell, int) else cell
+
+
+def _in_markdown(text: str) -> str:
+    """Text of a cell that can neither end the cell nor be taken for HTML."""
+    return " ".join(text.replace("|", "/").replace("<", "&lt;").split())
 
 
 def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
