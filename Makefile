@@ -38,12 +38,47 @@ test: setup ## run the tests; makes the framework environments first
 	@$(PYTHON) -m pytest $(ARGS)
 
 .PHONY: lint
-lint: setup ## ruff, mypy and shellcheck
+lint: setup ## ruff, mypy, shellcheck and hadolint
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@git ls-files -z '*.sh' '*.sub' .ci/run | xargs -0 .venv/bin/shellcheck
+	@git ls-files -z '*Dockerfile' | xargs -0 .venv/bin/hadolint
 
 .PHONY: docs
 docs: setup ## write the generated tables in the documentation anew
 	@$(PYTHON) -m encore.tables --write
+
+# Containers: docs/containers.md. BASE: an NGC release such as 24.06, or standin; default: the catalogue's.
+BASE ?=
+# ENGINE: docker or podman; default: the first that answers.
+ENGINE ?=
+REGISTRY ?=
+IMAGES = $(ENCORE) images
+ENGINE_OPTION = $(if $(ENGINE),--engine $(ENGINE))
+
+build-%: ## build a benchmark's image: make build-resnet BASE=standin
+	@./setup.sh
+	@$(IMAGES) build $* $(if $(BASE),--base $(BASE)) $(ENGINE_OPTION) $(ARGS)
+
+push-%: ## push an image: make push-resnet REGISTRY=registry.example/team
+	@./setup.sh
+	@$(IMAGES) push $* --registry "$(REGISTRY)" $(ENGINE_OPTION)
+
+shell-%: ## open a shell in an image: make shell-resnet
+	@./setup.sh
+	@$(IMAGES) shell $* $(ENGINE_OPTION)
+
+test-image-%: ## check an image and train in it for an epoch: make test-image-resnet
+	@./setup.sh
+	@$(IMAGES) test $* $(ENGINE_OPTION)
+
+.PHONY: standin
+standin: ## build the CPU base that stands in for the NGC image
+	@./setup.sh
+	@$(IMAGES) standin $(ENGINE_OPTION)
+
+.PHONY: clean-images
+clean-images: ## remove the images that were built here
+	@./setup.sh
+	@$(IMAGES) clean $(ENGINE_OPTION)

@@ -58,7 +58,7 @@ if is_made; then
 fi
 
 echo "making .venv for Encore with $python (once)" >&2
-if ! "$python" -m venv --clear "$root/.venv" >"$log" 2>&1; then
+if ! "$python" -m venv "$root/.venv" >"$log" 2>&1; then
   fail "$python cannot make a virtual environment; see $log" "apt-get install python3-venv (Debian, Ubuntu)"
 fi
 pip=("$root/.venv/bin/python" -m pip install --disable-pip-version-check --no-input)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore import catalogue, configuration, data, environment, node, paths, runner
+from encore import catalogue, configuration, data, environment, node, paths, planning
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job, rank_environment
 from encore.runtimes import host
@@ -34,7 +34,7 @@ def measure(request: Request, on_step: Callable[[str], None], on_update: data.On
     """Run bench.py on one rank that has the whole machine; returns its JSON result."""
     choice = catalogue.choose(request.name)
     machine = node.this_node()
-    system = runner.choose_system(choice, 1, machine, request.system, request.round)
+    system = planning.choose_system(choice, 1, machine, request.system, request.round)
     resolved = configuration.resolve(choice, system, 1, 1, list(request.settings))
     python = environment.ensure_environment(choice.implementation.framework, on_step)
     folder = (request.data or paths.default_data(choice.benchmark.name)).absolute()

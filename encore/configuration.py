@@ -52,6 +52,11 @@ class Configuration:
         """Whether this is, value for value, a configuration that was submitted to MLPerf."""
         return self.system.kind == "submitted" and not self.deviations
 
+    @property
+    def division(self) -> str:
+        """MLPerf division by whose rules the run is checked."""
+        return "closed" if self.is_submitted else "open"
+
     def plain(self) -> dict[str, Any]:
         """Values without origins, as config.json holds them."""
         return {name: value.value for name, value in self.values.items()}
@@ -156,7 +161,11 @@ def _scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]
                 expected=f"at most {total} ranks",
                 remedy="ask for fewer GPUs, or use another system",
             )
-        return {"batch_size": Value(total // ranks, f"rule: global batch {total} over {ranks} ranks")}
+        rest = total % ranks
+        rounded = f", rounded down to {total - rest}" if rest else ""
+        return {
+            "batch_size": Value(total // ranks, f"rule: global batch {total} over {ranks} ranks{rounded}")
+        }
     ratio = ranks / submitted_ranks
     factor = ratio if system.config["optimizer"] == "sgd" else math.sqrt(ratio)
     rate = system.config["learning_rate"]
@@ -166,7 +175,7 @@ def _scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]
 
 
 def _deviations(
-    system: System, nodes: int, ranks_per_node: int, overrides: dict[str, Value]
+    system: System, nodes: int, ranks_per_node: int, values: dict[str, Value], overrides: dict[str, Value]
 ) -> tuple[str, ...]:
     found = []
     if (nodes, ranks_per_node) != (system.nodes, system.gpus_per_node) and not system.keep_global_batch:
@@ -174,7 +183,7 @@ def _deviations(
             f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}",
         )
     for name, value in overrides.items():
-        if system.config.get(name, value.value) != value.value or value.origin == "--set":
+        if value.value != values[name].value:
             found.append(f"{name} = {value.value} ({value.origin})")
     return tuple(found)
 
@@ -201,9 +210,9 @@ def resolve(
     for setting in settings:
         name, value = parse_setting(setting, wanted)
         overrides[name] = Value(value, "--set")
+    deviations = _deviations(system, nodes, ranks_per_node, values, overrides)
     values.update(overrides)
     _validate(config, values)
-    deviations = _deviations(system, nodes, ranks_per_node, overrides)
     return Configuration(choice, system, nodes, ranks_per_node, values, deviations)
 
 
@@ -213,7 +222,7 @@ def _validate(config: type[Any], values: dict[str, Value]) -> None:
         config(**{name: value.value for name, value in values.items()})
     except ValueError as error:
         raise EncoreError(
-            f"impossible configuration: {error}", remedy="change it with --set key=value"
+            f"impossible configuration: {error}", remedy="change these keys with --set KEY=VALUE"
         ) from error
 
 

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from encore import names, paths
 from encore.errors import EncoreError, ExitCode
+from encore.job import Command
 
 PASSPORT = "dataset.json"
 PARTS = "parts"
@@ -134,15 +135,21 @@ def prepare(
     benchmark: str,
     directory: Path,
     wanted: Preparation,
-    python: Path,
+    by: Path | Command,
     on_update: OnUpdate = lambda update: None,
 ) -> DataPassport:
-    """Prepares a data set with the given Python, or goes on preparing it, and returns its passport.
+    """Prepares a data set, or goes on preparing it, and returns its passport.
+
+    ``by`` is the Python that does the work, or a whole command that does it elsewhere.
 
     Raises:
         EncoreError: refused (exit code 2), broke on the way (1) or was interrupted (130).
     """
-    problems = follow(prepare_command(str(python), benchmark, directory, wanted), on_update)
+    if isinstance(by, Command):
+        problems = follow(list(by.argv), on_update, by.environment)
+    else:
+        command = prepare_command(str(by), benchmark, directory, wanted)
+        problems = follow([*command, "--progress", "json"], on_update)
     if problems:
         raise problems[0]
     return read_passport(directory)
@@ -156,24 +163,27 @@ def verify(
     on_update: OnUpdate = lambda update: None,
 ) -> list[EncoreError]:
     """Compares a data set with its passport and returns every difference; quick reads no whole file."""
-    problems = follow(verify_command(str(python), benchmark, directory, quick), on_update)
+    command = verify_command(str(python), benchmark, directory, quick)
+    problems = follow([*command, "--progress", "json"], on_update)
     if problems and problems[0].exit_code is not ExitCode.REFUSED:
         raise problems[0]
     return problems
 
 
-def follow(command: list[str], on_update: OnUpdate) -> list[EncoreError]:
+def follow(
+    command: list[str], on_update: OnUpdate, environment: Mapping[str, str] | None = None
+) -> list[EncoreError]:
     """Runs a ``prepare.py``, hands its progress on, and returns its problems, none when it did its work."""
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         try:
             child = subprocess.Popen(
-                [*command, "--progress", "json"],
+                command,
                 cwd=project_root(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**(os.environ if environment is None else environment), "PYTHONUNBUFFERED": "1"},
             )
         except OSError as error:
             raise EncoreError(
@@ -185,7 +195,9 @@ def follow(command: list[str], on_update: OnUpdate) -> list[EncoreError]:
         with child:
             try:
                 for line in child.stdout or ():
-                    problems += _take(line, on_update)
+                    # An image announces itself before its command; that is no word of the preparation's.
+                    if environment is None or line.startswith("{"):
+                        problems += _take(line, on_update)
                 child.wait()
             except KeyboardInterrupt:
                 _stop(child)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -219,10 +220,14 @@ def _run(environment: Environment, command: list[str]) -> None:
         )
         try:
             code = child.wait()
-        except BaseException:
-            os.killpg(child.pid, 15)
+        except KeyboardInterrupt:
+            os.killpg(child.pid, signal.SIGTERM)
             child.wait()
-            raise
+            raise EncoreError(
+                f"interrupted while making the {environment.framework} environment",
+                remedy="run the same command again: it goes on where it stopped",
+                exit_code=ExitCode.INTERRUPTED,
+            ) from None
     if code != 0:
         raise _explain(environment, log)
 

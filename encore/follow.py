@@ -53,6 +53,8 @@ class Progress:
     loss: float | None = None
     quality: float | None = None
     outcome: str | None = None
+    starts: int = 0
+    """How often the run was started or resumed."""
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
@@ -83,6 +85,7 @@ class Progress:
         """Take in one record of the stream; see benchmarks/common/metrics.py."""
         kind = record["kind"]
         if kind == "start":
+            self.starts += 1
             self.epochs = record["epochs"]
             self.steps_per_epoch = record["steps_per_epoch"]
             self.global_batch_size = record["global_batch_size"]

@@ -53,6 +53,9 @@ class Command:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     working_directory: Path
+    cleanup: tuple[str, ...] = ()
+    """Removes what the command may leave behind outside of its own processes; empty: nothing can be left."""
+    runtime: str = "host"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ class Judgement:
     quality: float | None
     """Last evaluation."""
     target: float
+    resumed: bool
+    """Whether it went on from a checkpoint: its minutes then include the time in between."""
     compliance: ComplianceReport | None
 
 
@@ -41,6 +43,7 @@ def judge_experiment(experiment: Experiment, ruleset: str | None) -> Judgement:
         epochs=progress.epoch,
         quality=progress.quality,
         target=progress.quality_target,
+        resumed=progress.starts > 1,
         compliance=check(experiment.result, ruleset) if ended else None,
     )
 

@@ -10,9 +10,10 @@ from encore.node import Node
 
 
 def write(path: Path, configuration: Configuration, machine: Node, cache_cleared: bool) -> None:
-    """Start the log at ``path`` with what is submitted, by whom and on what, and the cache event.
+    """Start the log at ``path`` with what is run, by whom and on what, and the cache event.
 
-    Encore submits nothing: the division is "open" and the status "research", whatever is reproduced.
+    A submitted configuration is checked by the rules of the closed division, anything else by those of the
+    open one; the status is always "research", since Encore submits nothing.
     """
     from mlperf_logging.mllog import constants
     from mlperf_logging.mllog.mllog import MLLogger
@@ -24,7 +25,7 @@ def write(path: Path, configuration: Configuration, machine: Node, cache_cleared
     try:
         log.event(constants.SUBMISSION_BENCHMARK, configuration.choice.benchmark.name)
         log.event(constants.SUBMISSION_ORG, "Encore")
-        log.event(constants.SUBMISSION_DIVISION, "closed" if configuration.is_submitted else "open")
+        log.event(constants.SUBMISSION_DIVISION, configuration.division)
         log.event(constants.SUBMISSION_STATUS, "research")
         log.event(constants.SUBMISSION_PLATFORM, platform_name(configuration, machine))
         log.event(constants.CACHE_CLEAR, cache_cleared)

@@ -16,6 +16,8 @@ from encore.job import Command
 
 SCHEMA = 1
 REDACTED = "(redacted)"
+ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")
+"""``NAME=`` or ``--env=NAME=``, before the value."""
 SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
 
 
@@ -46,8 +48,9 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     """Command line arguments with the values of ``NAME=VALUE`` taken out where NAME looks like a secret."""
     shown = []
     for argument in arguments:
-        name, separator, _ = argument.partition("=")
-        shown.append(f"{name}={REDACTED}" if separator and SECRET.search(name) else argument)
+        match = ASSIGNMENT.match(argument)
+        secret = match is not None and SECRET.search(match["name"])
+        shown.append(f"{match[0]}{REDACTED}" if match and secret else argument)
     return shown
 
 
@@ -70,6 +73,7 @@ def describe(
     machine: node.Node,
     seeds: list[int],
     runtime: str,
+    image: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Content of run.json."""
     return {
@@ -90,7 +94,7 @@ def describe(
         "command": list(command.argv),
         "environment": redact(command.environment),
         "code": code_state(),
-        "image": None,
+        "image": image,
         "data": data_set,
         "seeds": seeds,
         "configuration": {
@@ -108,7 +112,7 @@ def system_description(configuration: Configuration, machine: node.Node) -> dict
     gpu = machine.gpus[0] if machine.gpus and configuration.get("device") == "gpu" else None
     return {
         "submitter": "",
-        "division": "open",
+        "division": configuration.division,
         "status": "research",
         "system_name": machine.hostname,
         "number_of_nodes": str(configuration.nodes),

@@ -57,12 +57,22 @@ def check_data_set(configuration: Configuration, data: Path) -> tuple[Check, Dat
     try:
         passport = check_data(data, configuration.choice.benchmark.name)
     except EncoreError as error:
-        return Check("FAIL", "data set", error.found, error.remedy), None
+        expected = f"; expected {error.expected}" if error.expected else ""
+        return Check("FAIL", "data set", error.found + expected, error.remedy), None
     classes = configuration.values.get("num_classes")
     if classes is not None and passport.classes != classes.value:
         found = f"{passport.name} has {passport.classes} classes, the configuration {classes.value}"
-        return Check("FAIL", "data set", found, f"use --set num_classes={passport.classes}"), passport
+        return Check("FAIL", "data set", found, _other_data(configuration, passport)), passport
     return Check("OK", "data set", f"{passport.name} in {data}"), passport
+
+
+def _other_data(configuration: Configuration, passport: DataPassport) -> str:
+    """What to do about a data set that has another number of classes."""
+    change = f"--set num_classes={passport.classes}"
+    full = configuration.choice.benchmark.full_data.name
+    if configuration.system.kind == "small":
+        return f"use {change}"
+    return f"give the {full} data set: --data DIR; or train on this one with {change}"
 
 
 def check_results(results: Path) -> Check:
@@ -104,6 +114,27 @@ def check_limits(configuration: Configuration) -> Check:
     return Check("OK", "open files", f"limit {soft}")
 
 
+def family(accelerator: str) -> str:
+    """``V100`` of ``NVIDIA Tesla V100-SXM2-16GB``."""
+    return accelerator.replace("NVIDIA ", "").replace("Tesla ", "").split("-")[0]
+
+
+def memory_gib(accelerator: str) -> float:
+    """``16`` of ``NVIDIA Tesla V100-SXM2-16GB``; 0 where the name does not tell."""
+    last = accelerator.rsplit("-", 1)[-1].removesuffix("GB")
+    return float(last) if last.isdigit() else 0.0
+
+
+def check_accelerator(configuration: Configuration, machine: Node) -> list[Check]:
+    """Whether the GPUs are of the kind that the configuration was submitted on."""
+    submitted = configuration.system.accelerator
+    if configuration.get("device") == "cpu" or not machine.gpus or family(submitted) in machine.gpus[0].name:
+        return []
+    found = f"the configuration was submitted on {submitted}, this is {machine.gpus[0].name}"
+    remedy = "a batch that fits there may not fit here, and the times cannot be held against each other"
+    return [Check("WARN", "accelerator", found, remedy)]
+
+
 def check_submission(configuration: Configuration, passport: DataPassport | None) -> Check:
     """Whether the run can be held against a submitted one."""
     if configuration.get("device") == "cpu":
@@ -123,6 +154,7 @@ def check_run(configuration: Configuration, machine: Node, data: Path, results: 
     data_check, passport = check_data_set(configuration, data)
     return [
         *check_devices(configuration, machine),
+        *check_accelerator(configuration, machine),
         data_check,
         check_results(results),
         check_shared_memory(configuration),

@@ -78,6 +78,14 @@ def rank_processes(folder: Path) -> list[psutil.Process]:
     return alive
 
 
+def is_stopped(beat: Heartbeat) -> bool:
+    """Whether a rank of this machine is stopped by a signal, or waits for a device that does not answer."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if beat.host == platform.node():
+            return psutil.Process(beat.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP)
+    return False
+
+
 def dump_stacks(folder: Path) -> None:
     """Ask the ranks for the stacks of their threads; they write them to their standard error."""
     signal_ranks(folder, signal.SIGUSR1)

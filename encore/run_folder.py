@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -129,12 +130,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def create(
     results: Path,
     label: str,
-    passport: dict[str, Any],
+    passport: Callable[[Path], dict[str, Any]],
     system: dict[str, Any],
     config: dict[str, Any],
     seeds: list[int],
 ) -> RunFolder:
-    """Make a new run folder with one experiment per seed; it appears whole or not at all."""
+    """Make a new run folder with one experiment per seed; it appears whole or not at all.
+
+    ``passport`` is asked for the content of run.json once the folder's name is known.
+    """
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     path = _free_name(results, f"{stamp}-{label}")
     temporary = results / f".{path.name}.writing"
@@ -146,7 +150,7 @@ def create(
             folder = temporary / f"experiment_{number}"
             folder.mkdir()
             write_json(folder / "config.json", {**config, "seed": seed})
-        write_json(temporary / "run.json", passport)
+        write_json(temporary / "run.json", passport(path))
         temporary.rename(path)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from encore import processes
+from encore import engines, processes
 from encore.follow import Progress, Tail
 from encore.job import Command
 from encore.run_folder import Experiment, Status
@@ -23,6 +23,9 @@ POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0
 """Time for a checkpoint after a signal, before the ranks are killed."""
 LAST_LINES = 15
+CLEAN_UP_SECONDS = 30.0
+ENGINE_FAILED = (125, 126, 127)
+"""Exit codes of ``docker run`` and ``podman run`` for a container that did not start."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def run(
     _forget_heartbeats(experiment.folder / "heartbeat")
     tail = Tail(experiment.metrics)
     tail.read()
+    _clean_up(command)
     with (ranks / "launcher.txt").open("ab") as output:
         child = subprocess.Popen(
             command.argv,
@@ -81,10 +85,40 @@ def run(
         telemetry = Telemetry(experiment.folder / "telemetry.jsonl")
         telemetry.start()
         try:
-            return _watch(child, experiment, tail, signals, on_progress, hang_seconds)
+            outcome = _watch(child, experiment, tail, signals, on_progress, hang_seconds)
+            return _told_by_engine(command, child, experiment) or outcome
         finally:
-            _leave_none(child, experiment)
+            if _leave_none(child, experiment):
+                # What the engine was asked for before its client was killed may come about a moment later.
+                _clean_up(command)
+                time.sleep(POLL_SECONDS)
+            _clean_up(command)
             telemetry.stop()
+
+
+def _clean_up(command: Command) -> None:
+    """Remove the container of this experiment: left by a try that was killed, or by the one that ends now."""
+    if command.cleanup:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                command.cleanup,
+                env=dict(command.environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=CLEAN_UP_SECONDS,
+                check=False,
+            )
+
+
+def _told_by_engine(
+    command: Command, child: subprocess.Popen[bytes], experiment: Experiment
+) -> Outcome | None:
+    """What a container engine said that could not start the container at all."""
+    if command.runtime not in engines.BUILDERS or child.returncode not in ENGINE_FAILED:
+        return None
+    lines = rank_output(experiment, -1)
+    told = engines.explain("\n".join(lines), command.runtime)
+    return Outcome("failed", f"{told.found}; do this: {told.remedy}", lines)
 
 
 def _watch(
@@ -142,12 +176,14 @@ def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Si
     return Outcome("failed", f"rank {rank} {how}", lines)
 
 
-def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> None:
+def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> bool:
+    """End all processes of the job; returns whether there were any left."""
     left = processes.family(child.pid) if child.poll() is None else []
     left += processes.rank_processes(experiment.folder / "heartbeat")
     processes.end(left, grace_seconds=1.0)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=5)
+    return bool(left)
 
 
 def _forget_heartbeats(folder: Path) -> None:
@@ -172,8 +208,8 @@ class HangWatch:
         beats = processes.heartbeats(self._folder)
         if not beats or time.time() - max(beat.time for beat in beats) < self._hang_seconds:
             return ""
-        # All wait for the one that came least far.
-        slowest = min(beats, key=lambda beat: (beat.step, beat.time))
+        # All wait for the one that is stopped, or else for the one that came least far.
+        slowest = min(beats, key=lambda beat: (not processes.is_stopped(beat), beat.step, beat.time))
         self.suspect = slowest.rank
         silent = time.time() - max(beat.time for beat in beats)
         return (
@@ -184,6 +220,9 @@ class HangWatch:
 
 DISK_FULL = ("No space left on device", "File too large", "FileStream.Write incomplete")
 """What a rank says when it cannot write: the C library twice, MXNet once."""
+
+PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
+"""What horovodrun puts before each line of a rank."""
 
 FAILURE = re.compile(r"Process (\d+) exit with status code (\d+)")
 """What horovodrun prints for each rank that ends badly; the first one is the cause."""
@@ -215,7 +254,8 @@ def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
             break
     else:
         text = _read(folder / "launcher.txt")
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    plain = (PREFIX.sub("", line).rstrip() for line in text.splitlines())
+    lines = [line for line in plain if line]
     return tuple(lines[-LAST_LINES:])
 
 

@@ -89,6 +89,10 @@ def test_precedence_and_origin() -> None:
     assert any("learning_rate = 3.5" in deviation for deviation in changed.deviations)
 
 
+def test_setting_the_submitted_value_changes_nothing() -> None:
+    assert resolved("dgxa100", "v0.7", 8, "epochs=42").is_submitted
+
+
 def test_newest_round_is_the_default() -> None:
     assert catalogue.find_system(RESNET, "dgx1", None).round == "v0.7"
 

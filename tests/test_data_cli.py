@@ -84,7 +84,7 @@ def test_a_dry_run_prints_the_command_and_does_nothing(app, tmp_path):
 def test_an_unknown_benchmark_is_refused_with_the_nearest_name(app):
     done = run(app, "prepare", "resnt")
     assert isinstance(done.exception, EncoreError)
-    assert "did you mean resnet?" in str(done.exception)
+    assert "did you mean 'resnet'?" in str(done.exception)
 
 
 def test_list_tells_what_is_there(app, digits, monkeypatch, tmp_path):

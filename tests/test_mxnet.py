@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Encore, losses, only_run
+
 InMxnet = Callable[..., str]
 
 
@@ -64,3 +66,36 @@ def test_training_input_goes_over_every_image_and_resumes(in_mxnet: InMxnet, dig
     assert found["resumed equals unbroken"] is True
     assert found["crops differ between ranks"] is True
     assert found["shape NHWC padded"] == [8, 32, 32, 4]
+
+
+def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path) -> None:
+    """LARS, the step schedule, fused groups, fp16 on the wire, bottlenecks, offsets: two ranks, one epoch."""
+    settings = {
+        "optimizer": "lars",
+        "learning_rate": "4.0",
+        "schedule": "step",
+        "decay_epochs": "[1]",
+        "gradient_compression": "fp16",
+        "gradient_groups": "3",
+        "depth": "50",
+        "label_smoothing": "0",
+        "mirror": "true",
+        "eval_period": "2",
+        "eval_offset": "1",
+        "epochs": "1",
+        "warmup_epochs": "0.5",
+        "batch_size": "64",
+        "log_interval": "5",
+    }
+    changes = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    done = encore(
+        "run", "resnet", "2", "--data", str(digits), "--results", str(tmp_path), "--seed", "1", *changes
+    )
+    assert done.returncode in (0, 3), done.stdout + done.stderr
+    folder = only_run(tmp_path)
+    keys = [json.loads(line[9:])["key"] for line in (folder / "result_0.txt").read_text().splitlines()]
+    assert "lars_opt_base_learning_rate" in keys
+    assert keys.count("eval_accuracy") == 1
+    curve = losses(folder / "experiment_0" / "metrics.jsonl")
+    assert len(curve) == 3
+    assert all(0 < loss < 10 for loss in curve)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue, node, preflight, runner
+from encore import catalogue, node, planning, preflight
 from encore.configuration import Configuration, resolve
 from encore.errors import EncoreError
 from encore.node import Gpu, Node
@@ -86,10 +86,17 @@ def test_unsubmitted_count_is_said() -> None:
         (["NVIDIA A100-SXM4-40GB"] * 8, 4, "dgxa100"),
         (["Tesla V100-SXM2-16GB"] * 8, 8, "dgx1"),
         (["Tesla V100-SXM3-32GB"] * 16, 16, "dgx2"),
+        (["NVIDIA H200"] * 8, 8, "dgxa100"),
     ],
 )
 def test_system_for_a_machine(gpus: list[str], count: int, system: str) -> None:
-    assert runner.choose_system(RESNET, count, machine(*gpus), None, None).system == system
+    assert planning.choose_system(RESNET, count, machine(*gpus), None, None).system == system
+
+
+def test_another_accelerator_is_warned_of() -> None:
+    (check,) = preflight.check_accelerator(configured("dgxa100", 8), machine(*["NVIDIA H200"] * 8))
+    assert (check.level, "A100" in check.found, "H200" in check.found) == ("WARN", True, True)
+    assert not preflight.check_accelerator(configured("dgxa100", 8), machine("NVIDIA A100-SXM4-80GB"))
 
 
 def test_gpus_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Optional
 
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 0.05
 
 
 class StopRequest:
@@ -27,6 +27,8 @@ class StopRequest:
         self._armed = False
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
+        # A crash inside a framework's library leaves the Python stacks in the rank's output.
+        faulthandler.enable(file=sys.__stderr__, all_threads=True)
         # The launcher asks a rank that hangs for the stacks of all its threads with SIGUSR1.
         faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
 
@@ -47,9 +49,10 @@ class StopRequest:
 
 
 class Heartbeat:
-    """Writes ``PID HOST STEP UNIX_TIME`` of one rank to a small file, at most once a second.
+    """Writes ``PID HOST STEP UNIX_TIME`` of one rank to a small file, at most 20 times a second.
 
     The launcher compares the files to find a rank that died or hangs, on any node that shares the folder.
+    It must be this often: while one rank hangs, the others come a few steps further and no more.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 from encore import __version__
-from encore.cli import bench, compare, data, doctor, report, results, run, show
+from encore.cli import bench, compare, data, doctor, images, report, results, run, show
 from encore.errors import EncoreError, ExitCode
 
 app = typer.Typer(
@@ -35,12 +37,18 @@ def options(
     """Options of all commands."""
 
 
-for module in (run, show, data, doctor, bench, results, compare, report):
+for module in (run, show, data, doctor, bench, images, results, compare, report):
     module.register(app)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def main() -> None:
     """Entry point of the ``encore`` command."""
+    # A job scheduler's SIGTERM ends a set-up or a preparation as Ctrl-C does: children first.
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         app()
     except EncoreError as error:

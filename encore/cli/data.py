@@ -15,16 +15,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from encore import data
+from encore import catalogue, data
+from encore.catalogue import Choice
+from encore.environment import ensure_environment
 from encore.errors import EncoreError, ExitCode
 
 PLAIN_SECONDS = 10.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
-FRAMEWORK = "mxnet"
-"""Environment whose Python prepares data sets unless another framework is named."""
 
 BenchmarkArgument = Annotated[str, typer.Argument(help="Benchmark, for example resnet.")]
-FrameworkOption = Annotated[str, typer.Option(help="Framework whose environment does the work.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -54,10 +53,10 @@ def prepare(
     trust: Annotated[bool, typer.Option("--trust", help="Do not try to decode every image.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another data set.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
-    framework: FrameworkOption = FRAMEWORK,
 ) -> None:
     """Turn raw data into the files that training reads; an interrupted preparation goes on."""
-    directory = to or data.default_directory(data.known(benchmark))
+    choice = catalogue.choose(benchmark)
+    directory = to or data.default_directory(choice.benchmark.name)
     wanted = data.Preparation(
         source=source,
         name=name,
@@ -71,11 +70,11 @@ def prepare(
         overwrite=overwrite,
     )
     if dry_run:
-        typer.echo(shlex.join(data.prepare_command("python", benchmark, directory, wanted)))
+        typer.echo(shlex.join(data.prepare_command("python", choice.benchmark.name, directory, wanted)))
         return
-    python = _python_of(framework)
+    python = _python_of(choice)
     with shown_progress(Console(stderr=True)) as on_update:
-        passport = data.prepare(benchmark, directory, wanted, python, on_update)
+        passport = data.prepare(choice.benchmark.name, directory, wanted, python, on_update)
     typer.echo(f"{passport.directory}: {describe(passport)}")
 
 
@@ -86,13 +85,13 @@ def verify(
         bool, typer.Option("--quick/--full", help="Sizes, counts and end records, or every byte.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    framework: FrameworkOption = FRAMEWORK,
 ) -> None:
     """Compare a data set with its passport; exit code 2 when they differ."""
-    folder = directory or data.default_directory(data.known(benchmark))
-    python = _python_of(framework)
+    choice = catalogue.choose(benchmark)
+    folder = directory or data.default_directory(choice.benchmark.name)
+    python = _python_of(choice)
     with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
-        problems = data.verify(benchmark, folder, python, quick, on_update)
+        problems = data.verify(choice.benchmark.name, folder, python, quick, on_update)
     if as_json:
         findings = [
             {"found": problem.found, "expected": problem.expected, "remedy": problem.remedy}
@@ -135,10 +134,10 @@ def human_bytes(count: float) -> str:
     return f"{count / 1000:.1f} TB"
 
 
-def _python_of(framework: str) -> Path:
-    from encore.environment import ensure_environment  # it pulls in what --help does not need
-
-    return ensure_environment(framework)
+def _python_of(choice: Choice) -> Path:
+    """Python of the environment that the benchmark trains in, which is made if need be."""
+    framework = choice.implementation.framework
+    return ensure_environment(framework, lambda text: typer.echo(text, err=True))
 
 
 @contextmanager

@@ -42,7 +42,9 @@ def _machine(machine: node.Node) -> list[Check]:
         Check("OK", "processor", f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB"),
     ]
     if not machine.gpus:
-        checks.append(Check("WARN", "GPUs", "none: ranks run on the CPU", "results then reproduce nothing"))
+        checks.append(
+            Check("WARN", "GPUs", "none: ranks run on the CPU, and what they train reproduces nothing")
+        )
     for gpu in machine.gpus:
         capability = f", compute capability {gpu.compute_capability}" if gpu.compute_capability else ""
         found = f"{gpu.index}: {gpu.name}, {gpu.memory_gib:g} GiB, driver {gpu.driver}{capability}"

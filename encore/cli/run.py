@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from encore import data, judge, preflight, run_folder, runner
+from encore import data, judge, planning, preflight, run_folder, runner
 from encore.cli.live import RunView, clock
 from encore.cli.tables import plain_table
 from encore.errors import EncoreError, ExitCode
+from encore.job import Command
 from encore.run_folder import Experiment, RunFolder
 from encore.supervise import Outcome
 
@@ -25,6 +26,8 @@ Examples:
   encore run resnet 8 --system dgxa100 --data /data/imagenet --runs 5
 
   encore run resnet 8 --system dgxa100 --round v0.7 --dry-run
+
+  encore run resnet 8 --data /data/imagenet --runtime docker
 
   encore run --resume results/20261120T101500Z-resnet-mxnet-cpu
 
@@ -63,6 +66,10 @@ def run(
     hang_seconds: Annotated[
         float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")
     ] = 600.0,
+    runtime: Annotated[str, typer.Option(help="auto, host, docker, podman, apptainer or enroot.")] = "auto",
+    image: Annotated[
+        str | None, typer.Option(help="Image to run in; default: the benchmark's that was built last.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -70,15 +77,13 @@ def run(
     """Train a benchmark, follow it, and judge the result."""
     console = Console(stderr=as_json, soft_wrap=True)
     if resume is not None:
-        _refuse_with_resume(benchmark, gpus)
-        folder = run_folder.open_run(resume.absolute())
-        with RunView(console) as view:
-            hooks = _hooks(console, view, folder)
-            _, code = runner.resume(folder, hooks, hang_seconds)
-        _finish(console, folder, code, as_json)
+        new = (benchmark, gpus, system, round_name, data_folder, results, seed, settings, environment, image)
+        _refuse_with_resume(any(each is not None for each in new) or runs != 1 or runtime != "auto")
+        _resume(console, resume.absolute(), hang_seconds, dry_run, as_json)
+        return
     if benchmark is None or gpus is None:
         raise EncoreError("no benchmark or no number of GPUs given", expected="encore run BENCHMARK GPUS")
-    request = runner.Request(
+    request = planning.Request(
         name=benchmark,
         gpus=gpus,
         system=system,
@@ -90,38 +95,54 @@ def run(
         settings=tuple(settings or ()),
         environment=tuple(environment or ()),
         drop_caches=drop_caches,
+        runtime=runtime,
+        image=image,
     )
-    plan = runner.make_plan(request)
+    plan = planning.make_plan(request)
     if dry_run:
         _print_plan(console, plan, as_json)
         return
-    for check in runner.checks(plan):
-        if check.level == "WARN":
-            console.print(f"[yellow]warning[/] {check.name}: {check.found}", highlight=False)
+    if runtime == "auto":
+        console.print(f"runtime {plan.target.runtime}: {plan.target.why}", highlight=False)
+    for check in planning.refuse(plan):
+        console.print(f"[yellow]warning[/] {check.name}: {check.found}", highlight=False)
     folder, python = runner.prepare_and_create(plan, _hooks(console, None, None))
     with RunView(console) as view:
         code = runner.execute(plan, folder, python, _hooks(console, view, folder), hang_seconds)
     _finish(console, folder, code, as_json)
 
 
-def _refuse_with_resume(benchmark: str | None, gpus: int | None) -> None:
-    if benchmark is not None or gpus is not None:
+def _refuse_with_resume(something_new: bool) -> None:
+    if something_new:
         raise EncoreError(
-            "--resume takes benchmark and GPUs from the run folder",
-            remedy="leave them out: encore run --resume RUN",
+            "--resume takes all that is to be run from the run folder",
+            expected="no other arguments than --hang-seconds, --dry-run and --json",
+            remedy="encore run --resume RUN",
         )
+
+
+def _resume(console: Console, path: Path, hang_seconds: float, dry_run: bool, as_json: bool) -> None:
+    folder = run_folder.open_run(path)
+    if dry_run:
+        for experiment in folder.experiments():
+            if experiment.state().status not in run_folder.FINISHED:
+                typer.echo(runner.as_shell(runner.resumed_command(folder, experiment)))
+        return
+    with RunView(console) as view:
+        _, code = runner.resume(folder, _hooks(console, view, folder), hang_seconds)
+    _finish(console, folder, code, as_json)
 
 
 def _hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
     def step(text: str) -> None:
         console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False)
 
-    def prepare(directory: Path, python: Path) -> None:
+    def prepare(directory: Path, by: Path | Command) -> None:
         from encore.cli.data import shown_progress
 
         console.print(f"making the small data set in {directory}", highlight=False)
         with shown_progress(console) as on_update:
-            data.prepare(directory.name, directory, data.Preparation(), python, on_update)
+            data.prepare(directory.name, directory, data.Preparation(), by, on_update)
 
     def start(experiment: Experiment) -> None:
         count = len(folder.experiments()) if folder else 1
@@ -192,6 +213,10 @@ def _print_judgements(console: Console, folder: RunFolder, judgements: list[judg
             _compliance(each),
         )
     console.print(table)
+    if any(each.resumed and each.minutes is not None for each in judgements):
+        console.print(
+            "a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses"
+        )
     for each in judgements[:1]:
         _print_findings(console, each)
     console.print(judge.standing(folder), highlight=False)
@@ -219,9 +244,9 @@ def _print_findings(console: Console, each: judge.Judgement) -> None:
         )
 
 
-def _print_plan(console: Console, plan: runner.Plan, as_json: bool) -> None:
+def _print_plan(console: Console, plan: planning.Plan, as_json: bool) -> None:
     command = runner.dry_run_command(plan)
-    found = runner.checks(plan)
+    found = planning.checks(plan)
     if as_json:
         content = {
             "argv": command.argv,

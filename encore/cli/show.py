@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from encore import catalogue, configuration, node, runner
+from encore import catalogue, configuration, node, planning
 from encore.catalogue import Choice
 from encore.cli.tables import plain_table
 
@@ -97,9 +97,10 @@ def show(
     """Show a resolved configuration, with the place that each value comes from."""
     choice = catalogue.choose(benchmark)
     machine = node.this_node()
-    chosen = runner.choose_system(choice, gpus or len(machine.gpus) or 1, machine, system, round_name)
-    per_node = gpus or chosen.gpus_per_node
-    nodes = chosen.nodes if gpus is None else 1
+    if gpus is not None:
+        planning.check_gpus(gpus)
+    chosen = planning.choose_system(choice, gpus or len(machine.gpus) or 1, machine, system, round_name)
+    nodes, per_node = planning.spread(chosen, gpus or chosen.nodes * chosen.gpus_per_node)
     resolved = configuration.resolve(choice, chosen, nodes, per_node, list(settings or ()))
     if as_json:
         content = {

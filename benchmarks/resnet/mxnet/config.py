@@ -96,7 +96,10 @@ class Config:
             ("batch_size must be at least 1", self.batch_size < 1),
             ("eval_batch_size must be at least 0", self.eval_batch_size < 0),
             ("epochs must be at least 1", self.epochs < 1),
-            ("warmup_epochs must lie in 0..epochs", not 0 <= self.warmup_epochs <= self.epochs),
+            (
+                f"warmup_epochs={self.warmup_epochs:g} must lie in 0..epochs={self.epochs}",
+                not 0 <= self.warmup_epochs <= self.epochs,
+            ),
             ("num_classes must be at least 2", self.num_classes < 2),
             ("label_smoothing must lie in 0..1", not 0 <= self.label_smoothing < 1),
             ("quality_target must lie in 0..1", not 0 < self.quality_target <= 1),

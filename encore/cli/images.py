@@ -1,0 +1,218 @@
+"""``encore images``: the NGC catalogue, and building, testing and removing the images that runs use."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from encore import building, catalogue, engines, gate, image_test, images, node
+from encore.engines import Engine
+from encore.errors import EncoreError, ExitCode
+from encore.node import Gpu
+
+BenchmarkArgument = Annotated[str, typer.Argument(help="Benchmark, such as resnet.")]
+EngineOption = Annotated[str | None, typer.Option(help="docker or podman; default: the first that answers.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds ``images`` with its commands to the command line."""
+    group = typer.Typer(help="List, pin, build, test and remove container images.", no_args_is_help=True)
+    group.command("list", epilog="Examples:\n\n  encore images list\n\n  encore images list --json")(list_)
+    group.command("pin", epilog="Examples:\n\n  encore images pin resnet")(pin)
+    group.command("build", epilog="Examples:\n\n  encore images build resnet --base standin")(build)
+    group.command("standin")(standin)
+    group.command("convert", epilog="Examples:\n\n  encore images convert resnet --to apptainer")(convert)
+    group.command("push")(push)
+    group.command("shell")(shell)
+    group.command("test")(test)
+    group.command("clean")(clean)
+    app.add_typer(group, name="images")
+
+
+def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show the NGC catalogue, and what this machine's GPUs and driver can run."""
+    known, gpus, lock = images.catalogue(), node.gpus(), images.read_lock()
+    if as_json:
+        content = [
+            {
+                **release.model_dump(),
+                "reference": release.reference,
+                "digest": lock.get(release.reference, {}).get("digest"),
+                "here": _verdict(release, gpus),
+            }
+            for release in known.release
+        ]
+        submitted = [entry.model_dump() for entry in known.submitted]
+        typer.echo(json.dumps({"releases": content, "submitted": submitted}, indent=2))
+        return
+    console = Console()
+    table = Table(title="NGC images", title_justify="left")
+    for column in ("image", "what it holds", "GPUs", "driver", "here"):
+        table.add_column(column)
+    for release in known.release:
+        default = known.default.get(release.framework) == release.release
+        table.add_row(
+            f"{release.framework}:{release.tag}" + ("\n(default)" if default else ""),
+            _contents(release),
+            ", ".join(release.architectures),
+            release.driver,
+            _verdict(release, gpus),
+        )
+    console.print(table)
+    _print_submitted(console, known)
+    console.print("empty: no source states it; sources: encore images list --json", highlight=False)
+
+
+def _contents(release: images.Release) -> str:
+    facts = {
+        release.framework: release.framework_version,
+        "Python": release.python,
+        "CUDA": release.cuda,
+        "DALI": release.dali,
+        "Horovod": release.horovod,
+        "NCCL": release.nccl,
+    }
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if value)
+
+
+def _verdict(release: images.Release, gpus: tuple[Gpu, ...]) -> str:
+    if not gpus:
+        return "no GPU"
+    checks = [
+        c for gpu in gpus for c in (gate.check_architecture(release, gpu), gate.check_driver(release, gpu))
+    ]
+    for level, word in (("FAIL", "no"), ("WARN", "unknown")):
+        told = [check.name for check in checks if check.level == level]
+        if told:
+            return f"{word}: {told[0]}"
+    return "yes"
+
+
+def _print_submitted(console: Console, known: images.Images) -> None:
+    table = Table(title="submitted bases, and what is used today", title_justify="left")
+    for column in ("round", "benchmark", "submitted on", "today", "why"):
+        table.add_column(column)
+    for entry in known.submitted:
+        submitted = images.find_release(entry.framework, entry.release)
+        today = images.find_release(entry.framework)
+        table.add_row(entry.round, entry.benchmark, submitted.tag, today.tag, entry.why)
+    console.print(table)
+
+
+def pin(
+    benchmark: BenchmarkArgument,
+    base: Annotated[str | None, typer.Option(help="Release; default: the catalogue's.")] = None,
+    engine: EngineOption = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Though this machine cannot run it.")] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Replace the recorded digest.")] = False,
+) -> None:
+    """Pull a benchmark's base and record its digest in images.lock."""
+    choice = catalogue.choose(benchmark)
+    release = images.find_release(choice.implementation.framework, base)
+    used = _engine(engine)
+    if not anyway:
+        building.pass_gate(choice, release)
+    digest = building.pull(used, release, _echo, accept)
+    typer.echo(f"{release.reference} is held to {digest}")
+
+
+def build(
+    benchmark: BenchmarkArgument,
+    base: Annotated[str | None, typer.Option(help="Release such as 24.06, or standin.")] = None,
+    engine: EngineOption = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Though this machine cannot run it.")] = False,
+) -> None:
+    """Build a benchmark's image on its base."""
+    choice = catalogue.choose(benchmark)
+    name = building.build(choice, _engine(engine), base or None, anyway, _echo)
+    typer.echo(f"built {name}; run it with: ./run.sh {choice.name} GPUS")
+
+
+def standin(
+    framework: Annotated[str, typer.Argument(help="Framework.")] = "mxnet", engine: EngineOption = None
+) -> None:
+    """Build the CPU base that stands in for a framework's NGC image."""
+    typer.echo(f"built {building.build_standin(_engine(engine), framework, _echo)}")
+
+
+def convert(
+    benchmark: BenchmarkArgument,
+    to: Annotated[str, typer.Option(help="apptainer or enroot.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
+) -> None:
+    """Make the image file that Apptainer or Enroot runs, from Docker's image."""
+    choice = catalogue.choose(benchmark)
+    if to not in ("apptainer", "enroot"):
+        raise EncoreError(f"--to {to}", expected="apptainer or enroot")
+    command = building.convert_command(choice, to, to if dry_run else engines.find(to))
+    if dry_run:
+        typer.echo(" ".join(command))
+        return
+    building.image_file(choice, to).parent.mkdir(parents=True, exist_ok=True)
+    building.must(command, {}, _echo, f"{choice.name} could not be converted")
+
+
+def push(
+    benchmark: BenchmarkArgument,
+    registry: Annotated[str, typer.Option(help="Registry and folder to push to.")] = "",
+    engine: EngineOption = None,
+) -> None:
+    """Push a benchmark's image to a registry of yours."""
+    choice = catalogue.choose(benchmark)
+    typer.echo(f"pushed {building.push(choice, _engine(engine), registry, _echo)}")
+
+
+def shell(benchmark: BenchmarkArgument, engine: EngineOption = None) -> None:
+    """Open a shell in a benchmark's image."""
+    choice, used = catalogue.choose(benchmark), _engine(engine)
+    if engines.inspect(used, building.image_name(choice)) is None:
+        raise building.not_built(choice, used.name)
+    terminal = ["--tty"] if sys.stdin.isatty() else []
+    gpus = {"gpus": ["--gpus", "all"], "cdi": ["--device", "nvidia.com/gpu=all"]}
+    options = ["--rm", "--interactive", *terminal, *gpus.get(used.gpu_access or "", [])]
+    command = [used.program, "run", *options, building.image_name(choice), "/bin/bash"]
+    os.execvp(command[0], command)
+
+
+def test(benchmark: BenchmarkArgument, engine: EngineOption = None) -> None:
+    """Check an image: imports, versions, user, labels, manifest, and a short training in it."""
+    choice, used = catalogue.choose(benchmark), _engine(engine)
+    failed = 0
+    for name, problem in image_test.run(choice, used):
+        typer.echo(f"{'FAIL' if problem else 'OK  '} {name}{': ' + problem if problem else ''}")
+        failed += bool(problem)
+    if failed:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def clean(engine: EngineOption = None) -> None:
+    """Remove every image that was made here; NGC's own stay."""
+    for name in building.clean(_engine(engine)):
+        typer.echo(f"removed {name}")
+
+
+def _engine(name: str | None) -> Engine:
+    """The engine that was named, else the first that answers."""
+    if name:
+        if name not in engines.BUILDERS:
+            raise EncoreError(f"{name} does not build images", expected="docker or podman")
+        return engines.connect(name)
+    problems = []
+    for candidate in engines.BUILDERS:
+        try:
+            return engines.connect(candidate)
+        except EncoreError as error:
+            problems.append(error)
+    # The engine that is there but does not answer is nearer to the user's trouble than the one that is not.
+    here = [error for error in problems if " on PATH" not in error.found]
+    raise (here or problems)[0]
+
+
+def _echo(line: str) -> None:
+    typer.echo(line, err=True)

@@ -1,0 +1,118 @@
+"""Is an image fit for use? What `make test-image-BENCHMARK` asks of it."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from encore import building, catalogue, engines, paths, planning, run_folder, runner
+from encore.catalogue import Choice
+from encore.engines import Engine, Image
+from encore.errors import EncoreError, ExitCode
+from encore.passport import SECRET
+
+LABELS = (
+    "org.opencontainers.image.revision",
+    "org.opencontainers.image.base.name",
+    "encore.benchmark",
+    "encore.framework",
+    "encore.code",
+)
+MANIFESTS = ("/opt/encore/python-packages.txt", "/opt/encore/system-packages.txt")
+
+
+def run(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
+    """Each test's name and what is wrong; an empty text where nothing is."""
+    image = engines.inspect(engine, building.image_name(choice))
+    if image is None:
+        raise building.not_built(choice, engine.name)
+    yield "labels", check_labels(image)
+    yield "user", "the image's user is root" if image.user in ("", "0", "root") else ""
+    yield "imports", _imports(choice, engine)
+    yield "versions", _versions(choice, engine)
+    yield "no secrets", _secrets(choice, engine)
+    yield "training", _training(choice, engine)
+
+
+def check_labels(image: Image) -> str:
+    """Labels that every image of a benchmark carries."""
+    missing = [name for name in LABELS if image.labels.get(name, "unknown") == "unknown"]
+    return f"missing: {', '.join(missing)}" if missing else ""
+
+
+def _inside(choice: Choice, engine: Engine, *command: str) -> tuple[str, str]:
+    """Output of a command in the image, and what went wrong."""
+    done = engines.ask(
+        [engine.program, "run", "--rm", "--pull", "never", building.image_name(choice), *command], timeout=300
+    )
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return done.stdout, lines[-1] if done.returncode else ""
+
+
+def _imports(choice: Choice, engine: Engine) -> str:
+    table = catalogue.read_toml(paths.REQUIREMENTS / "environments.toml")
+    _, problem = _inside(choice, engine, "python", "-c", table[choice.implementation.framework]["check"])
+    return problem
+
+
+def _versions(choice: Choice, engine: Engine) -> str:
+    """The manifests, and in them what the requirements pin."""
+    for path in MANIFESTS:
+        text, problem = _inside(choice, engine, "cat", path)
+        if problem:
+            return problem
+        if "python" in path:
+            python = text
+    pinned = (paths.REQUIREMENTS / f"{choice.name}-image.txt").read_text(encoding="utf-8")
+    allowed: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^([\w-]+)==([\w.]+)", pinned, re.MULTILINE):
+        allowed.setdefault(name.lower(), set()).add(version)
+    held = {n.lower(): v for n, v in re.findall(r"^([\w.-]+)==([\w.+]+)", python, re.MULTILINE)}
+    wrong = [f"{n} {held.get(n, 'missing')}" for n, v in allowed.items() if held.get(n) not in v]
+    return f"not as pinned: {', '.join(wrong)}" if wrong else ""
+
+
+def _secrets(choice: Choice, engine: Engine) -> str:
+    """Nothing in the image's environment or history may look like a secret."""
+    history = engines.ask(
+        [engine.program, "history", "--no-trunc", "--format", "{{.CreatedBy}}", building.image_name(choice)]
+    )
+    variables, problem = _inside(choice, engine, "env")
+    found = [line.split("=", 1)[0] for line in variables.splitlines() if SECRET.search(line.split("=", 1)[0])]
+    found += re.findall(r"://[^/\s]+:[^@\s]+@", history.stdout)
+    return problem or (f"looks like a secret: {', '.join(found)}" if found else "")
+
+
+def _training(choice: Choice, engine: Engine) -> str:
+    """One epoch on the small data set, with everything that a run does."""
+    with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
+        small = choice.benchmark.small_data.system
+        data = Path(temporary) / choice.benchmark.name
+        request = planning.Request(
+            name=choice.name,
+            gpus=1,
+            system=small,
+            results=Path(temporary) / "results",
+            settings=("epochs=1", "warmup_epochs=0"),
+            runtime=engine.name,
+        )
+        plan = planning.make_plan(request, small_data=data)
+        quiet = runner.Hooks(
+            step=lambda text: None,
+            prepare_data=runner.prepare_quietly,
+            experiment=lambda experiment: None,
+            progress=lambda progress: None,
+            ended=lambda experiment, outcome: None,
+        )
+        try:
+            folder, python = runner.prepare_and_create(plan, quiet)
+            code = runner.execute(plan, folder, python, quiet, hang_seconds=120)
+        except EncoreError as error:
+            return str(error)
+        return "" if code in (ExitCode.REACHED, ExitCode.NOT_REACHED) else _reason(folder)
+
+
+def _reason(folder: run_folder.RunFolder) -> str:
+    return folder.experiments()[0].state().reason

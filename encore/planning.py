@@ -1,0 +1,215 @@
+"""Make all choices of a run, check them, and take them again from the passport of an earlier one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from encore import catalogue, node, passport, paths, preflight, run_folder
+from encore import configuration as configurations
+from encore import targets as runtimes
+from encore.catalogue import Choice, System
+from encore.configuration import Configuration
+from encore.errors import EncoreError
+from encore.node import Node
+from encore.run_folder import RunFolder
+from encore.targets import ON_HOST, Target
+
+MAX_GPUS = 4096
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; None where the user left the choice to Encore."""
+
+    name: str
+    gpus: int
+    system: str | None = None
+    round: str | None = None
+    data: Path | None = None
+    results: Path | None = None
+    runs: int = 1
+    seed: int | None = None
+    settings: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    drop_caches: bool | None = None
+    runtime: str = "auto"
+    image: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request with all choices made."""
+
+    configuration: Configuration
+    machine: Node
+    data: Path
+    makes_small_data: bool
+    results: Path
+    seeds: tuple[int, ...]
+    extra_environment: Mapping[str, str]
+    drop_caches: bool
+    target: Target = ON_HOST
+
+    @property
+    def label(self) -> str:
+        """``resnet-mxnet-cpu``: the run folder's name after the time."""
+        choice = self.configuration.choice
+        return f"{choice.benchmark.name}-{choice.implementation_name}-{self.configuration.system.system}"
+
+
+def choose_system(
+    choice: Choice, gpus: int, machine: Node, name: str | None, round_name: str | None
+) -> System:
+    """The system that was named, else the one that is nearest to this machine's GPUs, else the small one."""
+    if name is not None:
+        return catalogue.find_system(choice, name, round_name)
+    if not machine.gpus:
+        return catalogue.find_system(choice, choice.benchmark.small_data.system, round_name)
+    wanted_round = round_name or choice.benchmark.default_round
+    candidates = [s for s in catalogue.systems(choice) if s.kind == "submitted" and s.round == wanted_round]
+    if not candidates:
+        raise EncoreError(
+            f"no system of {choice.name} in round {wanted_round}", remedy="name one with --system"
+        )
+    gpu = machine.gpus[0]
+
+    def distance(system: System) -> tuple[bool, bool, float, int]:
+        # Of accelerators that nothing was submitted on, the memory says best which batch will fit.
+        other = preflight.family(system.accelerator) not in gpu.name
+        memory = abs(preflight.memory_gib(system.accelerator) - gpu.memory_gib) if other else 0.0
+        return (system.nodes > 1, other, memory, abs(system.gpus_per_node - gpus))
+
+    return min(candidates, key=distance)
+
+
+def check_gpus(gpus: int) -> None:
+    """Refuse a number of GPUs that cannot be."""
+    if not 1 <= gpus <= MAX_GPUS:
+        raise EncoreError(f"{gpus} GPUs asked for", expected=f"1 to {MAX_GPUS}", remedy="such as 8")
+
+
+def spread(system: System, gpus: int) -> tuple[int, int]:
+    """Nodes, and GPUs on each: as in the system for its own number of GPUs, else all on one node."""
+    if gpus == system.nodes * system.gpus_per_node:
+        return system.nodes, system.gpus_per_node
+    return 1, gpus
+
+
+def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> dict[str, str]:
+    """Variables of ``--env NAME=VALUE`` and, taken from the caller, ``--env NAME``."""
+    variables = {}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not name.isidentifier():
+            raise EncoreError(f"--env {setting!r} names no variable", expected="NAME=VALUE or NAME")
+        if not separator and name not in caller:
+            raise EncoreError(
+                f"--env {name}: the variable is not set", remedy=f"give it a value: --env {name}=VALUE"
+            )
+        variables[name] = value if separator else caller[name]
+    return variables
+
+
+def make_plan(request: Request, small_data: Path | None = None) -> Plan:
+    """Make all choices; EncoreError for names, numbers and combinations that cannot be.
+
+    ``small_data`` is where the small data set is made if not at its usual place.
+    """
+    choice = catalogue.choose(request.name)
+    check_gpus(request.gpus)
+    if request.runs < 1:
+        raise EncoreError(f"--runs {request.runs}", expected="at least 1", remedy="--runs 5")
+    if request.seed is not None and not 0 <= request.seed < 2**31:
+        raise EncoreError(f"--seed {request.seed}", expected="0 to 2147483647")
+    machine = node.this_node()
+    system = choose_system(choice, request.gpus, machine, request.system, request.round)
+    nodes, per_node = spread(system, request.gpus)
+    resolved = configurations.resolve(choice, system, nodes, per_node, list(request.settings))
+    small = system.kind == "small" and request.data is None
+    first = request.seed if request.seed is not None else secrets.randbits(31) % (2**31 - request.runs)
+    return Plan(
+        configuration=resolved,
+        machine=machine,
+        data=(request.data or small_data or paths.default_data(choice.benchmark.name)).absolute(),
+        makes_small_data=small,
+        results=(request.results or paths.default_results()).absolute(),
+        seeds=tuple(first + number for number in range(request.runs)),
+        extra_environment=parse_environment(request.environment, os.environ),
+        drop_caches=system.kind != "small" if request.drop_caches is None else request.drop_caches,
+        target=runtimes.choose(request.runtime, choice, machine, resolved.get("device"), request.image),
+    )
+
+
+def checks(plan: Plan) -> list[preflight.Check]:
+    """The preflight of a plan; the small data set, which is made on the way, need not be there yet."""
+    found = preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results)
+    if plan.makes_small_data and not (plan.data / "dataset.json").exists():
+        made = preflight.Check("OK", "data set", f"the small one will be made in {plan.data}")
+        found = [made if check.name == "data set" else check for check in found]
+    folders = [plan.data, plan.results]
+    found = [*runtimes.check(plan.target, plan.configuration, plan.machine, folders), *found]
+    if plan.configuration.nodes > 1:
+        remedy = f"give the GPUs of one node: {plan.configuration.ranks_per_node}"
+        found.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", remedy))
+    return found
+
+
+def refuse(plan: Plan) -> list[preflight.Check]:
+    """Refuse a plan with a failed check; returns the warnings."""
+    found = checks(plan)
+    preflight.refuse_failed(found)
+    return [check for check in found if check.level == "WARN"]
+
+
+def plan_of(folder: RunFolder) -> Plan:
+    """The plan of an existing run, from its passport alone."""
+    content = folder.passport()
+    choice = catalogue.choose(content["name"])
+    system = catalogue.find_system(choice, content["system"], content["round"])
+    config = configurations.config_class(choice.folder)
+    stored = run_folder.read_json(folder.path / "config.json")
+    if set(stored) != set(configurations.field_types(choice.folder)):
+        raise EncoreError(
+            f"{folder.path} was made by a version of Encore with other configuration keys",
+            remedy=f"check out commit {content['code']['commit']} to go on with it, or start a new run",
+        )
+    config(**{key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()})
+    values = {
+        name: configurations.Value(
+            tuple(v) if isinstance(v, list) else v, content["configuration"][name]["origin"]
+        )
+        for name, v in stored.items()
+    }
+    resolved = Configuration(
+        choice, system, content["nodes"], content["ranks_per_node"], values, tuple(content["deviations"])
+    )
+    machine = node.this_node()
+    image = content["image"]["name"] if content["image"] else None
+    return Plan(
+        configuration=resolved,
+        machine=machine,
+        data=Path(content["data"]["folder"]),
+        makes_small_data=False,
+        results=folder.path.parent,
+        seeds=tuple(content["seeds"]),
+        extra_environment=_restore_secrets(content["extra_environment"]),
+        drop_caches=content["drop_caches"],
+        target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image),
+    )
+
+
+def _restore_secrets(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables of an earlier call; the values of secrets, which were not kept, come from this caller."""
+    missing = [
+        name for name, value in variables.items() if value == passport.REDACTED and name not in os.environ
+    ]
+    if missing:
+        raise EncoreError(
+            f"the run was given {', '.join(missing)}, whose value is not kept",
+            remedy=f"set it again: {missing[0]}=VALUE encore run --resume RUN",
+        )
+    return {name: os.environ[name] if v == passport.REDACTED else v for name, v in variables.items()}

@@ -1,0 +1,82 @@
+"""The options that Docker and Podman share."""
+
+from __future__ import annotations
+
+from encore import paths
+from encore.job import Command, Job
+from encore.runtimes import container as containers
+from encore.runtimes.container import Container
+
+
+def command(job: Job, container: Container, options: list[str], engine: str) -> Command:
+    """``docker run`` or ``podman run``; the container goes at its end, or by ``cleanup``."""
+    program = container.program or engine
+    return Command(
+        argv=(program, "run", *shared_options(job, container), *options, container.image, *job.argv),
+        environment=containers.client_environment(job, container),
+        working_directory=paths.ROOT,
+        cleanup=(program, "rm", "--force", "--volumes", container.name),
+        runtime=engine,
+    )
+
+
+def shared_options(job: Job, container: Container) -> list[str]:
+    """Everything but what the two engines do differently. No TTY: the output goes to a file."""
+    return [
+        "--rm",
+        "--name",
+        container.name,
+        "--pull",
+        "never",
+        "--workdir",
+        containers.CODE,
+        # Signs of life carry process number and host name: see encore/runtimes/container.py.
+        "--pid",
+        "host",
+        "--uts",
+        "host",
+        # The host's name must lead to an address, for a single rank too: Gloo looks itself up.
+        "--network",
+        "host",
+        *_memory(job),
+        *_limits(job, container),
+        *[option for device in container.infiniband for option in ("--device", device)],
+        *_mounts(job),
+        *_environment(job, container),
+    ]
+
+
+def _memory(job: Job) -> list[str]:
+    # Ranks of one node talk through /dev/shm, NCCL as well as DALI's processes.
+    return ["--ipc", "host"] if job.ranks > 1 else ["--shm-size", "1g"]
+
+
+def _limits(job: Job, container: Container) -> list[str]:
+    limits = ["--ulimit", f"stack={containers.STACK_BYTES}"]
+    # Pinned memory for GPUs and adapters; an engine without the right to raise limits refuses the option.
+    if (job.gpus or container.infiniband) and not container.rootless:
+        limits += ["--ulimit", "memlock=-1"]
+    return limits
+
+
+def _mounts(job: Job) -> list[str]:
+    options = []
+    for mount in job.mounts:
+        read_only = ",readonly" if mount.read_only else ""
+        options += ["--mount", f"type=bind,source={mount.source},target={mount.target}{read_only}"]
+    return options
+
+
+def _environment(job: Job, container: Container) -> list[str]:
+    by_name = [option for name in sorted(job.environment) for option in ("--env", name)]
+    given = containers.inside(job, container).items()
+    return by_name + [option for name, value in given for option in ("--env", f"{name}={value}")]
+
+
+def gpu_options(job: Job, container: Container) -> list[str]:
+    """All GPUs of the node, or none for a job on the CPU."""
+    if not job.gpus:
+        return []
+    if container.gpu_access == "cdi":
+        return ["--device", "nvidia.com/gpu=all"]
+    return ["--gpus", "all"]

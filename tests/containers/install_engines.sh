@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Install what the engine tests need, where one may: as root on Debian or Ubuntu. Else say aloud why not.
+set -euo pipefail
+
+readonly packages=(
+  debootstrap
+  docker.io
+  podman
+)
+
+if [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then
+  echo "NO CONTAINER ENGINE: not root on Debian, so the engine tests cannot install Docker and Podman" >&2
+  exit 3
+fi
+if ! command -v dockerd >/dev/null || ! command -v podman >/dev/null || ! command -v debootstrap >/dev/null; then
+  apt-get update -qq
+  # Without this, the package would start an engine that nobody asked for.
+  printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+  chmod +x /usr/sbin/policy-rc.d
+  trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${packages[@]}" >/dev/null
+fi

@@ -1,0 +1,55 @@
+"""Jobs and containers that several tests render."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from encore import catalogue, configuration
+from encore.catalogue import Choice
+from encore.job import Command, Job, Mount, Places, training_job
+from encore.runtimes import apptainer, docker, enroot, podman
+from encore.runtimes.container import Container
+
+RENDERERS = {
+    "docker": docker.render,
+    "podman": podman.render,
+    "apptainer": apptainer.render,
+    "enroot": enroot.render,
+}
+DATA = Path("/data/imagenet")
+OUTPUT = Path("/results/run/experiment_0")
+CALLER = {
+    "HOME": "/home/anna",
+    "PATH": "/usr/bin:/bin",
+    "SECRET_TOKEN": "hidden",
+    "PYTHONPATH": "/home/anna/lib",
+}
+
+
+def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job:
+    """A benchmark's job on so many GPUs, or on one core for 0."""
+    chosen = choice or catalogue.choose("resnet")
+    name = system if gpus else chosen.benchmark.small_data.system
+    resolved = configuration.resolve(chosen, catalogue.find_system(chosen, name, None), 1, gpus or 1, [])
+    mounts = (Mount(DATA, str(DATA), True), Mount(OUTPUT, str(OUTPUT), False))
+    places = Places(data=str(DATA), output=str(OUTPUT))
+    return training_job(resolved, places, mounts, {"NCCL_DEBUG": "WARN"})
+
+
+def container(runtime: str, **facts: object) -> Container:
+    """A container of the user 1000 in which nothing is special."""
+    image = {"apptainer": "/images/resnet.sif", "enroot": "/images/resnet.sqsh"}
+    known: dict[str, object] = {
+        "image": image.get(runtime, "localhost/encore/resnet:latest"),
+        "name": "encore-run-0-0123abcd",
+        "user": 1000,
+        "group": 1000,
+        "caller": CALLER,
+        "limits": {"nofile": 1048576, "nproc": 32768},
+    }
+    return Container(**{**known, **facts})  # type: ignore[arg-type]
+
+
+def rendered(runtime: str, gpus: int, **facts: object) -> Command:
+    """A job of so many GPUs on a runtime."""
+    return RENDERERS[runtime](job(gpus), container(runtime, **facts))

@@ -1,0 +1,274 @@
+"""What users of containers get wrong: one line that names it, and one with the remedy.
+
+Fake engines print what the real ones print in each trouble; what they print was taken from Docker 20.10 and 28
+and Podman 4.3 where it could be provoked here, and from their sources' messages for GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from encore import paths, targets
+from encore.node import parse_nvidia_smi
+from encore.runtimes.container import Container
+from encore.targets import check_path
+
+Ran = subprocess.CompletedProcess[str]
+FakeEngine = Callable[..., None]
+
+INFO = {"docker": {"SecurityOptions": [], "Runtimes": {"runc": {}}}, "podman": {"host": {"security": {}}}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder for fake engines, which is all that PATH holds beside the system's tools."""
+    path = tmp_path / "bin"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def engine(folder: Path) -> FakeEngine:
+    """Makes a fake engine: what it prints for a subcommand, on which stream, and its exit code."""
+
+    def make(name: str, answers: dict[str, tuple[str, str, int]]) -> None:
+        known = {"info": (json.dumps(INFO.get(name, {})), "", 0), **answers}
+        (folder / f"{name}.json").write_text(json.dumps(known), encoding="utf-8")
+        script = folder / name
+        script.write_text(
+            f"#!{sys.executable}\n"
+            "import json, sys\n"
+            f"known = json.load(open({str(folder / name) + '.json'!r}))\n"
+            "words = ' '.join(sys.argv[1:])\n"
+            "answer = next((known[k] for k in known if words.startswith(k)), ['', '', 0])\n"
+            "print(answer[0]); print(answer[1], file=sys.stderr); sys.exit(answer[2])\n",
+            encoding="utf-8",
+        )
+        script.chmod(0o755)
+
+    return make
+
+
+@pytest.fixture
+def run(folder: Path, tmp_path: Path) -> Callable[..., Ran]:
+    """Runs the command line with nothing but the fakes as engines."""
+
+    def call(*arguments: str, **variables: str) -> Ran:
+        # Any engine of this machine lies in the same folders as its other tools, so they are left out.
+        environment = {"PATH": str(folder), "HOME": str(tmp_path), "COLUMNS": "200", **variables}
+        command = [sys.executable, "-m", "encore.cli.app", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=paths.ROOT, env=environment, check=False
+        )
+
+    return call
+
+
+def told(done: Ran, found: str, remedy: str) -> None:
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "  do this: "))]
+    assert len(lines) == 2, done.stderr
+    assert found in lines[0]
+    assert remedy in lines[1]
+    assert "Traceback" not in done.stderr
+
+
+RUN = ("run", "resnet", "2", "--system", "cpu")
+
+
+def test_no_engine(run: Callable[..., Ran], tmp_path: Path) -> None:
+    done = run(*RUN, "--runtime", "docker", "--results", str(tmp_path / "r"))
+    told(done, "docker: no docker on PATH", "apt-get install docker.io")
+    told(run("images", "build", "resnet"), "no docker on PATH", "--runtime podman or host")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "found", "remedy"),
+    [
+        (
+            "docker",
+            "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
+            "no permission on the engine's socket",
+            "usermod --append --groups docker",
+        ),
+        (
+            "docker",
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+            "the engine does not run",
+            "systemctl start docker",
+        ),
+        (
+            "podman",
+            'cannot find UID/GID for user anna: no subuid ranges found for user "anna" in /etc/subuid',
+            "no numbers for rootless containers",
+            "usermod --add-subuids",
+        ),
+    ],
+)
+def test_engine_that_does_not_answer(
+    engine: FakeEngine, run: Callable[..., Ran], name: str, message: str, found: str, remedy: str
+) -> None:
+    engine(name, {"info": ("", message, 1)})
+    told(run(*RUN, "--runtime", name), found, remedy)
+    told(run("images", "build", "resnet"), found, remedy)
+
+
+def test_docker_that_answers_for_itself_alone(engine: FakeEngine, run: Callable[..., Ran]) -> None:
+    facts = {"ServerErrors": ["Cannot connect to the Docker daemon at unix:///var/run/docker.sock."]}
+    engine("docker", {"info": (json.dumps(facts), "", 0)})
+    told(run(*RUN, "--runtime", "docker"), "the engine does not run", "systemctl start docker")
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_image_not_built(engine: FakeEngine, run: Callable[..., Ran], name: str) -> None:
+    engine(name, {"image inspect": ("[]", "Error: localhost/encore/resnet:latest: image not known", 125)})
+    told(run(*RUN, "--runtime", name), f"{name} has no image localhost/encore/resnet", "make build-resnet")
+
+
+def test_image_file_not_made(engine: FakeEngine, run: Callable[..., Ran]) -> None:
+    engine("apptainer", {})
+    done = run(*RUN, "--runtime", "apptainer")
+    told(done, "no image file", "encore images convert resnet --to apptainer")
+
+
+def test_standin_not_built(engine: FakeEngine, run: Callable[..., Ran]) -> None:
+    engine("docker", {"image inspect": ("[]", "Error: No such image: x", 1)})
+    told(run("images", "build", "resnet", "--base", "standin"), "the CPU base", "make standin")
+
+
+def test_base_that_cannot_be_pulled(engine: FakeEngine, run: Callable[..., Ran]) -> None:
+    missing = ("[]", "Error: No such image: x", 1)
+    for message, remedy in (
+        ("Get https://nvcr.io/v2/: dial tcp: lookup nvcr.io: no such host", "check network and proxy"),
+        ("unauthorized: authentication required", "docker login nvcr.io"),
+    ):
+        engine("docker", {"image inspect": missing, "pull": ("", message, 1)})
+        told(run("images", "build", "resnet"), "nvcr.io/nvidia/mxnet:24.06-py3 is not pulled", remedy)
+
+
+def test_digest_changed(
+    engine: FakeEngine, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from encore import building, images
+    from encore.engines import Engine
+    from encore.errors import EncoreError
+
+    lock = tmp_path / "images.lock"
+    images.record("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:aa", lock)
+    monkeypatch.setattr(images.hold_to_lock, "__defaults__", (lock,))
+    facts = [{"Id": "sha256:1", "RepoDigests": ["nvcr.io/nvidia/mxnet@sha256:bb"], "Config": {}}]
+    engine("docker", {"image inspect": (json.dumps(facts), "", 0)})
+    used = Engine("docker", str(tmp_path / "bin" / "docker"))
+    with pytest.raises(EncoreError, match="another digest") as error:
+        building.pull(used, images.find_release("mxnet"), lambda line: None)
+    assert "sha256:aa" in error.value.expected
+    assert "encore images pin --accept" in error.value.remedy
+
+
+def test_no_space(engine: FakeEngine, run: Callable[..., Ran]) -> None:
+    missing = ("[]", "Error: No such image: x", 1)
+    full = ("", "write /var/lib/docker/tmp/GetImageBlob123: no space left on device", 1)
+    engine("docker", {"image inspect": missing, "pull": full})
+    told(run("images", "build", "resnet"), "the engine's disk is full", "docker system prune")
+
+
+def test_little_space_is_told_before_the_pull(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from encore import building, engines
+    from encore.engines import Engine
+    from encore.errors import EncoreError
+
+    monkeypatch.setattr(engines, "data_folder", lambda engine: tmp_path)
+    with pytest.raises(EncoreError, match="GiB free in") as error:
+        building.check_space(Engine("docker", "docker"), 1e9)
+    assert "docker system prune" in error.value.remedy
+
+
+GPU_MACHINE = "0, NVIDIA A100-SXM4-40GB, 40960, 550.54.15, 8.0"
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_gpu_toolkit_missing(
+    engine: FakeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from encore import catalogue, configuration, engines, node
+
+    image = [{"Id": "sha256:0123456789abcdef0123", "Config": {"Labels": {}}}]
+    engine(name, {"image inspect": (json.dumps(image), "", 0)})
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(engines, "_has_cdi", lambda: False)
+    choice = catalogue.choose("resnet")
+    resolved = configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 1, [])
+    machine = node.Node("h", "os", "k", "cpu", 1, 8, 64.0, parse_nvidia_smi(GPU_MACHINE))
+    target = targets.choose(name, choice, machine, "gpu")
+    failed = [c for c in targets.check(target, resolved, machine, []) if c.level == "FAIL"]
+    assert [check.name for check in failed] == ["GPU toolkit"]
+    assert "NVIDIA Container Toolkit" in failed[0].remedy
+
+
+def test_gpus_that_the_engine_refuses_at_the_start() -> None:
+    from encore import engines
+
+    message = 'docker: Error: could not select device driver "" with capabilities: [[gpu]].'
+    error = engines.explain(message, "docker")
+    assert error.found == "docker: the engine cannot hand GPUs to containers"
+
+
+def test_unknown_runtime_and_engine(run: Callable[..., Ran]) -> None:
+    done = run(*RUN, "--runtime", "dokcer")
+    assert done.returncode == 2 and "did you mean 'docker'?" in done.stderr
+    told_of = run("images", "build", "resnet", "--engine", "enroot")
+    assert told_of.returncode == 2 and "enroot does not build images" in told_of.stderr
+
+
+def test_push_without_registry_or_image(engine: FakeEngine, run: Callable[..., Ran]) -> None:
+    engine("docker", {"image inspect": ("[]", "Error: No such image: x", 1)})
+    told(run("images", "push", "resnet"), "no registry given", "REGISTRY=")
+    done = run("images", "push", "resnet", "--registry", "registry.example/team")
+    told(done, "docker has no image", "make build-resnet")
+
+
+def test_folder_that_engines_would_take_apart() -> None:
+    assert check_path(Path("/data/a:b")).level == "FAIL"
+    assert targets.UNMOUNTABLE.search("/data/a,b") and not targets.UNMOUNTABLE.search("/data/a b")
+
+
+def test_auto_is_host_where_no_image_is_built(
+    engine: FakeEngine, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    engine("docker", {"image inspect": ("[]", "Error: No such image: x", 1)})
+    done = run(*RUN, "--dry-run", PATH=f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert "host: no container engine has an image of resnet" in done.stdout
+
+
+def test_auto_takes_the_engine_that_has_the_image(engine: FakeEngine, run: Callable[..., Ran]) -> None:
+    image = [{"Id": "sha256:0123456789abcdef0123", "Config": {"Labels": {}}}]
+    engine("docker", {"image inspect": ("[]", "Error: No such image: x", 1)})
+    engine("podman", {"image inspect": (json.dumps(image), "", 0)})
+    done = run(*RUN, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "podman: podman has the image" in done.stdout
+    assert "podman run --rm" in done.stdout
+
+
+def test_dry_run_shows_the_command_without_any_engine(run: Callable[..., Ran]) -> None:
+    for runtime in ("docker", "podman", "apptainer", "enroot"):
+        done = run(*RUN, "--runtime", runtime, "--dry-run")
+        assert done.returncode == 0, done.stderr
+        assert f"{runtime} {'start' if runtime == 'enroot' else 'run'} " in done.stdout
+
+
+def test_names_of_containers_differ_between_results_folders() -> None:
+    first = targets.container_name(Path("/a/20261120T101500Z-resnet-mxnet-cpu/experiment_0"))
+    second = targets.container_name(Path("/b/20261120T101500Z-resnet-mxnet-cpu/experiment_0"))
+    assert first != second
+    assert first.startswith("encore-20261120T101500Z-resnet-mxnet-cpu-0-")
+    assert Container(image="i", name=first, user=1, group=1, caller={}).name == first

@@ -1,0 +1,102 @@
+"""The NGC catalogue, the lock, and what Dockerfiles may and may not say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from encore import building, catalogue, images, paths
+from encore.errors import EncoreError
+from encore.passport import SECRET
+from tests.conftest import Encore
+
+DOCKERFILES = sorted((paths.ROOT / "containers").glob("*/Dockerfile"))
+
+
+def test_defaults_are_releases_and_every_release_has_a_source() -> None:
+    known = images.catalogue()
+    for framework, release in known.default.items():
+        assert images.find_release(framework).release == release
+    for release in known.release:
+        assert re.fullmatch(r"nvcr\.io/nvidia/(mxnet|pytorch|tensorflow):[\w.-]+", release.reference)
+        assert all(source.startswith("https://") for source in release.sources)
+    assert len({release.reference for release in known.release}) == len(known.release)
+
+
+def test_every_round_of_a_benchmark_has_its_submitted_base() -> None:
+    known = images.catalogue()
+    for choice in catalogue.choices().values():
+        rounds = {entry.round for entry in known.submitted if entry.benchmark == choice.benchmark.name}
+        assert rounds == set(choice.benchmark.rounds)
+    for entry in known.submitted:
+        assert images.find_release(entry.framework, entry.release)
+
+
+@pytest.mark.parametrize("name", sorted(catalogue.choices()))
+def test_dockerfile_and_catalogue_name_the_same_base(name: str) -> None:
+    choice = catalogue.choose(name)
+    text = building.dockerfile(choice).read_text(encoding="utf-8")
+    match = re.search(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
+    assert match and match.group(1) == images.find_release(choice.implementation.framework).reference
+
+
+def test_unknown_release_offers_the_nearest() -> None:
+    with pytest.raises(EncoreError, match="unknown mxnet release") as error:
+        images.find_release("mxnet", "24.60")
+    assert "24.06" in error.value.remedy
+
+
+def test_lock_records_the_first_digest_and_refuses_another(tmp_path: Path) -> None:
+    lock = tmp_path / "images.lock"
+    images.hold_to_lock("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:aa", lock)
+    images.hold_to_lock("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:aa", lock)
+    with pytest.raises(EncoreError, match=r"another digest than images\.lock") as error:
+        images.hold_to_lock("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:bb", lock)
+    assert error.value.expected.startswith("sha256:aa, recorded ")
+    images.record("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:bb", lock)
+    images.hold_to_lock("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:bb", lock)
+
+
+def test_damaged_lock_is_told(tmp_path: Path) -> None:
+    (tmp_path / "images.lock").write_text('{"images": 3}', encoding="utf-8")
+    with pytest.raises(EncoreError, match="is damaged"):
+        images.read_lock(tmp_path / "images.lock")
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.parent.name)
+def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        if line.startswith(("ARG ", "ENV ")):
+            assert not SECRET.search(line)
+        assert not re.search(r"https?://", line)
+    copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+    assert all(
+        word.startswith(("--from=", "/opt/", "benchmarks", "requirements/", "containers/")) for word in copied
+    )
+
+
+def test_benchmark_images_end_as_nobody_special_with_the_code_last() -> None:
+    for choice in catalogue.choices().values():
+        lines = building.dockerfile(choice).read_text(encoding="utf-8").splitlines()
+        users = [line.split()[1] for line in lines if line.startswith("USER ")]
+        assert users[-1] not in ("0", "root")
+        code = lines.index("COPY benchmarks /workspace/encore/benchmarks")
+        assert not any(line.startswith("RUN ") for line in lines[code:])
+
+
+def test_requirements_of_images_are_pinned_with_hashes() -> None:
+    text = (paths.REQUIREMENTS / "resnet-image.txt").read_text(encoding="utf-8")
+    entries = re.split(r"\n(?=[a-z])", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).strip())
+    assert all("==" in entry and "--hash=sha256:" in entry for entry in entries)
+
+
+def test_list_shows_the_catalogue(encore: Encore) -> None:
+    done = encore("images", "list", "--json")
+    content = json.loads(done.stdout)
+    assert [entry["round"] for entry in content["submitted"]] == ["v0.5", "v0.6", "v0.7"]
+    assert any(entry["reference"] == "nvcr.io/nvidia/mxnet:24.06-py3" for entry in content["releases"])
+    assert "mxnet:24.06-py3" in encore("images", "list").stdout

@@ -1,0 +1,260 @@
+"""The real thing: training in containers of real engines, stopping it, breaking it; nothing may be left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from encore import paths, processes
+from encore.job import Job, Mount
+from encore.runtimes.container import Container
+from tests.conftest import Encore
+from tests.containers.conftest import EngineUnderTest, make
+from tests.containers.samples import RENDERERS
+
+LONG = ("--set", "epochs=60", "--set", "quality_target=1.0")
+STOP_SECONDS = 10.0
+
+
+@pytest.fixture(scope="session")
+def data(docker: EngineUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small data set, made in a container."""
+    folder = tmp_path_factory.mktemp("made") / "resnet"
+    folder.mkdir()
+    mount = Mount(folder, str(folder), False)
+    command = ("python", "-m", "benchmarks.resnet.prepare", "--to", str(folder))
+    run_in(docker, Job(argv=command, environment={}, mounts=(mount,), ranks=1, gpus=0))
+    return folder
+
+
+def run_in(engine: EngineUnderTest, job: Job, user: int = 0) -> None:
+    """Run a job to its end as a user of whatever number."""
+    limits = {"nofile": 1024, "nproc": 4096}
+    container = Container(
+        image="localhost/encore/resnet:latest",
+        name=f"encore-test-{os.getpid()}",
+        user=user,
+        group=user,
+        caller=engine.environment,
+        limits=limits,
+    )
+    command = RENDERERS[engine.name](job, container)
+    done = subprocess.run(command.argv, env=command.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def started(
+    engine: EngineUnderTest, data: Path, results: Path, *options: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A run in the background, once both ranks have made steps; ended whatever happens."""
+    command = [sys.executable, "-m", "encore.cli.app", "run", "resnet", "2", "--system", "cpu"]
+    command += ["--runtime", engine.name, "--data", str(data), "--results", str(results), *LONG, *options]
+    with (results.parent / "output.txt").open("wb") as output:
+        child = subprocess.Popen(
+            command, cwd=paths.ROOT, env=engine.environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        wait_until(lambda: [b.step >= 3 for b in beats(results)] == [True, True], child)
+        yield child
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait(timeout=60)
+
+
+def beats(results: Path) -> list[processes.Heartbeat]:
+    folders = list(results.glob("*/experiment_0/heartbeat"))
+    return processes.heartbeats(folders[0]) if folders else []
+
+
+def wait_until(reached: Callable[[], bool], child: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not reached():
+        assert child.poll() is None, f"the run ended early with {child.returncode}"
+        assert time.monotonic() < until, "the ranks make no steps"
+        time.sleep(0.1)
+
+
+def state(results: Path) -> dict[str, str]:
+    file = next(results.glob("*/experiment_0/state.json"))
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def shape(run: Path) -> set[str]:
+    """Files of a run folder, without what depends on the number of epochs and of ranks' lines."""
+    names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    return {re.sub(r"step_\d+", "step_N", name) for name in names if "/checkpoint/" not in name}
+
+
+def test_run_in_a_container_reaches_the_target(
+    engine: EngineUnderTest, encore: Encore, data: Path, digits: Path, tmp_path: Path
+) -> None:
+    arguments = ("run", "resnet", "2", "--system", "cpu", "--json")
+    options = ("--runtime", engine.name, "--data", str(data), "--results", str(tmp_path / "in"))
+    done = encore(*arguments, *options, environment=engine.environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    short = ("--set", "epochs=1", "--set", "warmup_epochs=0", "--results", str(tmp_path / "out"))
+    encore(*arguments, "--runtime", "host", "--data", str(digits), *short)
+    inside, outside = (next((tmp_path / name).iterdir()) for name in ("in", "out"))
+    assert shape(inside) == shape(outside)
+    passports = [json.loads((run / "run.json").read_text(encoding="utf-8")) for run in (inside, outside)]
+    assert passports[0].keys() == passports[1].keys()
+    assert passports[0]["data"]["id"] == passports[1]["data"]["id"]
+    assert passports[0]["runtime"] == engine.name
+    assert passports[0]["image"]["base"] == "localhost/encore/standin-mxnet:latest"
+    assert engine.left() == []
+
+
+def test_files_belong_to_the_caller(engine: EngineUnderTest, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "results"
+    folder.mkdir()
+    os.chown(folder, 12345, 12345)
+    write = "import pathlib, sys; pathlib.Path(sys.argv[1], 'made').mkdir()"
+    mount = Mount(folder, str(folder), False)
+    command = ("python", "-c", write, str(folder))
+    run_in(engine, Job(argv=command, environment={}, mounts=(mount,), ranks=1, gpus=0), user=12345)
+    made = (folder / "made").stat()
+    assert (made.st_uid, made.st_gid) == (12345, 12345)
+    assert engine.left() == []
+
+
+def goes_on_from_its_checkpoint(engine: EngineUnderTest, run: Path) -> None:
+    """Resume a run, see that it does not begin anew, and stop it again."""
+    command = [sys.executable, "-m", "encore.cli.app", "run", "--resume", str(run)]
+    child = subprocess.Popen(command, cwd=paths.ROOT, env=engine.environment, stdout=subprocess.DEVNULL)
+    metrics = run / "experiment_0" / "metrics.jsonl"
+    try:
+        wait_until(lambda: resumed_steps(metrics)[1:] != [], child)
+    finally:
+        child.terminate()
+        child.wait(timeout=60)
+    assert resumed_steps(metrics)[1] > 0
+    assert engine.left() == []
+
+
+def resumed_steps(metrics: Path) -> list[int]:
+    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return [record["resumed_step"] for record in records if "resumed_step" in record]
+
+
+def test_signal_writes_a_checkpoint_and_leaves_nothing(
+    engine: EngineUnderTest, data: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    with started(engine, data, results) as child:
+        alive = [beat.pid for beat in beats(results)]
+        began = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=60) == 130
+        took = time.monotonic() - began
+    assert took < STOP_SECONDS
+    assert state(results)["reason"] == "stopped by SIGTERM, a checkpoint was written"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in alive)
+    assert engine.left() == []
+    run = next(results.iterdir())
+    assert list(run.glob("experiment_0/checkpoint/step_*"))
+    goes_on_from_its_checkpoint(engine, run)
+
+
+def test_rank_that_dies_ends_the_run_and_is_named(
+    engine: EngineUnderTest, data: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    with started(engine, data, results) as child:
+        os.kill(beats(results)[1].pid, signal.SIGKILL)
+        assert child.wait(timeout=60) == 1
+    assert state(results)["reason"].startswith("rank 1 was killed by SIGKILL")
+    assert engine.left() == []
+
+
+def test_rank_that_hangs_ends_the_run_and_is_named(
+    docker: EngineUnderTest, data: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    with started(docker, data, results, "--hang-seconds", "5") as child:
+        os.kill(beats(results)[1].pid, signal.SIGSTOP)
+        assert child.wait(timeout=60) == 1
+    assert state(results)["reason"].startswith("rank 1 hangs")
+    assert docker.left() == []
+
+
+def test_image_is_fit_for_use(docker: EngineUnderTest) -> None:
+    output = make("test-image-resnet", "ENGINE=docker", environment=docker.environment)
+    assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 6
+
+
+def test_rebuild_after_a_change_takes_seconds(docker: EngineUnderTest) -> None:
+    probe = paths.BENCHMARKS / "rebuild_probe.py"
+    probe.write_text(f"# {time.time()}\n", encoding="utf-8")
+    try:
+        began = time.monotonic()
+        make("build-resnet", "BASE=standin", "ENGINE=docker", environment=docker.environment)
+        took = time.monotonic() - began
+    finally:
+        probe.unlink()
+        make("build-resnet", "BASE=standin", "ENGINE=docker", environment=docker.environment)
+    print(f"rebuild after a change in one file: {took:.1f} s")
+    assert took < 30
+
+
+def first_line_of_run(docker: EngineUnderTest, data: Path, results: Path) -> float:
+    """Seconds from `./run.sh` to the container's first line."""
+    command = ["./run.sh", "resnet", "2", "--system", "cpu", "--runtime", "docker", "--data", str(data)]
+    began = time.monotonic()
+    child = subprocess.Popen(
+        [*command, "--results", str(results), *LONG],
+        cwd=paths.ROOT,
+        env=docker.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not any(f.stat().st_size for f in results.glob("*/experiment_0/ranks/launcher.txt")):
+            assert child.poll() is None and time.monotonic() - began < 60
+            time.sleep(0.005)
+        return time.monotonic() - began
+    finally:
+        child.terminate()
+        child.wait(timeout=60)
+
+
+def first_line_of_engine(docker: EngineUnderTest, results: Path) -> float:
+    """Seconds from the same command, given to the engine directly, to its first line."""
+    content = json.loads((next(results.iterdir()) / "run.json").read_text(encoding="utf-8"))
+    argv = [word.replace("/RUN/", "/bare/") for word in content["command"]]
+    (results / "bare" / "experiment_0").mkdir(parents=True, exist_ok=True)
+    environment = {**docker.environment, **content["environment"]}
+    began = time.monotonic()
+    child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert child.stdout is not None
+    while not child.stdout.readline().strip():
+        assert child.poll() is None
+    took = time.monotonic() - began
+    docker.ask("rm", "--force", argv[argv.index("--name") + 1])
+    child.wait(timeout=60)
+    return took
+
+
+def test_start_costs_at_most_a_second_more_than_the_engine(
+    docker: EngineUnderTest, data: Path, tmp_path: Path
+) -> None:
+    ours, bare = [], []
+    for number in range(3):
+        results = tmp_path / str(number)
+        ours.append(first_line_of_run(docker, data, results))
+        bare.append(first_line_of_engine(docker, results))
+    print(f"first line after {statistics.median(ours):.2f} s, bare engine {statistics.median(bare):.2f} s")
+    assert statistics.median(ours) - statistics.median(bare) < 1.0

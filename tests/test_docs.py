@@ -1,0 +1,457 @@
+"""The documentation is tried: its commands, generated tables, links, options and quoted messages."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from encore import catalogue, configuration, node, paths, planning, run_folder, runner, tables, telemetry
+from encore import passport as passports
+from encore.cli.app import app
+from encore.errors import EncoreError, ExitCode
+from encore.run_folder import ExperimentState
+from tests.results.result_logs import resnet_v07
+
+PAGES = tables.pages(paths.ROOT)
+LANGUAGES = {"", "bash", "json", "python", "text", "toml"}
+"""What may stand behind three backticks: another word for a shell would hide commands from this test."""
+PROGRAMS = ("encore", "./run.sh", "make", "python", "horovodrun")
+"""A block without a language holds commands if it begins with one of these."""
+FOREIGN_OPTIONS = {"--gloo", "--no-deps", "--shm-size", "--strict"}
+"""Options of other people's programs that the pages mention."""
+FOREIGN_MESSAGES = {"GPU is not enabled"}
+"""Messages of other people's programs that the troubleshooting page quotes."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a block in a page."""
+
+    page: Path
+    number: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(paths.ROOT)}:{self.number}: {self.text}"
+
+
+def blocks(page: Path) -> Iterator[tuple[str, list[Line]]]:
+    """The fenced blocks of a page, with their language."""
+    language: str | None = None
+    lines: list[Line] = []
+    for number, text in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if text.strip().startswith("```"):
+            if language is None:
+                language, lines = text.strip()[3:], []
+            else:
+                yield language, lines
+                language = None
+        elif language is not None:
+            lines.append(Line(page, number, text))
+    assert language is None, f"{page}: a block is not closed"
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[Line]:
+    """Every command of every page, once; a backslash joins lines."""
+    found: dict[str, Line] = {}
+    for page in PAGES:
+        for language, lines in blocks(page):
+            first = next((line.text.split()[0] for line in lines if line.text.strip()), "")
+            if language != "bash" and not (language == "" and first in PROGRAMS):
+                continue
+            begun = ""
+            for line in lines:
+                begun += line.text.strip()
+                if begun.endswith("\\"):
+                    begun = begun[:-1] + " "
+                    continue
+                if shlex.split(begun, comments=True):
+                    found.setdefault(begun, Line(page, line.number, begun))
+                begun = ""
+    return list(found.values())
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages are tried as on a machine without GPUs, wherever the test runs."""
+    monkeypatch.setattr(node, "gpus", lambda: ())
+
+
+# -- how each kind of command is tried ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Real folders that stand for the placeholders of the pages."""
+
+    folder: Path
+    run: Path
+
+    def put(self, word: str) -> str:
+        """A word of a command with its placeholder replaced."""
+        known = {"DIR": self.folder / "DIR", "OUT": self.folder / "OUT", "FOLDER": self.folder / "OUT"}
+        known |= {"RUN": self.run, "results/<run>": self.run, "training_results_v0.7": self.run.parent}
+        for placeholder, path in known.items():
+            if word == placeholder or word.startswith(f"{placeholder}/"):
+                target = (
+                    path if placeholder == "training_results_v0.7" else f"{path}{word[len(placeholder) :]}"
+                )
+                return str(target)
+        return word
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    """A run folder with five logs, made without training, and empty folders."""
+    folder = tmp_path_factory.mktemp("docs")
+    for name in ("DIR", "OUT"):
+        (folder / name).mkdir()
+    passport = {"benchmark": "resnet", "round": "v0.7"}
+    run = run_folder.create(folder / "results", "resnet-mxnet-cpu", lambda path: passport, {}, {}, list(range(5)))
+    for experiment in run.experiments():
+        log = resnet_v07(40 + experiment.number, start_ms=1_592_669_288_183 + 10**7 * experiment.number)
+        experiment.log.write_text(log, encoding="utf-8")
+        experiment.publish_log()
+        experiment.metrics.write_text('{"kind": "end", "time": 0, "outcome": "reached"}\n', encoding="utf-8")
+        experiment.set_state(ExperimentState("reached"))
+    return Ground(folder, run.path)
+
+
+def invoked(words: list[str], allowed: tuple[int, ...] = (0,)) -> str:
+    """The output of ``encore`` with these arguments, run in this process."""
+    done = CliRunner().invoke(app, words[1:], env={"COLUMNS": "120"}, prog_name="encore")
+    if isinstance(done.exception, EncoreError):
+        pytest.fail(str(done.exception))
+    assert done.exit_code in allowed, done.output
+    return done.stdout
+
+
+def run_it(words: list[str], ground: Ground) -> str:
+    return invoked(words)
+
+
+def run_doctor(words: list[str], ground: Ground) -> str:
+    return invoked(words, (0, 2))
+
+
+def dry_run(words: list[str], ground: Ground) -> str:
+    return invoked(words if "--dry-run" in words else [*words, "--dry-run"])
+
+
+def dry_run_sh(words: list[str], ground: Ground) -> str:
+    return dry_run(["encore", "run", *words[1:]], ground)
+
+
+def parse_it(words: list[str], ground: Ground) -> str:
+    """The command line is understood; what it does would take too long, or change this machine."""
+    command, rest = subcommand(words)
+    command.make_context("encore", rest)
+    return ""
+
+
+def make_it(words: list[str], ground: Ground) -> str:
+    return executed(["make", "-n", *words[1:]], paths.ROOT)
+
+
+def execute(words: list[str], ground: Ground) -> str:
+    program = sys.executable if words[0] == "python" else words[0]
+    return executed([program, *words[1:]], ground.folder)
+
+
+def executed(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check_tables(words: list[str], ground: Ground) -> str:
+    assert tables.main(["--check"]) == 0
+    return ""
+
+
+def find_paths(words: list[str], ground: Ground) -> str:
+    """The tests that are named are there."""
+    for word in words[3:]:
+        assert word.startswith("-") or (paths.ROOT / word).exists(), f"there is no {word}"
+    return ""
+
+
+def find_module(words: list[str], ground: Ground) -> str:
+    """The module is there and knows the options; it needs a framework's environment, or is long."""
+    module = words[words.index("-m") + 1]
+    path = paths.ROOT / Path(*module.split(".")).with_suffix(".py")
+    assert path.is_file(), f"there is no module {module}"
+    text = path.read_text(encoding="utf-8")
+    for word in words[words.index("-m") + 2 :]:
+        assert not word.startswith("--") or f'"{word}"' in text, f"{module} has no option {word}"
+    return ""
+
+
+def find_file(words: list[str], ground: Ground) -> str:
+    """What is sourced is part of every virtual environment."""
+    assert words[1] == ".venv/bin/activate"
+    return ""
+
+
+Try = Callable[[list[str], Ground], str]
+KINDS: tuple[tuple[str, Try], ...] = (
+    (r"\./run\.sh \w", dry_run_sh),
+    (r"encore run --resume RUN$", parse_it),
+    (r"encore run \w", dry_run),
+    (r"encore data prepare \w", dry_run),
+    (r"encore data verify \w", parse_it),
+    (r"encore data list$", run_it),
+    (r"encore bench \w", parse_it),
+    (r"encore doctor", run_doctor),
+    (r"encore (list|show|published|score|check|--version)\b", run_it),
+    (r"make [\w-]+", make_it),
+    (r"python -m encore\.tables --(check|write)$", check_tables),
+    (r"python -m pytest ", find_paths),
+    (r"python -m (benchmarks|tests)\.", find_module),
+    (r"horovodrun -np \d+ python -m benchmarks\.", find_module),
+    (r"python -m json\.tool RUN/", execute),
+    (r"python -c ", execute),
+    (r"tail -n \d+ RUN/", execute),
+    (r"source ", find_file),
+)
+"""How each kind of command is tried, the first that fits. Nobody adds a command that is not tried."""
+
+
+@pytest.mark.parametrize("command", commands(), ids=str)
+def test_command(command: Line, ground: Ground) -> None:
+    text = re.sub(r"^\.venv/bin/", "", command.text)
+    try_it = next((how for pattern, how in KINDS if re.match(pattern, text_of(text))), None)
+    assert try_it is not None, f"{command}: no kind of command; say in KINDS how it is tried"
+    words = shlex.split(text, comments=True)
+    words, target = (words[:-2], words[-1]) if ">" in words else (words, None)
+    output = try_it([ground.put(word) for word in words], ground)
+    if target is not None:
+        (ground.folder / target).write_text(output, encoding="utf-8")
+
+
+def text_of(text: str) -> str:
+    """A command without its comment, as KINDS sees it."""
+    return shlex.join(shlex.split(text, comments=True)) if "#" in text else text
+
+
+def test_every_page_has_blocks_of_known_languages() -> None:
+    for page in PAGES:
+        for language, lines in blocks(page):
+            assert language in LANGUAGES, f"{page}: {language} block with {lines[:1]}"
+
+
+def test_an_untested_kind_of_command_is_noticed() -> None:
+    assert not [pattern for pattern, _ in KINDS if re.match(pattern, "docker run image")]
+    assert not [pattern for pattern, _ in KINDS if re.match(pattern, "encore unknown")]
+
+
+def test_run_sh_hands_everything_to_encore(tmp_path: Path) -> None:
+    shutil.copy(paths.ROOT / "run.sh", tmp_path)
+    program = tmp_path / ".venv" / "bin" / "encore"
+    program.parent.mkdir(parents=True)
+    for path, text in ((tmp_path / "setup.sh", ""), (program, 'printf "%s|" "$@"\n')):
+        path.write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
+        path.chmod(0o755)
+    told = executed([str(tmp_path / "run.sh"), "resnet", "2", "--set", "a=b c"], tmp_path)
+    assert told == "run|resnet|2|--set|a=b c|"
+
+
+# -- generated tables -----------------------------------------------------------------------------------
+
+
+def test_generated_tables_are_fresh() -> None:
+    stale = [str(page.relative_to(paths.ROOT)) for page in tables.stale(paths.ROOT)]
+    assert not stale, f"stale tables in {', '.join(stale)}; do this: make docs"
+
+
+def test_a_stale_table_is_written_and_nothing_else() -> None:
+    text = "before\n<!-- generated: targets resnet -->\nold\n<!-- end -->\nafter\n"
+    fresh = tables.renewed(text, Path("page.md"))
+    assert "| v0.7 | 0.759 | 5 |" in fresh
+    assert "old" not in fresh
+    assert (fresh.startswith("before\n<!-- gen"), fresh.endswith("<!-- end -->\nafter\n")) == (True, True)
+    assert tables.renewed(fresh, Path("page.md")) == fresh
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("<!-- generated: targets resnet -->\n", "has no <!-- end -->"),
+        ("<!-- generated: sytems resnet -->\n<!-- end -->\n", "unknown generated table 'sytems'"),
+        ("<!-- generated: systems resnt -->\n<!-- end -->\n", "unknown benchmark 'resnt'"),
+    ],
+)
+def test_a_wrong_marker_is_told(text: str, told: str) -> None:
+    with pytest.raises(EncoreError, match=re.escape(told)):
+        tables.renewed(text, Path("page.md"))
+
+
+def test_check_names_the_stale_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("<!-- generated: targets resnet -->\n<!-- end -->\n", encoding="utf-8")
+    monkeypatch.setattr(tables.paths, "ROOT", tmp_path)
+    choice = catalogue.choose("resnet")
+    monkeypatch.setattr(tables.catalogue, "choose", lambda name: choice)
+    assert tables.main(["--check"]) == 1
+    assert "README.md: stale" in capsys.readouterr().out
+    assert tables.main(["--write"]) == 0
+    assert tables.main(["--check"]) == 0
+
+
+# -- links, options, messages ---------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        assert target.exists(), f"{page.name}: there is no {link}"
+        assert target.resolve().is_relative_to(paths.ROOT), f"{page.name}: {link} leaves the project"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name}: {name} has no heading for #{anchor}"
+
+
+def subcommand(words: list[str]) -> tuple[Any, list[str]]:
+    """The command object that ``encore WORDS`` names, and the words behind its name."""
+    command, rest = typer.main.get_command(app), words[1:]
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command, rest
+
+
+def options_of(command: Any) -> set[str]:
+    """Every spelling of every option of a command and those below it."""
+    found = {"--help"}
+    for parameter in command.params:
+        found.update(parameter.opts, parameter.secondary_opts)
+    return found.union(*map(options_of, getattr(command, "commands", {}).values()))
+
+
+def written_options() -> set[str]:
+    """Options of the programs that are no part of the command line."""
+    files = [*paths.BENCHMARKS.rglob("*.py"), Path(tables.__file__)]
+    return {name for file in files for name in re.findall(r'"(--[a-z-]+)"', file.read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_exist(page: Path) -> None:
+    everywhere = options_of(typer.main.get_command(app)) | written_options() | FOREIGN_OPTIONS
+    for code in re.findall(r"`([^`\n]+)`", prose(page)):
+        options = re.findall(r"(?:^|(?<=[\s\"'(]))--[a-z][a-z-]*", code)
+        known = everywhere
+        words = code.split()
+        if words[:1] == ["encore"] and len(words) > 1:
+            command, rest = subcommand(words)
+            below = bool(getattr(command, "commands", {}))
+            assert not below or not rest or rest[0].startswith("-"), f"{page.name}: no command `{code}`"
+            known = options_of(command)
+        for option in options:
+            assert option in known, f"{page.name}: `{code}`: there is no option {option}"
+
+
+def test_quoted_messages_are_those_of_the_code() -> None:
+    page = paths.ROOT / "docs" / "troubleshooting.md"
+    code = source_text()
+    lost = []
+    for heading in re.findall(r"^### (.+)$", prose(page), flags=re.MULTILINE):
+        for message in set(re.findall(r"`([^`]+)`", heading)) - FOREIGN_MESSAGES:
+            fragments = [fragment.strip(" :,'") for fragment in message.split("…")]
+            if not message.startswith("./run.sh") and not all(fragment in code for fragment in fragments):
+                lost.append(message)
+    assert not lost, f"{page.name} quotes what no message says: {lost}"
+
+
+def source_text() -> str:
+    """Every text that a Python file or a shell script of the project may print, the parts of one joined."""
+    texts = [path.read_text(encoding="utf-8") for path in paths.ROOT.glob("*.sh")]
+    for folder in (paths.ROOT / "encore", paths.BENCHMARKS):
+        for path in folder.rglob("*.py"):
+            for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(each, ast.JoinedStr):
+                    parts = [str(p.value) if isinstance(p, ast.Constant) else "…" for p in each.values]
+                    texts.append("".join(parts))
+                elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    texts.append(each.value)
+    return "\n".join(texts)
+
+
+# -- what the pages say about files and codes ------------------------------------------------------------
+
+
+def test_run_folder_page_knows_every_field() -> None:
+    text = prose(paths.ROOT / "docs" / "run-folder.md")
+    plan = planning.make_plan(planning.Request("resnet", 1, system="cpu", seed=1))
+    command = runner.dry_run_command(plan)
+    content = passports.describe(plan.configuration, command, {}, plan.machine, [1], "host")
+    known = {*content, *node.this_node().as_json(), *telemetry.sample_host()}
+    known |= {field.name for field in dataclasses.fields(ExperimentState)}
+    missing = sorted(name for name in known if f"`{name}`" not in text)
+    assert not missing, f"docs/run-folder.md does not explain {', '.join(missing)}"
+
+
+def test_exit_codes_page_has_every_code() -> None:
+    text = (paths.ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
+    for code in ExitCode:
+        assert f"| {int(code)} | `{code.name}` |" in text
+    named = re.search(
+        r"docs/[\w-]+\.md", Path(sys.modules["encore.errors"].__file__ or "").read_text("utf-8")
+    )
+    assert named is not None
+    assert (paths.ROOT / named[0]).exists()
+
+
+def test_every_benchmark_has_its_page() -> None:
+    for name in catalogue.benchmarks():
+        text = (paths.BENCHMARKS / name / "README.md").read_text(encoding="utf-8")
+        for heading in ("Target", "Data", "Commands", "Submitted results", "Measured results", "Known gaps"):
+            assert f"\n## {heading}\n" in text, f"{name}: no section {heading}"
+
+
+def test_examples_of_help_are_understood() -> None:
+    for command in ("run", "show", "list", "bench", "doctor"):
+        found, _ = subcommand(["encore", command])
+        for line in (found.epilog or "").splitlines():
+            text = re.split(r"\s{3,}", line.strip())[0]
+            if text.startswith("encore "):
+                parse_it(shlex.split(text), Ground(Path(), Path()))
+
+
+def test_pages_name_no_place_of_one_machine() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"/(work|root|home|tmp)/", text), page
+
+
+def test_dry_run_as_json_is_what_training_reads() -> None:
+    content = json.loads(invoked(["encore", "run", "resnet", "2", "--system", "cpu", "--dry-run", "--json"]))
+    assert set(content["configuration"]) == set(configuration.field_types(catalogue.choose("resnet").folder))
