@@ -7,10 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from encore import building, catalogue, engines, paths, planning, run_folder, runner
+from encore import building, catalogue, data, engines, paths, planning, run_folder, runner
 from encore.catalogue import Choice
 from encore.engines import Engine, Image
 from encore.errors import EncoreError, ExitCode
+from encore.job import Command
 from encore.passport import SECRET
 
 LABELS = (
@@ -89,7 +90,7 @@ def _training(choice: Choice, engine: Engine) -> str:
     """One epoch on the small data set, with everything that a run does."""
     with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
         small = choice.benchmark.small_data.system
-        data = Path(temporary) / choice.benchmark.name
+        folder = Path(temporary) / choice.benchmark.name
         request = planning.Request(
             name=choice.name,
             gpus=1,
@@ -98,20 +99,24 @@ def _training(choice: Choice, engine: Engine) -> str:
             settings=("epochs=1", "warmup_epochs=0"),
             runtime=engine.name,
         )
-        plan = planning.make_plan(request, small_data=data)
+        plan = planning.make_plan(request, small_data=folder)
         quiet = runner.Hooks(
             step=lambda text: None,
-            prepare_data=runner.prepare_quietly,
+            prepare_data=_prepare,
             experiment=lambda experiment: None,
             progress=lambda progress: None,
             ended=lambda experiment, outcome: None,
         )
         try:
-            folder, python = runner.prepare_and_create(plan, quiet)
-            code = runner.execute(plan, folder, python, quiet, hang_seconds=120)
+            run, python = runner.prepare_and_create(plan, quiet)
+            code = runner.execute(plan, run, python, quiet, hang_seconds=120)
         except EncoreError as error:
             return str(error)
-        return "" if code in (ExitCode.REACHED, ExitCode.NOT_REACHED) else _reason(folder)
+        return "" if code in (ExitCode.REACHED, ExitCode.NOT_REACHED) else _reason(run)
+
+
+def _prepare(directory: Path, by: Path | Command) -> None:
+    data.prepare(directory.name, directory, data.Preparation(), by)
 
 
 def _reason(folder: run_folder.RunFolder) -> str:

@@ -42,18 +42,10 @@ def job_of(plan: Plan, output: Path) -> Job:
 
 def render(plan: Plan, output: Path, python: Path | None) -> Command:
     """The command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
-    return _render(plan, job_of(plan, output), runtimes.container_name(output), python)
-
-
-def _render(plan: Plan, job: Job, name: str, python: Path | None) -> Command:
+    job = job_of(plan, output)
     if python is not None:
         return host.render(job, python, os.environ)
-    return runtimes.render(plan.target, job, name, os.environ)
-
-
-def prepare_quietly(directory: Path, by: Path | Command) -> None:
-    """A hook that makes the small data set and shows nothing."""
-    data_sets.prepare(directory.name, directory, data_sets.Preparation(), by)
+    return runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
 
 
 def preparation_command(plan: Plan) -> Command:
@@ -61,7 +53,7 @@ def preparation_command(plan: Plan) -> Command:
     prepare = data_sets.prepare_command("python", plan.data.name, plan.data, data_sets.Preparation())
     mounts = (Mount(plan.data, str(plan.data), False),)
     job = Job(argv=(*prepare, "--progress", "json"), environment={}, mounts=mounts, ranks=1, gpus=0)
-    return _render(plan, job, runtimes.container_name(plan.data), None)
+    return runtimes.render(plan.target, job, runtimes.container_name(plan.data), os.environ)
 
 
 def dry_run_command(plan: Plan) -> Command:

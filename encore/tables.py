@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from encore import catalogue, configuration, names, paths
+from encore import catalogue, configuration, images, names, paths
 from encore.catalogue import Choice, System
 from encore.errors import EncoreError, ExitCode
 from encore.results.published import PublishedResult, load_published
@@ -105,22 +105,37 @@ def keys_table(choice: Choice) -> str:
     return markdown(["key", "default", "meaning"], rows)
 
 
+def images_table() -> str:
+    """Each round's submitted base beside today's."""
+    head = ["round", "benchmark", "submitted on", "built on today", "why"]
+    rows = []
+    for entry in images.catalogue().submitted:
+        submitted = images.find_release(entry.framework, entry.release)
+        today = images.find_release(entry.framework)
+        link = f"[`{submitted.reference}`]({entry.source})"
+        rows.append([entry.round, entry.benchmark, link, f"`{today.reference}`", entry.why])
+    return markdown(head, rows)
+
+
 TABLES: dict[str, Callable[[Choice], str]] = {
     "targets": targets_table,
     "systems": systems_table,
     "published": published_table,
     "keys": keys_table,
 }
-"""Tables of one benchmark; beside them there is ``benchmarks``, the list of all."""
+"""Tables of one benchmark."""
+
+GENERAL: dict[str, Callable[[], str]] = {"benchmarks": benchmarks_table, "images": images_table}
+"""Tables of everything."""
 
 
 def table(marker: str) -> str:
-    """The table that a marker names: ``benchmarks``, or a name of TABLES with a benchmark."""
+    """The table that a marker names: a name of GENERAL, or a name of TABLES with a benchmark."""
     name, _, benchmark = marker.partition(" ")
-    if name == "benchmarks":
-        return benchmarks_table()
+    if name in GENERAL:
+        return GENERAL[name]()
     if name not in TABLES:
-        raise names.unknown("generated table", name, ["benchmarks", *TABLES])
+        raise names.unknown("generated table", name, [*GENERAL, *TABLES])
     return TABLES[name](catalogue.choose(benchmark))
 
 

