@@ -28,7 +28,7 @@ Examples:
 
     encore tables results
 
-    encore tables training_results_v0.7/NVIDIA --baseline dgx1_ngc20.06_mxnet --json
+    encore tables --published v0.7/NVIDIA/dgx --baseline v0.7/NVIDIA/dgx1_ngc20.06_mxnet --json
 
     encore tables --study microway-dgx1-scaling
 """
@@ -46,6 +46,10 @@ RunsArgument = Annotated[
 OutOption = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")]
 StudyOption = Annotated[
     str | None, typer.Option("--study", metavar="KEY", help="Also a study, such as microway-dgx1-scaling.")
+]
+PublishedOption = Annotated[
+    str | None,
+    typer.Option("--published", metavar="NAME", help="Also published results with NAME in their name."),
 ]
 BaselineOption = Annotated[
     str | None, typer.Option("--baseline", metavar="SYSTEM", help="Also scores relative to this system.")
@@ -66,12 +70,15 @@ def report(
     logs: LogsOption = None,
     baseline: BaselineOption = None,
     study: StudyOption = None,
+    published: PublishedOption = None,
 ) -> None:
     """Write the report of ``runs``."""
     from encore.results.report import write_report
 
-    _something(runs, study)
-    files = write_report(runs or [], output, name=with_, logs=logs, baseline=baseline, study=study)
+    _something(runs, study, published)
+    files = write_report(
+        runs or [], output, name=with_, logs=logs, baseline=baseline, study=study, published=published
+    )
     say(console(), text(f"{files[0]} and {len(files) - 1} files beside it"))
 
 
@@ -79,19 +86,22 @@ def tables(
     runs: RunsArgument = None,
     baseline: BaselineOption = None,
     study: StudyOption = None,
+    published: PublishedOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the tables of ``runs``."""
     from encore.results.measurements import of_side
-    from encore.results.report import measurements_of_study
+    from encore.results.report import measurements_of_published, measurements_of_study
     from encore.results.sides import load_sides
     from encore.results.studies import MICROWAY, findings
     from encore.results.studies import tables as study_tables
     from encore.results.tables import all_tables
 
-    _something(runs, study)
+    _something(runs, study, published)
     measured = [of_side(side) for path in runs or [] for side in load_sides(path)]
-    found = all_tables(measured + measurements_of_study(study), baseline)
+    measured += measurements_of_study(study)
+    measured += measurements_of_published(published, {each.benchmark for each in measured} or None)
+    found = all_tables(measured, baseline)
     if study == MICROWAY and not runs:
         found = [*study_tables(), *(table for table in found if "Synopsis" not in table.title), findings()]
     if as_json:
@@ -101,9 +111,11 @@ def tables(
         _print_table(table)
 
 
-def _something(runs: list[Path] | None, study: str | None) -> None:
-    if not runs and study is None:
-        raise EncoreError("no run was named", expected="RUN..., or --study KEY", remedy="see --help")
+def _something(runs: list[Path] | None, *others: str | None) -> None:
+    if not runs and not any(others):
+        raise EncoreError(
+            "no run was named", expected="RUN..., --study KEY or --published NAME", remedy="see --help"
+        )
 
 
 def _print_table(table: Table) -> None:

@@ -6,7 +6,7 @@ write_report([Path("results/20260101T120000Z-resnet-mxnet-dgxa100")], Path("repo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import Any
 
 from encore import __version__
 from encore.errors import EncoreError, ExitCode
+from encore.names import unknown
 from encore.results.compare import WITHIN, Comparison, compare
 from encore.results.explain import Explanation, explain
 from encore.results.figures import Figure, all_figures, phase_bars
-from encore.results.measurements import Measurement, of_side, of_study
-from encore.results.published import load_studies
+from encore.results.measurements import Measurement, of_published, of_side, of_study
+from encore.results.published import load_published, load_studies
 from encore.results.sides import Side, load_sides
 from encore.results.studies import MICROWAY, findings
 from encore.results.studies import tables as study_tables
@@ -68,6 +69,7 @@ def build_report(
     within: float = WITHIN,
     baseline: str | None = None,
     study: str | None = None,
+    published: str | None = None,
 ) -> Report:
     """Read every set of runs at or below ``paths`` and everything that can be said of them."""
     sides = [side for path in paths for side in load_sides(path)]
@@ -75,6 +77,7 @@ def build_report(
         _section(number, compare(side, name, logs, within)) for number, side in enumerate(sides, 1)
     )
     measured = [of_side(side) for side in sides] + measurements_of_study(study)
+    measured += measurements_of_published(published, {each.benchmark for each in measured} or None)
     studied = [*study_tables(), findings()] if study == MICROWAY else []
     return Report(
         created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -88,14 +91,30 @@ def build_report(
 
 def measurements_of_study(key: str | None) -> list[Measurement]:
     """The measurements of the study called ``key``; EncoreError offers the nearest name."""
-    from encore.names import unknown
-
     if key is None:
         return []
     known = [study.key for study in load_studies()]
     if key not in known:
         raise unknown("study", key, known)
     return of_study(key)
+
+
+def measurements_of_published(
+    part: str | None, benchmarks: Collection[str] | None = None
+) -> list[Measurement]:
+    """Published results whose name has ``part`` in it, of these benchmarks; EncoreError where there is none."""
+    if part is None:
+        return []
+    cells = [
+        cell
+        for cell in load_published()
+        if part.lower() in cell.name.lower()
+        and cell.score_minutes
+        and (benchmarks is None or cell.benchmark in benchmarks)
+    ]
+    if not cells:
+        raise unknown("part of a published name", part, {cell.name for cell in load_published()})
+    return [of_published(cell) for cell in cells]
 
 
 def write_report(paths: Sequence[Path], folder: Path, **options: Any) -> list[Path]:
