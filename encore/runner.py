@@ -102,7 +102,8 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
         told["extra_environment"] = passport.redact(plan.extra_environment)
         return told
 
-    system = passport.system_description(plan.configuration, plan.machine)
+    versions = environment.software(python) if python is not None else {}
+    system = passport.system_description(plan.configuration, plan.machine, versions)
     folder = run_folder.create(plan.results, plan.label, content, system, plan.configuration.plain(), seeds)
     return folder, python
 

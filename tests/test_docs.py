@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,12 @@ def run_it(words: list[str], ground: Ground) -> str:
     return invoked(words)
 
 
+def write_it(words: list[str], ground: Ground) -> str:
+    """What is written after -o goes to a folder of the test's own."""
+    folder = tempfile.mkdtemp(dir=ground.folder)
+    return invoked([*words[: words.index("-o") + 1], f"{folder}/out", *words[words.index("-o") + 2 :]])
+
+
 def run_doctor(words: list[str], ground: Ground) -> str:
     return invoked(words, (0, 2))
 
@@ -227,7 +234,8 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"encore images list$", run_it),
     (r"encore images convert \w", dry_run),
     (r"encore images \w", parse_it),
-    (r"encore (list|show|published|score|check|--version)\b", run_it),
+    (r"encore (report|archive) ", write_it),
+    (r"encore (list|show|published|score|check|compare|explain|tables|--version)\b", run_it),
     (r"make [\w-]+", make_it),
     (r"python -m encore\.tables --(check|write)$", check_tables),
     (r"python -m pytest ", find_paths),

@@ -7,6 +7,7 @@ from typing import Deque, List, Optional
 
 import mxnet as mx
 import nvidia.dali.plugin.mxnet  # noqa: F401
+from mxnet.gluon.parameter import ParameterDict
 
 from benchmarks.common.ranks import Ranks
 
@@ -34,6 +35,20 @@ def total(values: mx.nd.NDArray, name: str) -> List[float]:
     if hvd.size() > 1:
         values = hvd.allreduce(values, average=False, name=name)
     return [float(value) for value in values.asnumpy().reshape(-1)]
+
+
+def broadcast_parameters(parameters: ParameterDict) -> None:
+    """Give all ranks the parameters of rank 0, by a sum to which the others add zeros.
+
+    Not by Horovod's broadcast: up to 0.28.1 it reads a tensor's name after the thread that sends the tensor
+    may have freed it (EnqueueTensorBroadcast, horovod/common/operations.cc), which kills a rank now and then.
+    """
+    if hvd.size() == 1:
+        return
+    for name, parameter in sorted(parameters.items()):
+        mine = parameter.data()
+        sent = mine if hvd.rank() == 0 else mx.nd.zeros_like(mine)
+        parameter.set_data(hvd.allreduce(sent, average=False, name=f"parameter.{name}"))
 
 
 def barrier(name: str) -> None:

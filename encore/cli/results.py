@@ -80,7 +80,7 @@ def score(
     scores = score_folder(path, _round(round_))
     if as_json:
         found = [each.as_json() for each in scores]
-        _write_json(found[0] if len(found) == 1 else found)
+        write_json(found[0] if len(found) == 1 else found)
     else:
         _print_scores(scores)
 
@@ -103,7 +103,7 @@ def check(
     reports = [_report(file, ruleset, alone=len(files) == 1) for file in files]
     if as_json:
         found = [report.as_json() for report in reports]
-        _write_json(found[0] if len(found) == 1 else found)
+        write_json(found[0] if len(found) == 1 else found)
     else:
         _print_reports(reports)
     if not all(report.passed_but_for_data for report in reports):
@@ -134,7 +134,7 @@ def published(
     _known(benchmark, submitter)
     results = select(everything, benchmark=benchmark, round_=wanted_round, submitter=submitter, system=system)
     if as_json:
-        _write_json([result.as_json() for result in results])
+        write_json([result.as_json() for result in results])
     elif as_csv:
         _write_csv(results)
     else:
@@ -178,7 +178,8 @@ def _unknown(what: str, name: str, known: list[str]) -> EncoreError:
     )
 
 
-def _write_json(data: object) -> None:
+def write_json(data: object) -> None:
+    """Write ``data`` to the standard output."""
     # Not through rich: it would wrap and colour what other programs read.
     sys.stdout.write(json.dumps(data, indent=2) + "\n")
 
@@ -190,18 +191,19 @@ def _write_csv(results: list[PublishedResult]) -> None:
         writer.writerow(result.as_json())
 
 
-def _console() -> Console:
+def console() -> Console:
+    """The terminal."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
-def _say(console: Console, *texts: object) -> None:
+def say(screen: Console, *texts: object) -> None:
     """One line, however long: a terminal wraps it by itself, and a pipe keeps it whole."""
-    console.print(*texts, soft_wrap=True)
+    screen.print(*texts, soft_wrap=True)
 
 
-def _text(value: object, style: str = "") -> Any:
+def text(value: object, style: str = "") -> Any:
     """Text from a log, without markup and without control codes, which could repaint the terminal."""
     from rich.text import Text
 
@@ -212,7 +214,7 @@ def _text(value: object, style: str = "") -> Any:
 def _print_scores(scores: list[Score]) -> None:
     from rich.table import Table
 
-    console = _console()
+    screen = console()
     table = Table(title="Scores")
     for name in ("round", "benchmark", "minutes", "runs", "converged", "folder"):
         number = name in ("minutes", "runs", "converged")
@@ -220,42 +222,42 @@ def _print_scores(scores: list[Score]) -> None:
     for each in scores:
         required = f" of {each.required}" if each.required else ""
         table.add_row(
-            _text(each.round or "?"),
-            _text(each.benchmark or "?"),
+            text(each.round or "?"),
+            text(each.benchmark or "?"),
             f"{each.score_minutes:.3f}" if each.score_minutes is not None else "-",
             f"{len(each.runs)}{required}",
             str(len(each.converged)),
-            _text(each.folder),
+            text(each.folder),
         )
-    console.print(table)
+    screen.print(table)
     for each in scores:
-        _print_runs(console, each, detail=len(scores) == 1)
+        _print_runs(screen, each, detail=len(scores) == 1)
 
 
-def _print_runs(console: Console, score: Score, *, detail: bool) -> None:
+def _print_runs(screen: Console, score: Score, *, detail: bool) -> None:
     """Each run of the only set, else only what is odd about the set."""
     where = score.folder.name if detail else str(score.folder)
     if score.missing:
-        _say(console, _text(f"{where}: no score: {score.missing}", "yellow"))
+        say(screen, text(f"{where}: no score: {score.missing}", "yellow"))
     for flag in score.flags:
-        _say(console, _text(f"{where}: {flag}", "yellow"))
+        say(screen, text(f"{where}: {flag}", "yellow"))
     if not detail:
         return
     counted, dropped = set(map(id, score.counted)), set(map(id, score.dropped))
     for run in score.runs:
         use = "counted" if id(run) in counted else "dropped" if id(run) in dropped else ""
         minutes = f"{run.minutes:10.3f} min" if run.minutes is not None else f"{'-':>10}    "
-        _say(console, _text(f"  {run.path.name:<16} {minutes}  {use:<8} {run.explanation}".rstrip()))
+        say(screen, text(f"  {run.path.name:<16} {minutes}  {use:<8} {run.explanation}".rstrip()))
         for flag in run.flags:
-            _say(console, _text(f"    {flag}", "yellow"))
+            say(screen, text(f"    {flag}", "yellow"))
 
 
 def _print_reports(reports: list[ComplianceReport]) -> None:
     """A verdict per log, then every finding once, with the logs and lines it is about."""
-    console = _console()
+    screen = console()
     places: dict[Finding, list[str]] = {}
     for report in reports:
-        _print_verdict(console, report)
+        _print_verdict(screen, report)
         for finding in report.findings:
             line = f" line {finding.line}" if finding.line is not None else ""
             places.setdefault(replace(finding, line=None), []).append(f"{report.path.name}{line}")
@@ -263,23 +265,23 @@ def _print_reports(reports: list[ComplianceReport]) -> None:
         label = "small data" if finding.kind == "small_data" else finding.severity
         more = f" and {len(where) - _PLACES} more" if len(where) > _PLACES else ""
         style = _SEVERITY_STYLE[finding.severity]
-        _say(console, _text(f"{label}, {', '.join(where[:_PLACES])}{more}: {finding.found}", style))
-        _say(console, _text(f"    expected: {finding.expected}"))
-        _say(console, _text(f"    rule:     {finding.rule}"))
-        _say(console, _text(f"    do this:  {finding.remedy}"))
+        say(screen, text(f"{label}, {', '.join(where[:_PLACES])}{more}: {finding.found}", style))
+        say(screen, text(f"    expected: {finding.expected}"))
+        say(screen, text(f"    rule:     {finding.rule}"))
+        say(screen, text(f"    do this:  {finding.remedy}"))
 
 
-def _print_verdict(console: Console, report: ComplianceReport) -> None:
+def _print_verdict(screen: Console, report: ComplianceReport) -> None:
     errors = sum(each.severity == "error" and each.kind != "small_data" for each in report.findings)
     small = sum(each.kind == "small_data" for each in report.findings)
     warnings = sum(each.severity == "warning" for each in report.findings)
     verdict = "passed" if report.passed else "failed" if errors else "passed but for the data set"
     counts = f"{errors} errors, {small} from small data, {warnings} warnings"
     ruleset = f"ruleset {report.ruleset or 'not known'}, {report.ruleset_found}"
-    _say(
-        console,
-        _text(f"{report.path}: {verdict}", "red" if errors else "green"),
-        _text(f"({counts}; {ruleset})"),
+    say(
+        screen,
+        text(f"{report.path}: {verdict}", "red" if errors else "green"),
+        text(f"({counts}; {ruleset})"),
     )
 
 
@@ -295,16 +297,16 @@ def _print_published(results: list[PublishedResult]) -> None:
         hardware = result.hardware
         count = f"{hardware.accelerators} x " if hardware.accelerators else ""
         table.add_row(
-            _text(result.benchmark or "?"),
-            _text(result.name),
+            text(result.benchmark or "?"),
+            text(result.name),
             f"{result.score_minutes:.3f}" if result.score_minutes is not None else "-",
             str(result.runs),
             str(result.global_batch or ""),
-            _text(f"{count}{hardware.accelerator or ''}"),
+            text(f"{count}{hardware.accelerator or ''}"),
         )
-    console = _console()
-    console.print(table)
+    screen = console()
+    screen.print(table)
     if any(result.note for result in results):
         for result in results:
             if result.note:
-                _say(console, _text(f"{result.name} {result.benchmark}: {result.note}"))
+                say(screen, text(f"{result.name} {result.benchmark}: {result.note}"))

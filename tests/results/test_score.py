@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
 import typer
-from result_logs import START_MS, archive, mll, mllog, resnet_v05, resnet_v07, v05, write_set
+from result_logs import START_MS, mll, mllog, resnet_v05, resnet_v07, v05, write_set
 from typer.testing import CliRunner
 
 from encore.cli.results import register
@@ -347,20 +346,6 @@ def test_command_table(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "2 more needed" in result.stdout
     assert "\x1b[2J" not in result.stdout
-
-
-@pytest.fixture(scope="session")
-def public_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = archive()
-    if path is None:
-        pytest.skip(
-            "no archive of public logs: shared/mlperf/logs.tar.xz beside the project, or ENCORE_SHARED"
-        )
-    folder = tmp_path_factory.mktemp("public")
-    with tarfile.open(path) as packed:
-        members = [member for member in packed if member.isfile() and ".." not in member.name]
-        packed.extractall(folder, members=members)
-    return folder
 
 
 def published_rows() -> dict[tuple[str, str, str, str | None], dict[str, str]]:

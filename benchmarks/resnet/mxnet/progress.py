@@ -138,7 +138,7 @@ class Progress:
     def restore_or_broadcast(self, parameters: ParameterDict, trainer: hvd.DistributedTrainer) -> None:
         """Load weights and momentum, or send rank 0's fresh weights to all ranks."""
         if self._checkpoint is None:
-            hvd.broadcast_parameters(parameters, root_rank=0)
+            horovod_mxnet.broadcast_parameters(parameters)
             return
         for name, value in mx.nd.load(str(self._checkpoint / "weights.params")).items():
             parameters[name].set_data(value)

@@ -1,0 +1,177 @@
+"""``encore compare`` and ``encore explain``: a run beside a submission or another run, and why they differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from encore.cli.results import JsonOption, console, say, text, write_json
+from encore.errors import EncoreError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from encore.results.compare import Comparison, Factor
+    from encore.results.explain import Explanation
+    from encore.results.sides import Side
+
+_COMPARE_HELP = """Compare a run with a submitted result: was it reproduced, and how sure is that?
+
+RUN is a run folder of Encore, or a folder with the logs of one benchmark on one system.
+
+Examples:
+
+    encore compare results/20260101T120000Z-resnet-mxnet-dgxa100
+
+    encore compare my_logs --with v0.7/NVIDIA/dgxa100_ngc20.06_mxnet --json
+"""
+_EXPLAIN_HELP = """Rank what differs between a run and a submission, or between two runs.
+
+Examples:
+
+    encore explain results/20260101T120000Z-resnet-mxnet-dgxa100
+
+    encore explain results/20260101T120000Z-resnet-mxnet-cpu --other results/20260102T090000Z-resnet-mxnet-cpu
+"""
+_STYLES = {
+    "reproduced": "bold green",
+    "faster": "bold green",
+    "slower": "bold red",
+    "converges differently": "bold red",
+    "not converged": "bold red",
+    "not comparable": "bold yellow",
+}
+_SHOWN = 15
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of logs.")]
+WithOption = Annotated[
+    str | None,
+    typer.Option(
+        "--with", metavar="NAME", help="Submission, as `encore published` names it; default: the nearest."
+    ),
+]
+LogsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--logs", metavar="DIR", help="Folder of submitted logs, used where it holds the submission's."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command("compare", help=_COMPARE_HELP)(compare)
+    app.command("explain", help=_EXPLAIN_HELP)(explain)
+
+
+def compare(
+    run: RunArgument,
+    with_: WithOption = None,
+    logs: LogsOption = None,
+    within: Annotated[
+        float, typer.Option(min=0.1, max=100.0, help="Per cent that still count as the same result.")
+    ] = 5.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the set of runs at ``run``."""
+    from encore.results.compare import compare_path
+
+    found = compare_path(run, with_, _folder(logs), within / 100)
+    if as_json:
+        write_json(found.as_json())
+    else:
+        _print_comparison(console(), found)
+
+
+def explain(
+    run: RunArgument,
+    with_: WithOption = None,
+    other: Annotated[
+        Path | None, typer.Option("--other", metavar="RUN", help="Another run, in place of a submission.")
+    ] = None,
+    logs: LogsOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also the differences of little weight.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Rank the differences of ``run`` and a submission, or another run."""
+    from encore.results.explain import explain as explained
+    from encore.results.sides import load_side
+
+    if other is not None and with_ is not None:
+        raise EncoreError("--with and --other both name what to compare with", remedy="give one of them")
+    ours = load_side(run)
+    theirs = load_side(other) if other is not None else _submission(ours, with_, _folder(logs))
+    found = explained(ours, theirs)
+    if as_json:
+        write_json(found.as_json())
+    else:
+        _print_explanation(console(), found, None if everything else _SHOWN)
+
+
+def _folder(logs: Path | None) -> Path | None:
+    if logs is not None and not logs.is_dir():
+        raise EncoreError(f"there is no folder {logs}", expected="a folder of submitted logs")
+    return logs
+
+
+def _submission(ours: Side, name: str | None, logs: Path | None) -> Side:
+    from encore.results.digest import submission
+    from encore.results.nearest import find_submission
+
+    cell, how = find_submission(ours, name)
+    if cell is None:
+        raise EncoreError(
+            f"nothing to compare with: {how}", remedy="name a submission: --with, or a run: --other"
+        )
+    return submission(cell, logs)
+
+
+def _print_comparison(screen: Console, found: Comparison) -> None:
+    from encore.cli.tables import plain_table
+    from encore.results.words import certainty
+
+    against = f"{found.theirs.label} ({found.found_how})" if found.theirs else "no submission"
+    say(screen, text(f"{found.ours.label}: {found.ours.benchmark or '?'} against {against}"))
+    say(screen, text(found.verdict.value, _STYLES[found.verdict.value]))
+    for reason in found.reasons:
+        say(screen, text(f"  {reason}"))
+    if found.factors:
+        table = plain_table("", "", "yours", "theirs", "ratio", "95 % interval", "z")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for factor in found.factors:
+            table.add_row(*_row(factor))
+        screen.print(table)
+        for note in dict.fromkeys(factor.note for factor in found.factors if factor.note):
+            say(screen, text(note, "dim"))
+    for line in certainty(found):
+        say(screen, text(line))
+    for caveat in found.caveats:
+        say(screen, text(f"note: {caveat}", "yellow"))
+
+
+def _row(factor: Factor) -> list[str]:
+    span = f"{factor.interval[0]:.3f} to {factor.interval[1]:.3f}" if factor.interval else "-"
+    return [
+        factor.name,
+        f"{factor.ours:.4g}" if factor.ours is not None else "-",
+        f"{factor.theirs:.4g}" if factor.theirs is not None else "-",
+        f"{factor.ratio:.3f}" if factor.ratio is not None else "-",
+        span,
+        f"{factor.z:+.1f}" if factor.z is not None else "-",
+    ]
+
+
+def _print_explanation(screen: Console, found: Explanation, most: int | None) -> None:
+    say(screen, text(f"{found.ours.label} against {found.theirs.label}", "bold"))
+    if not found.differences:
+        say(screen, text("no difference found"))
+    for number, each in enumerate(found.differences[:most], 1):
+        say(screen, text(f"{number:3}. {each.area:<15} {each.sentence}"))
+    left = len(found.differences) - len(found.differences[:most])
+    if left:
+        say(screen, text(f"     and {left} of less weight: --all lists them", "dim"))
+    for line in found.unknown:
+        say(screen, text(line, "yellow"))

@@ -1,0 +1,137 @@
+"""Measured trainings in one form, whether they come from logs, from a study or from a round.
+
+from encore.results.measurements import of_side, of_study
+rows = [of_side(side) for side in load_sides("results")] + of_study("microway-dgx1-scaling")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from encore.results.published import PublishedResult, StudyFigure, load_figures
+from encore.results.run_log import RunLog
+from encore.results.sides import Side
+from encore.results.systems import family, framework_of, release_of
+from encore.results.timing import length_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Quality over epochs of one run; ``name`` tells which quality, where there are several."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    target: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One benchmark trained on one system."""
+
+    label: str
+    benchmark: str
+    system: str
+    framework: str | None = None
+    gpus: int | None = None
+    """Accelerators, or ranks of a run on CPUs."""
+    batch: float | None = None
+    """As the source counts it: samples of a step over all GPUs in logs; studies also write it per GPU."""
+    minutes_per_epoch: float | None = None
+    epochs: float | None = None
+    minutes: float | None = None
+    """Time to the target."""
+    precision: str = ""
+    release: str | None = None
+    """Container release, such as 20.06."""
+    curves: tuple[Curve, ...] = ()
+
+
+def of_side(side: Side) -> Measurement:
+    """The measurement that a set of runs is."""
+    hardware = side.hardware
+    in_epochs = side.length_unit == "epochs"
+    accelerator = family(hardware.accelerator) or hardware.accelerator or hardware.cpu or "?"
+    image = str(side.passport.get("image") or "")
+    return Measurement(
+        label=side.published.name if side.published else side.label,
+        benchmark=side.benchmark or "?",
+        system=f"{hardware.nodes} nodes, {accelerator}" if (hardware.nodes or 1) > 1 else accelerator,
+        framework=framework_of(
+            hardware.framework, str(side.passport.get("implementation") or ""), side.label
+        ),
+        gpus=side.ranks,
+        batch=side.global_batch,
+        minutes_per_epoch=side.per_length.estimate if side.per_length and in_epochs else None,
+        epochs=side.lengths.estimate if side.lengths and in_epochs else None,
+        minutes=side.score.estimate if side.score else None,
+        precision=_precision(side),
+        release=release_of(image, hardware.framework, side.label),
+        curves=tuple(curve for run in side.logs for curve in _curves(run)),
+    )
+
+
+def of_published(cell: PublishedResult) -> Measurement:
+    """The measurement that a published cell is; epochs only where all of its runs took the same."""
+    hardware = cell.hardware
+    return Measurement(
+        label=cell.name,
+        benchmark=cell.benchmark or "?",
+        system=family(hardware.accelerator) or hardware.accelerator or cell.system,
+        framework=framework_of(hardware.framework, cell.system),
+        gpus=hardware.accelerators,
+        batch=cell.global_batch,
+        minutes=cell.score_minutes,
+        release=release_of(hardware.framework, cell.system),
+    )
+
+
+def of_study(key: str, figures: Iterable[StudyFigure] | None = None) -> list[Measurement]:
+    """The measurements of a study's tables: one for each model, number of GPUs, batch and precision."""
+    cells: dict[tuple[str, str, int | None, int | None, str], dict[str, float]] = {}
+    for figure in load_figures() if figures is None else figures:
+        if figure.source != key or figure.relation != "=" or not figure.place.startswith("table"):
+            continue
+        if figure.quantity in ("minutes_per_epoch", "epochs"):
+            where = (figure.model, figure.system, figure.gpus, figure.batch, figure.precision)
+            cells.setdefault(where, {})[figure.quantity] = figure.value
+    return [
+        Measurement(
+            label=f"{model}, {gpus} GPUs",
+            benchmark=model,
+            system=system,
+            gpus=gpus,
+            batch=batch,
+            minutes_per_epoch=values["minutes_per_epoch"],
+            epochs=values["epochs"],
+            minutes=values["minutes_per_epoch"] * values["epochs"],
+            precision=precision,
+        )
+        for (model, system, gpus, batch, precision), values in cells.items()
+        if len(values) == 2
+    ]
+
+
+def _precision(side: Side) -> str:
+    stated = side.settings.get("configuration.precision") or side.hyperparameters.get("precision")
+    return str(stated or "")
+
+
+def _curves(run: RunLog) -> list[Curve]:
+    """Quality over epochs; over the number of the evaluation where the log does not count epochs."""
+    length = length_of(run)
+    targets = {target.name: target.value for target in run.targets}
+    last = run.epochs
+    # The curve ends where the run's length does, though the log may number its epochs from 0 or from -1.
+    shift = length.value - last if length and last is not None and length.unit == "epochs" else 0.0
+    counts = len({point.epoch for point in run.quality}) > 1
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for number, point in enumerate(run.quality, 1):
+        position = (
+            point.epoch + shift if counts and point.epoch is not None and abs(shift) <= 2 else float(number)
+        )
+        for name, value in point.values.items():
+            curves.setdefault(name, []).append((position, value))
+    return [
+        Curve(name=name, points=tuple(points), target=targets.get(name)) for name, points in curves.items()
+    ]

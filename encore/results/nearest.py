@@ -1,0 +1,164 @@
+"""Finds the submission that a run is to be compared with: the one named, its own, or the nearest.
+
+from encore.results.nearest import find_submission
+cell, how = find_submission(side, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet")
+"""
+
+from __future__ import annotations
+
+import math
+
+from encore.errors import EncoreError
+from encore.names import unknown
+from encore.results.published import PublishedResult, load_published
+from encore.results.rules import canonical, targets_of
+from encore.results.sides import Side
+from encore.results.systems import cells_at, family, framework_of
+
+OWN_SYSTEM = "the system that the folder is named after"
+OWN_PLATFORM = "the submitter and the platform that the logs name"
+SAME_SYSTEM = (OWN_SYSTEM, OWN_PLATFORM)
+"""Ways of finding a submission after which the two are the same system by name."""
+_SUBMITTED = "the submitted configuration of "
+_FAR = 10.0
+_LISTED = 6
+
+
+def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResult | None, str]:
+    """The published cell to compare with, and how it was found; None and why where there is none."""
+    if name is not None:
+        return _named(side, name), "as named"
+    if side.benchmark is None:
+        return None, "the logs do not say which benchmark they are of"
+    if side.folder is not None and not side.passport:
+        cells = cells_at(side.folder, side.round, side.benchmark)
+        if cells and cells[0].score_minutes is not None:
+            return cells[0], OWN_SYSTEM
+    own = [] if side.passport else [cell for cell in rank(side) if _is_platform(side, cell)]
+    if own:
+        return own[0], OWN_PLATFORM
+    stated = _stated(side)
+    if stated is not None:
+        return stated, "the submission that the configuration was read from"
+    ranked = rank(side)
+    if not ranked:
+        return None, f"no published result of {side.benchmark}"
+    return ranked[0], _why(side, ranked[0])
+
+
+def rank(side: Side) -> list[PublishedResult]:
+    """Published cells of the benchmark with a score, the nearest first."""
+    wanted = canonical(side.benchmark)
+    cells = [cell for cell in load_published() if cell.benchmark == wanted and cell.score_minutes is not None]
+    return sorted(cells, key=lambda cell: _distance(side, cell))
+
+
+def _distance(side: Side, cell: PublishedResult) -> tuple[float, ...]:
+    """Round and target first, then accelerator, count and framework; what is not known lies in between."""
+    ours, theirs = side.hardware, cell.hardware
+    return (
+        _differs(side.round, cell.round),
+        _org_differs(side, cell),
+        _differs(family(ours.accelerator), family(theirs.accelerator)),
+        _count_distance(side.ranks, theirs.accelerators),
+        _differs(
+            framework_of(ours.framework, str(side.passport.get("implementation", ""))),
+            framework_of(theirs.framework, cell.system),
+        ),
+        _differs(side.global_batch, cell.global_batch),
+        abs(math.log(side.score.estimate / cell.score_minutes)) if side.score and cell.score_minutes else 0.0,
+    )
+
+
+def _org_differs(side: Side, cell: PublishedResult) -> float:
+    """A log that names its submitter belongs to that submitter's systems first."""
+    org = next((run.org for run in side.logs if run.org), None)
+    return 0.0 if org is None or org.lower() == cell.submitter.lower() else 1.0
+
+
+def _is_platform(side: Side, cell: PublishedResult) -> bool:
+    """Whether the logs name the cell's submitter, round and system: ``tpu-v4-16`` for ``tpu-v4-16-TF``."""
+    first = next((run for run in side.logs if run.org and run.platform), None)
+    if first is None or cell.round != side.round or _org_differs(side, cell):
+        return False
+    system, platform = cell.system.lower(), (first.platform or "").lower()
+    return system.startswith(platform) and not system[len(platform) : len(platform) + 1].isalnum()
+
+
+def _differs(ours: object, theirs: object) -> float:
+    if ours is None or theirs is None:
+        return 0.5
+    return 0.0 if ours == theirs else 1.0
+
+
+def _count_distance(ours: int | None, theirs: int | None) -> float:
+    if not ours or not theirs:
+        return _FAR if not ours else _FAR / 2
+    return abs(math.log2(ours / theirs))
+
+
+def _why(side: Side, cell: PublishedResult) -> str:
+    same = [
+        name
+        for name, equal in (
+            ("round", side.round == cell.round),
+            ("accelerator", family(side.hardware.accelerator) == family(cell.hardware.accelerator)),
+            ("count", side.ranks == cell.hardware.accelerators),
+        )
+        if equal
+    ]
+    return f"the nearest: same {', '.join(['benchmark', *same])}"
+
+
+def _stated(side: Side) -> PublishedResult | None:
+    """The submission that a run.json names, where the run is of its configuration."""
+    note = str(side.passport.get("submission") or "")
+    if not note.startswith(_SUBMITTED):
+        return None
+    name = note.removeprefix(_SUBMITTED)
+    round_ = side.passport.get("round")
+    return next(
+        (
+            cell
+            for cell in load_published()
+            if cell.system in name.split("/")[-1:]
+            and cell.round == round_
+            and cell.benchmark == side.benchmark
+        ),
+        None,
+    )
+
+
+def _named(side: Side, name: str) -> PublishedResult:
+    """The cell called ``name`` of the run's benchmark; EncoreError offers the nearest name."""
+    parts = name.strip("/").split("/")
+    every = [cell for cell in load_published() if side.benchmark is None or cell.benchmark == side.benchmark]
+    wanted = "/".join(parts).lower()
+    found = [cell for cell in every if cell.name.lower() == wanted]
+    if not found and len(parts) == 1:
+        found = [cell for cell in every if cell.system.lower() == wanted]
+        same_round = [cell for cell in found if cell.round == side.round]
+        found = same_round or found
+    if len(found) == 1 or (found and len({cell.name for cell in found}) == 1):
+        return found[0]
+    if found:
+        names = ", ".join(cell.name for cell in found[:_LISTED])
+        raise EncoreError(f"{name!r} is the name of several systems", expected=f"one of {names}")
+    elsewhere = [cell.benchmark or "?" for cell in load_published() if cell.name.lower() == wanted]
+    if elsewhere:
+        raise EncoreError(
+            f"{name} has no result of {side.benchmark}",
+            expected=f"a run of {', '.join(elsewhere)}",
+            remedy=f"see `encore published --benchmark {side.benchmark}`",
+        )
+    error = unknown("submission", name, {cell.name for cell in every})
+    if not error.remedy:
+        error.remedy = f"see `encore published --benchmark {side.benchmark or 'resnet'}`"
+    raise error
+
+
+def same_target(side: Side, cell: PublishedResult) -> bool:
+    """Whether the run and the cell had to reach the same quality."""
+    if side.round is None or side.benchmark is None or not side.targets:
+        return side.round == cell.round
+    return targets_of(cell.round, side.benchmark, cell.global_batch) == side.targets

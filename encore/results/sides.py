@@ -1,0 +1,255 @@
+"""A set of runs as one side of a comparison: our own, or a submission as it was published.
+
+from encore.results.sides import load_sides
+for side in load_sides("results/20260101T120000Z-resnet-mxnet-dgxa100"):
+    print(side.label, side.score.estimate, side.hardware.accelerator)
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from encore.errors import EncoreError
+from encore.results.published import PublishedResult, System
+from encore.results.rules import Target, rule_for, targets_of
+from encore.results.run_log import RunLog
+from encore.results.score import Score, score_folder
+from encore.results.statistics import Sample
+from encore.results.systems import describe_beside, from_description, rounds_system
+from encore.results.timing import length_of, median_phases
+
+_PASSPORT_LIMIT = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What is known about a set of runs. Times are in minutes, phases in seconds."""
+
+    label: str
+    round: str | None
+    benchmark: str | None
+    hardware: System
+    score: Sample | None = None
+    """Minutes to the target; None where no run converged."""
+    score_is_official: bool = False
+    """Whether the round's rules give this score; else it is the mean of the runs there are."""
+    missing: str = ""
+    """Why there is no official score."""
+    runs: int = 0
+    converged: int = 0
+    required: int | None = None
+    lengths: Sample | None = None
+    length_unit: str = ""
+    length_range: tuple[float, float] | None = None
+    """Least and most epochs, where only these were published."""
+    counts_last: bool = False
+    """Whether the epochs are those of the last evaluation in the log, which may come after the clock stopped."""
+    per_length: Sample | None = None
+    """Minutes per epoch (or per sample, or per evaluation), evaluation and start included."""
+    global_batch: float | None = None
+    train_samples: float | None = None
+    division: str | None = None
+    targets: tuple[Target, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
+    hyperparameters: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Environment, versions and data beside what the system description says: from Encore's run.json."""
+    passport: Mapping[str, Any] = field(default_factory=dict)
+    published: PublishedResult | None = None
+    """The published cell that this side is, or that its logs were found to be of."""
+    logs: tuple[RunLog, ...] = ()
+    folder: Path | None = None
+
+    @property
+    def ranks(self) -> int | None:
+        """Accelerators, or the ranks of a run without any."""
+        if self.hardware.accelerators:
+            return self.hardware.accelerators
+        nodes, each = self.passport.get("nodes"), self.passport.get("ranks_per_node")
+        return nodes * each if isinstance(nodes, int) and isinstance(each, int) else None
+
+    def by_last_evaluation(self) -> Side:
+        """This side with its epochs counted to the last evaluation in the log, as published.csv counts them."""
+        pairs = [
+            (run.minutes, run.epochs)
+            for run in self.logs
+            if run.minutes is not None and (run.epochs or 0) > 0
+        ]
+        known = [(minutes, epochs) for minutes, epochs in pairs if epochs is not None]
+        if not known:
+            return self
+        return replace(
+            self,
+            lengths=Sample.of([epochs for _, epochs in known]),
+            per_length=Sample.of([minutes / epochs for minutes, epochs in known]),
+        )
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is known to have run without an accelerator."""
+        return self.hardware.accelerators == 0
+
+
+def load_sides(path: str | Path, round_: str | None = None) -> list[Side]:
+    """Every set of runs at or below ``path``: a run folder, a folder of logs, or a tree of them."""
+    return [side_of(score) for score in score_folder(path, round_)]
+
+
+def load_side(path: str | Path, round_: str | None = None) -> Side:
+    """The one set of runs at ``path``; EncoreError where there are several."""
+    sides = load_sides(path, round_)
+    if len(sides) > 1:
+        names = ", ".join(str(side.folder) for side in sides[:4])
+        raise EncoreError(
+            f"{path} holds {len(sides)} sets of runs: {names}{' ...' if len(sides) > 4 else ''}",
+            expected="the runs of one benchmark on one system",
+            remedy="name one of these folders",
+        )
+    return sides[0]
+
+
+def side_of(score: Score) -> Side:
+    """The side that a scored set is."""
+    passport = _json(score.folder / "run.json")
+    lengths, unit, per_length = _lengths(score.runs)
+    with_events = [run for run in score.runs if run.events]
+    first = with_events[0] if with_events else None
+    hardware = _hardware(score, passport, first)
+    return Side(
+        label=score.folder.name if passport else "/".join(score.folder.absolute().parts[-3:]),
+        round=score.round,
+        benchmark=score.benchmark,
+        hardware=hardware,
+        score=_score_sample(score),
+        score_is_official=score.score_minutes is not None,
+        missing=score.missing,
+        runs=len(score.runs),
+        converged=len(score.converged),
+        required=score.required,
+        lengths=lengths,
+        length_unit=unit,
+        per_length=per_length,
+        global_batch=first.global_batch if first else None,
+        train_samples=first.train_samples if first else None,
+        division=first.division if first else None,
+        targets=_targets(score.round, score.benchmark, first.global_batch if first else None),
+        phases=median_phases([run for run in score.runs if run.elapsed_minutes]),
+        hyperparameters=_common(with_events),
+        settings=_settings(passport),
+        passport=passport,
+        logs=score.runs,
+        folder=score.folder,
+    )
+
+
+def _targets(round_: str | None, benchmark: str | None, batch: float | None) -> tuple[Target, ...]:
+    if rule_for(round_, benchmark, batch) is None or round_ is None or benchmark is None:
+        return ()
+    return targets_of(round_, benchmark, batch)
+
+
+def _score_sample(score: Score) -> Sample | None:
+    """The official score with the spread of its runs, else the mean of the runs that converged."""
+    minutes = [run.minutes for run in score.converged if run.minutes is not None]
+    if not minutes:
+        return None
+    if score.score_minutes is None:
+        return Sample.of(minutes)
+    counted = [run.minutes for run in (*score.counted, *score.dropped) if run.minutes is not None]
+    sample = Sample.of(counted, trimmed=(len(counted) - len(score.counted)) // 2)
+    return Sample(
+        estimate=score.score_minutes, spread=sample.spread, count=sample.count, trimmed=sample.trimmed
+    )
+
+
+def _lengths(runs: Sequence[RunLog]) -> tuple[Sample | None, str, Sample | None]:
+    """Epochs to the target of the runs that converged; minutes per epoch of all that ended."""
+    ended = [(run, length_of(run)) for run in runs if run.elapsed_minutes]
+    known = [(run, length) for run, length in ended if length is not None and length.value > 0]
+    if not known:
+        return None, "", None
+    unit = Counter(length.unit for _, length in known).most_common(1)[0][0]
+    known = [(run, length) for run, length in known if length.unit == unit]
+    reached = [length.value for run, length in known if run.converged]
+    speeds = [(run.elapsed_minutes or 0.0) / length.value for run, length in known]
+    return Sample.of(reached) if reached else None, unit, Sample.of(speeds)
+
+
+def _common(runs: Sequence[RunLog]) -> dict[str, object]:
+    """Hyperparameters on which the runs agree; the most frequent value where they do not."""
+    found: dict[str, object] = {}
+    for key in dict.fromkeys(key for run in runs for key in run.hyperparameters):
+        values = [run.hyperparameters[key] for run in runs if key in run.hyperparameters]
+        commonest = Counter(json.dumps(value, sort_keys=True) for value in values).most_common(1)[0][0]
+        found[key] = json.loads(commonest)
+    return found
+
+
+def _hardware(score: Score, passport: Mapping[str, Any], first: RunLog | None) -> System:
+    described = _json(score.folder / "system.json")
+    if described:
+        return from_description(described)
+    beside = describe_beside(score.folder)
+    if beside is not None:
+        return beside
+    return rounds_system(score.folder, score.round, first.platform if first else None)
+
+
+def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
+    """What a run.json says of how the run was made, flat, by dotted names."""
+    found: dict[str, object] = {}
+    for name in ("runtime", "image", "implementation", "system", "nodes", "ranks_per_node"):
+        if passport.get(name) is not None:
+            found[name] = passport[name]
+    for part, names in (
+        ("code", ("commit", "uncommitted_sha256")),
+        ("data", ("name", "id")),
+        ("node", ("hostname", "kernel", "operating_system", "cpu", "cores", "memory_gib")),
+    ):
+        content = passport.get(part)
+        if isinstance(content, dict):
+            found.update({f"{part}.{name}": content[name] for name in names if content.get(name) is not None})
+    environment = passport.get("environment")
+    if isinstance(environment, dict):
+        found.update({f"environment.{name}": value for name, value in environment.items()})
+    configuration = passport.get("configuration")
+    if isinstance(configuration, dict):
+        for name, entry in configuration.items():
+            found[f"configuration.{name}"] = entry.get("value") if isinstance(entry, dict) else entry
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _PASSPORT_LIMIT:
+            return {}
+        loaded = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def first_step_seconds(side: Side) -> float | None:
+    """Seconds from run_start to the first training step, where Encore's own metrics tell it: the median."""
+    found = []
+    for run in side.logs:
+        number = run.path.stem.rpartition("_")[2]
+        stream = run.path.parent / f"experiment_{number}" / "metrics.jsonl"
+        start = run.start_s
+        if start is None or not stream.is_file():
+            continue
+        with stream.open(encoding="utf-8", errors="replace") as lines:
+            step = next((line for line in lines if '"kind": "step"' in line), None)
+        try:
+            seconds = json.loads(step)["time"] - start if step else None
+        except (ValueError, KeyError, TypeError):
+            continue
+        if seconds is not None:
+            found.append(seconds)
+    return statistics.median(found) if found else None

@@ -1,0 +1,285 @@
+"""The tables that studies of MLPerf are made of, from any measurements.
+
+from encore.results.tables import speed_up_table
+for row in speed_up_table(of_study("microway-dgx1-scaling")).rows:
+    print(row)
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from encore.errors import EncoreError
+from encore.names import unknown
+from encore.results.measurements import Measurement
+
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table to be written in any form; a cell of None is empty."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    formats: Mapping[str, str] = field(default_factory=dict)
+    """How a column's numbers are written, such as ".3f"; else as ``shown`` writes them."""
+
+    def texts(self, row: tuple[Cell, ...]) -> list[str]:
+        """The cells of a row as they are to be read."""
+        return [
+            format(cell + 0.0, self.formats[column])
+            if column in self.formats and isinstance(cell, int | float)
+            else shown(cell)
+            for column, cell in zip(self.columns, row, strict=True)
+        ]
+
+    def as_csv(self) -> str:
+        """The table as CSV, numbers unrounded."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(["" if cell is None else cell for cell in row] for row in self.rows)
+        return file.getvalue()
+
+    def as_markdown(self) -> str:
+        """The table as Markdown."""
+        right = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
+        lines = [f"| {' | '.join(self.columns)} |", f"|{'|'.join('---:' if r else '---' for r in right)}|"]
+        lines += [f"| {' | '.join(_in_markdown(text) for text in self.texts(row))} |" for row in self.rows]
+        return "\n".join(lines)
+
+
+def shown(cell: Cell) -> str:
+    """A cell as text: five significant digits, and numbers from 1000 on without a fraction."""
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        if abs(cell) >= 1000:
+            return f"{cell:,.0f}"
+        return f"{cell:.4f}".rstrip("0").rstrip(".") if abs(cell) < 10 else f"{cell:.5g}"
+    return f"{cell:,}" if isinstance(cell, int) else cell
+
+
+def _in_markdown(text: str) -> str:
+    """Text of a cell that can neither end the cell nor be taken for HTML."""
+    return " ".join(text.replace("|", "/").replace("<", "&lt;").split())
+
+
+def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
+    """One table per benchmark: GPUs, batch, minutes per epoch, epochs, precision."""
+    return [
+        Table(
+            title=f"Synopsis of {benchmark}",
+            columns=("system", "GPUs", "batch", "minutes per epoch", "epochs", "minutes", "precision"),
+            rows=tuple(
+                (
+                    each.label if each.label.count("/") else each.system,
+                    each.gpus,
+                    _whole(each.batch),
+                    each.minutes_per_epoch,
+                    _whole(each.epochs),
+                    each.minutes,
+                    each.precision,
+                )
+                for each in _by_gpus(of_benchmark)
+            ),
+        )
+        for (benchmark,), of_benchmark in _groups(measurements, lambda each: (each.benchmark,)).items()
+    ]
+
+
+def speed_up_table(measurements: Sequence[Measurement]) -> Table:
+    """How many times faster than on the fewest GPUs, by the time to the target."""
+    return Table(
+        title="Speed-up by number of GPUs",
+        columns=("benchmark", "system", "from GPUs", "to GPUs", "speed-up"),
+        rows=tuple(
+            (each.benchmark, each.system, base.gpus, each.gpus, (base.minutes or 0) / (each.minutes or 1))
+            for base, each in _scaled(measurements)
+        ),
+        note="Total training time on the fewest GPUs over the one on several.",
+    )
+
+
+def scaling_efficiency(measurements: Sequence[Measurement]) -> Table:
+    """Speed-up over the growth in GPUs: 1 is linear."""
+    return Table(
+        title="Scaling efficiency",
+        columns=("benchmark", "system", "from GPUs", "to GPUs", "efficiency", "efficiency per epoch"),
+        rows=tuple(
+            (
+                each.benchmark,
+                each.system,
+                base.gpus,
+                each.gpus,
+                (base.minutes or 0) / (each.minutes or 1) / _growth(base, each),
+                base.minutes_per_epoch / each.minutes_per_epoch / _growth(base, each)
+                if base.minutes_per_epoch and each.minutes_per_epoch
+                else None,
+            )
+            for base, each in _scaled(measurements)
+        ),
+        note="By the time to the target, and by the time of an epoch, which leaves convergence out.",
+    )
+
+
+def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
+    """Score of each system relative to the baseline's: above 1 is faster.
+
+    ``baseline`` is a measurement's label or system, in any case.
+    """
+    wanted = baseline.lower()
+    bases = {
+        each.benchmark: each
+        for each in measurements
+        if wanted in (each.label.lower(), each.system.lower(), *each.label.lower().split("/"))
+        and each.minutes
+    }
+    if not bases:
+        raise unknown("baseline", baseline, {each.label for each in measurements})
+    return Table(
+        title=f"Score relative to {baseline}",
+        columns=("benchmark", "system", "GPUs", "minutes", "times as fast"),
+        rows=tuple(
+            (each.benchmark, each.label, each.gpus, each.minutes, base.minutes / each.minutes)
+            for each in measurements
+            if each.minutes and (base := bases.get(each.benchmark)) is not None and base.minutes
+        ),
+    )
+
+
+def by_release(measurements: Sequence[Measurement]) -> Table:
+    """Speed-up by container release, on the same system, against the oldest release."""
+    rows: list[tuple[Cell, ...]] = []
+    known = [each for each in measurements if each.release and each.minutes]
+    grouped = _groups(known, lambda each: (each.benchmark, each.system, each.gpus, each.precision))
+    for same in grouped.values():
+        ordered = sorted(same, key=lambda each: each.release or "")
+        if len({each.release for each in ordered}) < 2:
+            continue
+        for each in ordered:
+            per_epoch = ordered[0].minutes_per_epoch and each.minutes_per_epoch
+            rows.append(
+                (
+                    each.benchmark,
+                    f"{each.gpus or '?'} x {each.system}",
+                    each.release,
+                    each.minutes,
+                    (ordered[0].minutes or 0) / (each.minutes or 1),
+                    (ordered[0].minutes_per_epoch or 0) / each.minutes_per_epoch
+                    if per_epoch and each.minutes_per_epoch
+                    else None,
+                )
+            )
+    return Table(
+        title="Speed-up by container release",
+        columns=("benchmark", "system", "release", "minutes", "speed-up", "speed-up per epoch"),
+        rows=tuple(rows),
+        note="Rounds differ in targets and hyperparameters as well; the speed-up of an epoch leaves both out.",
+    )
+
+
+def by_precision(measurements: Sequence[Measurement]) -> Table:
+    """Speed-up of each precision against the slowest one, on the same system and GPUs."""
+    rows: list[tuple[Cell, ...]] = []
+    known = [each for each in measurements if each.precision and each.minutes_per_epoch]
+    for same in _groups(
+        known, lambda each: (each.benchmark, each.system, each.gpus, each.framework)
+    ).values():
+        slowest = max(same, key=lambda each: each.minutes_per_epoch or 0.0)
+        if len({each.precision for each in same}) < 2:
+            continue
+        rows += [
+            (
+                each.benchmark,
+                f"{each.gpus or '?'} x {each.system}",
+                each.precision,
+                each.minutes_per_epoch,
+                (slowest.minutes_per_epoch or 0.0) / (each.minutes_per_epoch or 1.0),
+                slowest.precision,
+            )
+            for each in same
+        ]
+    return Table(
+        title="Precision against precision",
+        columns=("benchmark", "system", "precision", "minutes per epoch", "speed-up", "against"),
+        rows=tuple(rows),
+    )
+
+
+def accuracy_table(measurements: Sequence[Measurement]) -> Table:
+    """Every evaluation of every run: what the plot of accuracy over epochs shows."""
+    return Table(
+        title="Accuracy over epochs",
+        columns=("benchmark", "system", "run", "quality", "epoch", "value"),
+        rows=tuple(
+            (each.benchmark, each.label, number, curve.name, epoch, value)
+            for each in measurements
+            for number, curve in enumerate(each.curves)
+            for epoch, value in curve.points
+        ),
+    )
+
+
+def all_tables(measurements: Sequence[Measurement], baseline: str | None = None) -> list[Table]:
+    """Every table that these measurements fill; EncoreError where there is nothing to tabulate."""
+    if not measurements:
+        raise EncoreError("no measurement to make tables of", remedy="name a run, or a study with --study")
+    tables = [
+        *synopsis(measurements),
+        speed_up_table(measurements),
+        scaling_efficiency(measurements),
+        by_release(measurements),
+        by_precision(measurements),
+    ]
+    if baseline is not None:
+        tables.append(relative_to(measurements, baseline))
+    return [table for table in tables if table.rows]
+
+
+def _growth(base: Measurement, each: Measurement) -> float:
+    return (each.gpus or 1) / (base.gpus or 1)
+
+
+def _scaled(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Measurement]]:
+    """Each measurement with the one on the fewest GPUs of the same kind."""
+    known = [each for each in measurements if each.gpus and each.minutes]
+    pairs = []
+    for same in _groups(known, _kind).values():
+        ordered = _by_gpus(same)
+        pairs += [(ordered[0], each) for each in ordered[1:] if each.gpus != ordered[0].gpus]
+    return pairs
+
+
+def _kind(each: Measurement) -> tuple[object, ...]:
+    # The number of nodes stands in the system's name and must not part what is to be compared.
+    return (
+        each.benchmark,
+        each.system.rpartition("nodes, ")[2],
+        each.framework,
+        each.precision,
+        each.release,
+    )
+
+
+def _by_gpus(measurements: Sequence[Measurement]) -> list[Measurement]:
+    return sorted(measurements, key=lambda each: (each.gpus or 0, each.minutes or 0.0))
+
+
+def _groups(
+    measurements: Sequence[Measurement], key: Callable[[Measurement], tuple[object, ...]]
+) -> dict[tuple[object, ...], list[Measurement]]:
+    grouped: dict[tuple[object, ...], list[Measurement]] = {}
+    for each in measurements:
+        grouped.setdefault(key(each), []).append(each)
+    return grouped
+
+
+def _whole(number: float | None) -> Cell:
+    return int(number) if number is not None and number == int(number) else number

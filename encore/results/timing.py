@@ -1,0 +1,179 @@
+"""Where a run's time went, and how far it had to train, by the timestamps of its log.
+
+from encore.results.timing import phases_of, length_of
+run = read_run("result_0.txt")
+print(phases_of(run).evaluate_s, length_of(run))
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from encore.results.run_log import Phase, Quality, RunLog
+
+_TRAINING_STARTS = ("epoch_start", "block_start", "train_epoch")
+_STEPS_FROM = 1000
+"""No run of any round trained for so many epochs: a larger number is one of steps or samples."""
+_SLACK_S = 1.0
+_COUNTS_SAMPLES = frozenset({"bert"})
+"""NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """Seconds of one run; None where the log does not tell. start + train + evaluate is the run's time."""
+
+    init_s: float | None = None
+    """From init_start to init_stop, off the clock."""
+    start_s: float | None = None
+    """From run_start to the first epoch."""
+    train_s: float | None = None
+    """On the clock, neither starting nor evaluating."""
+    evaluate_s: float | None = None
+    """In evaluations; where they run beside the training, their time counts here."""
+    first_epoch_s: float | None = None
+    epoch_s: float | None = None
+    """An epoch after the first, without its evaluation: the median."""
+    evaluation_s: float | None = None
+    """One evaluation: the median."""
+
+
+PHASE_NAMES = tuple(field.name for field in fields(Phases))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How far a run trained until it reached its target."""
+
+    value: float
+    unit: str
+    """epochs or samples as the log counts them, evaluations where it counts neither."""
+
+
+def phases_of(run: RunLog) -> Phases:
+    """Where the time of the run went."""
+    if run.start_s is None or run.stop_s is None:
+        return Phases(init_s=run.init_seconds)
+    start, stop = run.start_s, run.stop_s
+    phases = [phase for phase in run.phases if start <= phase.time_s <= stop]
+    first = min((phase.time_s for phase in phases if phase.name in _TRAINING_STARTS), default=None)
+    evaluations = list(_intervals(phases, "eval", stop))
+    evaluate = _covered(evaluations) if evaluations else None
+    starting = None if first is None else first - start
+    train = None if first is None else stop - first - (evaluate or 0.0)
+    epochs = _epochs(phases, evaluations, stop)
+    return Phases(
+        init_s=run.init_seconds,
+        start_s=starting,
+        train_s=train,
+        evaluate_s=evaluate,
+        first_epoch_s=epochs[0] if len(epochs) > 1 else None,
+        epoch_s=statistics.median(epochs[1:]) if len(epochs) > 1 else None,
+        evaluation_s=statistics.median([end - begin for begin, end in evaluations]) if evaluations else None,
+    )
+
+
+def median_phases(runs: Sequence[RunLog]) -> dict[str, float]:
+    """The median of each phase over the runs that tell it, in seconds."""
+    every = [phases_of(run) for run in runs]
+    found = {}
+    for name in PHASE_NAMES:
+        values = [value for phases in every if (value := getattr(phases, name)) is not None]
+        if values:
+            found[name] = statistics.median(values)
+    return found
+
+
+def length_of(run: RunLog) -> Length | None:
+    """Epochs or samples up to the evaluation that met the target, else to the last one."""
+    point = deciding(run)
+    if point is None:
+        return None
+    if run.benchmark in _COUNTS_SAMPLES and (point.epoch is None or point.epoch <= 1):
+        samples = point.samples or run.train_samples
+        return Length(value=samples, unit="samples") if samples else None
+    if point.epoch is None:
+        if point.samples:
+            return Length(value=point.samples, unit="samples")
+        return _counted(run, point)
+    if point.epoch >= _STEPS_FROM:
+        return Length(value=point.epoch, unit="steps or samples")
+    epoch = _from_zero(run, point) or point.epoch
+    return Length(value=epoch, unit="epochs") if epoch > 0 else _counted(run, point)
+
+
+def deciding(run: RunLog) -> Quality | None:
+    """The evaluation that ended the run: the last one on the clock.
+
+    Where none on the clock met the target, it is the first that did: Minigo's checkpoints are evaluated later.
+    """
+    met = [point for point in run.quality if all(target.met_by(point.values) for target in run.targets)]
+    limit = None if run.stop_s is None else run.stop_s + _SLACK_S
+    on_time = [
+        point for point in run.quality if limit is None or point.time_s is None or point.time_s <= limit
+    ]
+    if run.converged and met and not any(point in on_time for point in met):
+        return met[0]
+    evaluations = on_time or list(run.quality)
+    return evaluations[-1] if evaluations else None
+
+
+def _counted(run: RunLog, point: Quality) -> Length:
+    """Epochs begun before the evaluation; the evaluations themselves where the log tells no epochs."""
+    before = [
+        phase.epoch
+        for phase in run.phases
+        if phase.name in ("epoch_start", "train_epoch")
+        and (point.time_s is None or phase.time_s <= point.time_s)
+    ]
+    if before:
+        return Length(value=float(len(before)), unit="epochs")
+    return Length(value=float(run.quality.index(point) + 1), unit="evaluations")
+
+
+def _from_zero(run: RunLog, point: Quality) -> float | None:
+    """Epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps.
+
+    Such logs number their evaluations from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
+    """
+    labels = [
+        phase.epoch
+        for phase in run.phases
+        if phase.name in ("epoch_start", "train_epoch")
+        and phase.epoch is not None
+        and (point.time_s is None or phase.time_s <= point.time_s)
+    ]
+    if not labels or labels != list(range(len(labels))) or point.epoch is None:
+        return None
+    return float(len(labels)) if abs(point.epoch - labels[-1]) <= 1 else None
+
+
+def _intervals(phases: Sequence[Phase], name: str, stop: float) -> Iterator[tuple[float, float]]:
+    """From each start to the next end; several ranks' starts before one end are one interval."""
+    begin: float | None = None
+    for phase in sorted(phases, key=lambda phase: phase.time_s):
+        if phase.name == f"{name}_start" and begin is None:
+            begin = phase.time_s
+        elif phase.name == f"{name}_stop" and begin is not None:
+            yield begin, phase.time_s
+            begin = None
+    if begin is not None:
+        yield begin, stop
+
+
+def _covered(intervals: Sequence[tuple[float, float]], low: float = 0.0, high: float = float("inf")) -> float:
+    return sum(max(min(end, high) - max(begin, low), 0.0) for begin, end in intervals)
+
+
+def _epochs(phases: Sequence[Phase], evaluations: Sequence[tuple[float, float]], stop: float) -> list[float]:
+    """Seconds of each epoch, from its start to the next one's, without the evaluations in it."""
+    starts: dict[float | None, float] = {}
+    for phase in phases:
+        if phase.name in ("epoch_start", "train_epoch"):
+            starts.setdefault(phase.epoch, phase.time_s)
+    times = sorted(starts.values())
+    edges = [*times, stop]
+    return [end - begin - _covered(evaluations, begin, end) for begin, end in itertools.pairwise(edges)]

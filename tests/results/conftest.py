@@ -1,0 +1,24 @@
+"""Fixtures of the tests of results."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+from result_logs import archive
+
+
+@pytest.fixture(scope="session")
+def public_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of public logs, unpacked."""
+    path = archive()
+    if path is None:
+        pytest.skip(
+            "no archive of public logs: shared/mlperf/logs.tar.xz beside the project, or ENCORE_SHARED"
+        )
+    folder = tmp_path_factory.mktemp("public")
+    with tarfile.open(path) as packed:
+        members = [member for member in packed if member.isfile() and ".." not in member.name]
+        packed.extractall(folder, members=members)
+    return folder

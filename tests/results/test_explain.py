@@ -1,0 +1,176 @@
+"""Phases by the timestamps, and differences in the order of their weight."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from result_logs import START_MS, mllog, resnet_v07, v05, write_set
+from typer.testing import CliRunner
+
+from encore.cli.compare import register
+from encore.results.compare import compare
+from encore.results.explain import Difference, explain
+from encore.results.run_log import read_run
+from encore.results.sides import Side, load_side, load_sides
+from encore.results.timing import length_of, phases_of
+
+
+def timed_log(
+    train_s: float, evaluate_s: float, epochs: int = 4, start_s: float = 5.0, **values: object
+) -> str:
+    """A log with so many seconds of start, and per epoch of training and evaluation."""
+    head = resnet_v07(1.0, quality=()).splitlines(keepends=True)
+    changed = [
+        mllog(key, values[key], START_MS) if (key := json.loads(line[9:])["key"]) in values else line
+        for line in head[:-1]
+    ]
+    now = START_MS + start_s * 1000
+    for epoch in range(1, epochs + 1):
+        changed.append(mllog("epoch_start", None, now, epoch_num=epoch))
+        now += train_s * 1000
+        changed.append(mllog("epoch_stop", None, now, epoch_num=epoch))
+        changed.append(mllog("eval_start", None, now, epoch_num=epoch))
+        now += evaluate_s * 1000
+        changed.append(mllog("eval_stop", None, now, epoch_num=epoch))
+        changed.append(mllog("eval_accuracy", 0.5 if epoch < epochs else 0.761, now, epoch_num=epoch))
+    return "".join(changed) + mllog("run_stop", None, now, status="success")
+
+
+def one(folder: Path, text: str) -> Side:
+    return load_side(write_set(folder, [text]))
+
+
+def test_phases_add_up_to_the_run(tmp_path: Path) -> None:
+    run = read_run(write_set(tmp_path, [timed_log(60.0, 3.0)]) / "result_0.txt")
+    phases = phases_of(run)
+    assert phases.start_s == pytest.approx(5.0)
+    assert phases.train_s == pytest.approx(240.0)
+    assert phases.evaluate_s == pytest.approx(12.0)
+    assert phases.epoch_s == pytest.approx(60.0)
+    assert phases.evaluation_s == pytest.approx(3.0)
+    assert phases.init_s == pytest.approx(0.0)
+    assert run.elapsed_minutes == pytest.approx((5 + 240 + 12) / 60)
+    length = length_of(run)
+    assert length is not None
+    assert (length.value, length.unit) == (4, "epochs")
+
+
+def test_epochs_numbered_from_zero_or_from_minus_one(tmp_path: Path) -> None:
+    """Three epochs begun, numbered 0 to 2; v0.5 logs number the evaluation after them 3, 2 or 1."""
+    for shift, name in ((1, "one"), (0, "zero"), (-1, "minus")):
+        text = v05("run_start", seconds=1000.0)
+        for epoch in range(3):
+            text += v05("train_epoch", str(epoch), 1010.0 + 60 * epoch)
+            value = json.dumps({"epoch": epoch + shift, "value": 0.7 + 0.025 * epoch})
+            text += v05("eval_accuracy", value, 1069.0 + 60 * epoch)
+        text += v05("run_stop", seconds=1190.0)
+        length = length_of(read_run(write_set(tmp_path / name, [text]) / "result_0.txt"))
+        assert length is not None
+        assert length.value == 3, name
+
+
+def test_a_slow_evaluation_is_named_first_and_in_words(tmp_path: Path) -> None:
+    ours = one(tmp_path / "a", timed_log(60.0, 31.0))
+    theirs = one(tmp_path / "b", timed_log(60.0, 10.0))
+    found = explain(ours, theirs)
+    first = found.differences[0]
+    assert (first.area, first.name) == ("phases", "evaluation")
+    assert "your evaluation takes 3.1 times theirs" in first.sentence
+    assert first.ratio == pytest.approx(3.1)
+    assert [each.name for each in found.differences if each.area == "phases"] == [
+        "evaluation",
+        "single evaluation",
+    ]
+
+
+def test_hyperparameters_are_ranked_by_what_they_can_do(tmp_path: Path) -> None:
+    ours = one(
+        tmp_path / "a",
+        timed_log(
+            60, 3, global_batch_size=3328, opt_name="lars", sgd_opt_weight_decay=5e-5, model_bn_span=208
+        ),
+    )
+    theirs = one(tmp_path / "b", timed_log(60, 3))
+    names = [each.name for each in explain(ours, theirs).differences]
+    assert names == ["global_batch_size", "opt_name", "sgd_opt_weight_decay"]
+
+
+def test_the_same_run_has_no_difference(tmp_path: Path) -> None:
+    ours = one(tmp_path / "a", timed_log(60, 3, seed=1))
+    theirs = one(tmp_path / "b", timed_log(60, 3, seed=2))
+    assert explain(ours, theirs).differences == ()
+
+
+def passport(folder: Path, **changed: object) -> Path:
+    content = {
+        "round": "v0.7",
+        "nodes": 1,
+        "ranks_per_node": 2,
+        "runtime": "host",
+        "environment": {"NCCL_DEBUG": "INFO"},
+        "code": {"commit": "a" * 40},
+        "data": {"name": "digits", "id": "1"},
+        "configuration": {"precision": {"value": "fp32", "origin": "default"}},
+        **changed,
+    }
+    (folder / "run.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_two_runs_of_encore_are_compared_in_environment_and_configuration(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_set(tmp_path / name, [timed_log(60, 3)])
+    passport(tmp_path / "a")
+    passport(
+        tmp_path / "b",
+        environment={"NCCL_DEBUG": "WARN"},
+        code={"commit": "b" * 40},
+        configuration={"precision": {"value": "fp16", "origin": "--set"}},
+    )
+    result = CliRunner().invoke(
+        app(), ["explain", str(tmp_path / "a"), "--other", str(tmp_path / "b"), "--json"]
+    )
+    found = {each["name"]: each for each in json.loads(result.output)["differences"]}
+    assert list(found) == ["precision", "code.commit", "environment.NCCL_DEBUG"]
+    assert found["precision"]["area"] == "configuration"
+    assert found["precision"]["ours"] == "fp32"
+
+
+def app() -> typer.Typer:
+    made = typer.Typer()
+    register(made)
+    return made
+
+
+def test_the_command_takes_one_thing_to_compare_with(tmp_path: Path) -> None:
+    write_set(tmp_path, [timed_log(60, 3)])
+    result = CliRunner().invoke(app(), ["explain", str(tmp_path), "--other", str(tmp_path), "--with", "x"])
+    assert result.exit_code != 0
+    shown = CliRunner().invoke(
+        app(), ["explain", str(tmp_path), "--with", "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"]
+    )
+    assert "global_batch_size: 1664, theirs 3264" in shown.output
+
+
+def test_against_a_submission_by_what_is_kept_of_its_logs(public_logs: Path) -> None:
+    """DellEMC's DSS8440 against the DGX-1: another card, and a faster evaluation."""
+    ours = load_side(public_logs / "v0.7" / "DellEMC" / "DSS8440" / "resnet")
+    theirs = compare(ours, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet").theirs
+    assert theirs is not None
+    by_name: dict[str, Difference] = {each.name: each for each in explain(ours, theirs).differences}
+    assert by_name["accelerator"].area == "topology"
+    assert by_name["evaluation"].ratio == pytest.approx(32.7 / 41.5, rel=0.01)
+
+
+def test_phases_of_every_public_set_are_sensible(public_logs: Path) -> None:
+    for side in load_sides(public_logs):
+        for run in side.logs:
+            phases = phases_of(run)
+            if run.elapsed_minutes is None or phases.train_s is None:
+                continue
+            total = (phases.start_s or 0) + phases.train_s + (phases.evaluate_s or 0)
+            assert total == pytest.approx(run.elapsed_minutes * 60, abs=0.01)
+            assert phases.train_s >= 0, run.path
