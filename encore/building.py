@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore import catalogue, engines, gate, images, node, passport, paths
+from encore import catalogue, engines, gate, images, names, node, passport, paths
 from encore.catalogue import Choice
 from encore.engines import Engine
 from encore.errors import EncoreError, ExitCode
@@ -25,6 +25,8 @@ OnLine = Callable[[str], None]
 
 PREFIX = "localhost/encore"
 """In the names of all images made here: no engine looks for such a name in a registry."""
+STANDINS = ("mxnet",)
+"""Frameworks whose NGC image has a CPU stand-in."""
 PULL_GIB = 40.0
 """An NGC image is about 20 GB, and its compressed layers lie beside it while it is unpacked."""
 BUILD_GIB = 8.0
@@ -263,6 +265,8 @@ def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, o
 
 def build_standin(engine: Engine, framework: str, on_line: OnLine) -> str:
     """Build the CPU stand-in of a framework's NGC image; returns its name."""
+    if framework not in STANDINS:
+        raise names.unknown("stand-in", framework, STANDINS)
     file = images.CONTAINERS / "standin" / "Dockerfile"
     root = f"{PREFIX}/debian:bookworm"
     check_space(engine, BUILD_GIB)
@@ -334,9 +338,9 @@ def clean(engine: Engine) -> list[str]:
     listed = engines.ask(
         [engine.program, "images", "--filter", pattern, "--format", "{{.Repository}}:{{.Tag}}"]
     )
-    names = [line for line in listed.stdout.split() if line.startswith(PREFIX)]
-    if names:
-        done = engines.ask([engine.program, "rmi", "--force", *names], timeout=600)
+    made = [line for line in listed.stdout.split() if line.startswith(PREFIX)]
+    if made:
+        done = engines.ask([engine.program, "rmi", "--force", *made], timeout=600)
         if done.returncode != 0:
             raise engines.explain(done.stderr, engine.name)
-    return names
+    return made

@@ -7,6 +7,7 @@ requirement makes a new one and every checkout shares the same one.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -23,6 +24,9 @@ from filelock import FileLock, Timeout
 
 from encore import catalogue, names, paths
 from encore.errors import EncoreError, ExitCode
+
+TOLD = {"mxnet": "mxnet", "horovod": "horovod", "nvidia-dali-cuda120": "dali", "numpy": "numpy"}
+"""Packages whose versions a system description names, and how it calls them."""
 
 OnStep = Callable[[str], None]
 """Called with what is being done, in a few words."""
@@ -123,6 +127,15 @@ def ensure_environment(framework: str, on_step: OnStep | None = None) -> Path:
     finally:
         lock.release()
     return environment.python
+
+
+def software(python: Path) -> dict[str, str]:
+    """Versions of what matters in an environment, named as MLPerf's system descriptions do: dali_version."""
+    folders = [str(folder) for folder in python.parent.parent.glob("lib/python*/site-packages")]
+    versions = {
+        found.metadata["Name"]: found.version for found in importlib.metadata.distributions(path=folders)
+    }
+    return {f"{called}_version": versions[name] for name, called in TOLD.items() if name in versions}
 
 
 def _make(environment: Environment, report: OnStep) -> None:

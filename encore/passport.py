@@ -107,8 +107,14 @@ def describe(
     }
 
 
-def system_description(configuration: Configuration, machine: node.Node) -> dict[str, Any]:
-    """MLPerf's system description; what is not known stays empty (schema of the v0.7 repository)."""
+def system_description(
+    configuration: Configuration, machine: node.Node, software: Mapping[str, str]
+) -> dict[str, Any]:
+    """MLPerf's system description; what is not known stays empty (schema of the v0.7 repository).
+
+    ``software`` are the versions of what runs, such as ``dali_version``.
+    """
+    driver = {"cuda_driver_version": machine.gpus[0].driver} if machine.gpus else {}
     gpu = machine.gpus[0] if machine.gpus and configuration.get("device") == "gpu" else None
     return {
         "submitter": "",
@@ -141,7 +147,7 @@ def system_description(configuration: Configuration, machine: node.Node) -> dict
         "cooling": "",
         "hw_notes": "",
         "framework": configuration.choice.implementation.framework,
-        "other_software_stack": {"cuda_driver_version": gpu.driver} if gpu else {},
+        "other_software_stack": {**driver, **software},
         "operating_system": machine.operating_system,
         "sw_notes": "",
     }

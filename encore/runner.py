@@ -48,14 +48,6 @@ def render(plan: Plan, output: Path, python: Path | None) -> Command:
     return runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
 
 
-def preparation_command(plan: Plan) -> Command:
-    """The command that makes the small data set in a container."""
-    prepare = data_sets.prepare_command("python", plan.data.name, plan.data, data_sets.Preparation())
-    mounts = (Mount(plan.data, str(plan.data), False),)
-    job = Job(argv=(*prepare, "--progress", "json"), environment={}, mounts=mounts, ranks=1, gpus=0)
-    return runtimes.render(plan.target, job, runtimes.container_name(plan.data), os.environ)
-
-
 def dry_run_command(plan: Plan) -> Command:
     """The command that a run would execute, without making anything."""
     output = plan.results / f"TIME-{plan.label}" / "experiment_0"
@@ -89,7 +81,9 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         # An engine mounts only what is there.
         plan.data.mkdir(parents=True, exist_ok=True)
-        hooks.prepare_data(plan.data, python or preparation_command(plan))
+        small = data_sets.Preparation()
+        by = python or runtimes.preparation(plan.target, plan.data.name, plan.data, small)
+        hooks.prepare_data(plan.data, by)
     refuse(plan)
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
     data_set = {
@@ -108,7 +102,8 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
         told["extra_environment"] = passport.redact(plan.extra_environment)
         return told
 
-    system = passport.system_description(plan.configuration, plan.machine)
+    versions = environment.software(python) if python is not None else {}
+    system = passport.system_description(plan.configuration, plan.machine, versions)
     folder = run_folder.create(plan.results, plan.label, content, system, plan.configuration.plain(), seeds)
     return folder, python
 

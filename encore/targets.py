@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore import building, engines, gate, images, names
+from encore import building, data, engines, gate, images, names
 from encore.catalogue import Choice
 from encore.configuration import Configuration
 from encore.engines import Engine, Image
 from encore.errors import EncoreError
-from encore.job import Command, Job
+from encore.job import Command, Job, Mount
 from encore.node import Node
 from encore.preflight import Check
 from encore.runtimes import apptainer, docker, enroot, podman
@@ -121,6 +121,17 @@ def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Co
     return RENDERERS[target.runtime](job, container)
 
 
+def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Preparation) -> Command:
+    """The command that prepares a data set in a container; it sees the raw data and the folder to write."""
+    folder = directory.absolute()
+    mounts = [Mount(folder, str(folder), False)]
+    if wanted.source is not None:
+        mounts.append(Mount(wanted.source.absolute(), str(wanted.source.absolute()), True))
+    prepare = data.prepare_command("python", benchmark, folder, wanted)
+    job = Job((*prepare, "--progress", "json"), environment={}, mounts=tuple(mounts), ranks=1, gpus=0)
+    return render(target, job, container_name(folder), os.environ)
+
+
 def _limits() -> dict[str, int]:
     """The most open files and processes that a container of the caller's may have."""
     files, processes = (
@@ -153,7 +164,7 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
         found = told.found + (f" (expected: {told.expected})" if told.expected else "")
         return [Check("FAIL", target.runtime, found, told.remedy)]
     checks = [Check("OK", "runtime", f"{target.runtime}: {target.why}, {target.image}")]
-    checks += [check_path(folder) for folder in folders if UNMOUNTABLE.search(str(folder))]
+    checks += [check_path(folder) for folder in folders if is_unmountable(folder)]
     if target.found is not None:
         checks.append(check_code(target.found, configuration.choice))
     if configuration.get("device") == "gpu":
@@ -168,6 +179,11 @@ def check_host(target: Target, configuration: Configuration) -> Check:
     choice = configuration.choice
     found = f"the host runtime's {choice.implementation.framework} is built for CPUs ({target.why})"
     return Check("FAIL", "runtime", found, f"make build-{choice.name}, then run with --runtime docker")
+
+
+def is_unmountable(folder: Path) -> bool:
+    """Whether an engine would take the folder's name apart."""
+    return UNMOUNTABLE.search(str(folder)) is not None
 
 
 def check_path(folder: Path) -> Check:

@@ -134,7 +134,8 @@ def test_passport_tells_everything_and_no_secrets(finished: tuple[Path, dict[str
     assert passport["environment"]["NOTE"] == "plain"
     assert passport["environment"]["OMP_NUM_THREADS"]
     assert "hush" not in "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.json"))
-    assert (folder / "system.json").exists()
+    system = json.loads((folder / "system.json").read_text(encoding="utf-8"))
+    assert system["other_software_stack"]["mxnet_version"] == "1.9.1"
     assert json.loads((folder / "experiment_0" / "config.json").read_text(encoding="utf-8"))["seed"] == 1
 
 

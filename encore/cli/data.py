@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from encore import catalogue, data
+from encore import catalogue, data, node, preflight, targets
 from encore.catalogue import Choice
 from encore.environment import ensure_environment
 from encore.errors import EncoreError, ExitCode
+from encore.job import Command
+from encore.targets import Target
 
 PLAIN_SECONDS = 10.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
@@ -52,6 +54,9 @@ def prepare(
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave corrupt images out.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Do not try to decode every image.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another data set.")] = False,
+    runtime: Annotated[
+        str, typer.Option(help="host, or a container runtime that has the benchmark's image.")
+    ] = "host",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
 ) -> None:
     """Turn raw data into the files that training reads; an interrupted preparation goes on."""
@@ -69,12 +74,19 @@ def prepare(
         trust=trust,
         overwrite=overwrite,
     )
+    target = targets.choose(runtime, choice, node.this_node(), "cpu")
+    in_container = target.runtime != "host"
+    name_of_data = choice.benchmark.name
     if dry_run:
-        typer.echo(shlex.join(data.prepare_command("python", choice.benchmark.name, directory, wanted)))
+        command = data.prepare_command("python", name_of_data, directory, wanted)
+        inside = (
+            targets.preparation(target, name_of_data, directory, wanted).argv if in_container else command
+        )
+        typer.echo(shlex.join(inside))
         return
-    python = _python_of(choice)
+    by = _container_of(target, name_of_data, directory, wanted) if in_container else _python_of(choice)
     with shown_progress(Console(stderr=True)) as on_update:
-        passport = data.prepare(choice.benchmark.name, directory, wanted, python, on_update)
+        passport = data.prepare(name_of_data, directory, wanted, by, on_update)
     typer.echo(f"{passport.directory}: {describe(passport)}")
 
 
@@ -132,6 +144,24 @@ def human_bytes(count: float) -> str:
         if count < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:.1f} TB"
+
+
+def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.Preparation) -> Command:
+    """The command that prepares in a container, whose folders must be there before it starts."""
+    if target.problem is not None:
+        raise target.problem
+    folders = [directory.absolute(), *([wanted.source.absolute()] if wanted.source else [])]
+    preflight.refuse_failed([targets.check_path(each) for each in folders if targets.is_unmountable(each)])
+    if wanted.source is not None and not wanted.source.exists():
+        raise EncoreError(
+            f"{wanted.source} does not exist", remedy="give the folder of the raw data: --from DIR"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "give a folder that you may write to: --to DIR"
+        raise EncoreError(f"{directory} cannot be made: {error.strerror}", remedy=remedy) from error
+    return targets.preparation(target, benchmark, directory, wanted)
 
 
 def _python_of(choice: Choice) -> Path:

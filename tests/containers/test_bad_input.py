@@ -266,6 +266,16 @@ def test_dry_run_shows_the_command_without_any_engine(run: Callable[..., Ran]) -
         assert f"{runtime} {'start' if runtime == 'enroot' else 'run'} " in done.stdout
 
 
+def test_data_can_be_prepared_in_a_container(run: Callable[..., Ran], tmp_path: Path) -> None:
+    prepare = ("data", "prepare", "resnet", "--from", str(tmp_path), "--to", str(tmp_path / "out"))
+    done = run(*prepare, "--runtime", "docker", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"source={tmp_path},target={tmp_path},readonly" in done.stdout
+    assert f"source={tmp_path / 'out'},target={tmp_path / 'out'} " in done.stdout
+    told(run(*prepare, "--runtime", "docker"), "no docker on PATH", "apt-get install docker.io")
+    assert not (tmp_path / "out").exists()
+
+
 def test_names_of_containers_differ_between_results_folders() -> None:
     first = targets.container_name(Path("/a/20261120T101500Z-resnet-mxnet-cpu/experiment_0"))
     second = targets.container_name(Path("/b/20261120T101500Z-resnet-mxnet-cpu/experiment_0"))

@@ -28,13 +28,13 @@ STOP_SECONDS = 10.0
 
 
 @pytest.fixture(scope="session")
-def data(docker: EngineUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(docker: EngineUnderTest, encore: Encore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small data set, made in a container."""
     folder = tmp_path_factory.mktemp("made") / "resnet"
-    folder.mkdir()
-    mount = Mount(folder, str(folder), False)
-    command = ("python", "-m", "benchmarks.resnet.prepare", "--to", str(folder))
-    run_in(docker, Job(argv=command, environment={}, mounts=(mount,), ranks=1, gpus=0))
+    command = ("data", "prepare", "resnet", "--to", str(folder), "--runtime", "docker")
+    done = encore(*command, environment=docker.environment)
+    assert done.returncode == 0, done.stderr
+    assert docker.left() == []
     return folder
 
 
