@@ -176,7 +176,8 @@ def _plain(name: str) -> str:
 def _system_name(side: Side) -> str:
     """Host, ranks and framework of a run of Encore; the folder above the benchmark's of a submission."""
     if side.passport:
-        host = side.passport.get("node", {}).get("hostname") or "host"
+        node = side.passport.get("node")
+        host = (node.get("hostname") if isinstance(node, dict) else None) or "host"
         image = side.passport.get("implementation") or side.hardware.framework or ""
         return f"{host}_{side.passport.get('system', '')}_n{side.passport.get('nodes', 1)}_{image}"
     folder = (side.folder or Path()).absolute()

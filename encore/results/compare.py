@@ -333,7 +333,8 @@ def _caveats(ours: Side, theirs: Side | None) -> Iterator[str]:
         yield f"what {theirs.label} ran on is not known here"
     if ours.global_batch and theirs.global_batch and ours.global_batch != theirs.global_batch:
         yield f"global batch {ours.global_batch:g}, submitted with {theirs.global_batch:g}"
-    for deviation in ours.passport.get("deviations") or ():
+    deviations = ours.passport.get("deviations")
+    for deviation in deviations if isinstance(deviations, list) else ():
         yield f"not as submitted: {deviation}"
     if theirs.published is not None and theirs.published.note:
         yield f"of the published result: {theirs.published.note}"

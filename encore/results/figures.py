@@ -39,6 +39,7 @@ _WIDTH, _HEIGHT = 7.2, 4.2
 _SMALL = 0.15
 """Times below this share of the longest go into the magnified part."""
 _MOST_LINES = 8
+_TICKS_APART = 0.1
 _MOST_BARS = 24
 
 
@@ -91,15 +92,16 @@ def accuracy_over_epochs(measurements: Sequence[Measurement], benchmark: str) ->
             if target is not None:
                 axes.axhline(target, color=_INK, linestyle="--", linewidth=1, label=f"target {target:g}")
 
-    title = f"Accuracy over epochs: {benchmark}"
+    title = f"Accuracy over epochs: {benchmark}{_of(len(ours))}"
     return _figure(f"accuracy-{benchmark}", title, draw, accuracy_table(ours))
 
 
 def time_over_gpus(measurements: Sequence[Measurement]) -> Figure | None:
     """Time to the target over GPUs, with a magnified view of the short ones."""
-    lines = _lines(measurements)
-    if not lines:
+    every = _lines(measurements)
+    if not every:
         return None
+    lines = every[:_MOST_LINES]
     longest = max(minutes for _, points in lines for _, minutes in points)
     small = [line for line in lines if max(minutes for _, minutes in line[1]) < _SMALL * longest]
 
@@ -117,8 +119,8 @@ def time_over_gpus(measurements: Sequence[Measurement]) -> Figure | None:
                 _line(part, points, [label for label, _ in lines].index(name), name)
             part.set_ylim(bottom=0)
 
-    rows = tuple((name, int(gpus), minutes) for name, points in lines for gpus, minutes in points)
-    title = "Training time over GPUs"
+    rows = tuple((name, int(gpus), minutes) for name, points in every for gpus, minutes in points)
+    title = f"Training time over GPUs{_of(len(every))}"
     return _figure(
         "time", title, draw, Table(title=title, columns=("benchmark", "GPUs", "minutes"), rows=rows)
     )
@@ -145,7 +147,7 @@ def efficiency(measurements: Sequence[Measurement]) -> Figure | None:
         axes.margins(y=0.08)
         axes.set_ylim(bottom=0)
 
-    return _figure("efficiency", table.title, draw, table)
+    return _figure("efficiency", f"{table.title}{_of(len(lines))}", draw, table)
 
 
 def relative(measurements: Sequence[Measurement], baseline: str) -> Figure | None:
@@ -208,6 +210,11 @@ def _bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str)
     return _figure(key, table.title, draw, table, height=max(2.0, 0.34 * len(rows) + 1.0))
 
 
+def _of(count: int) -> str:
+    """What a title adds where there are more lines than colours: the table has them all."""
+    return f" (the first {_MOST_LINES} of {count}; all are in the table)" if count > _MOST_LINES else ""
+
+
 def _lines(measurements: Sequence[Measurement]) -> list[tuple[str, list[tuple[float, float]]]]:
     """Minutes over GPUs of every benchmark that was run on more than one number of them."""
     grouped: dict[str, dict[float, float]] = {}
@@ -249,10 +256,18 @@ def _line(
 
 
 def _gpu_ticks(axes: Axes, lines: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> None:
+    """A tick at each number of GPUs that was run on, but for those whose labels would touch."""
     counts = sorted({x for _, points in lines for x, _ in points})
-    if counts[-1] / counts[0] > 16:
+    logarithmic = counts[-1] / counts[0] > 16
+    if logarithmic:
         axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [f"{count:g}" for count in counts])
+    place = math.log2 if logarithmic else float
+    apart = _TICKS_APART * (place(counts[-1]) - place(counts[0]))
+    kept = counts[:1]
+    for count in counts[1:]:
+        if place(count) - place(kept[-1]) >= apart:
+            kept.append(count)
+    axes.set_xticks(kept, [f"{count:g}" for count in kept])
     axes.minorticks_off()
 
 

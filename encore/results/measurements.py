@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from encore.results.digest import submission
 from encore.results.published import PublishedResult, StudyFigure, load_figures
 from encore.results.run_log import RunLog
 from encore.results.sides import Side
@@ -72,18 +73,8 @@ def of_side(side: Side) -> Measurement:
 
 
 def of_published(cell: PublishedResult) -> Measurement:
-    """The measurement that a published cell is; epochs only where all of its runs took the same."""
-    hardware = cell.hardware
-    return Measurement(
-        label=cell.name,
-        benchmark=cell.benchmark or "?",
-        system=family(hardware.accelerator) or hardware.accelerator or cell.system,
-        framework=framework_of(hardware.framework, cell.system),
-        gpus=hardware.accelerators,
-        batch=cell.global_batch,
-        minutes=cell.score_minutes,
-        release=release_of(hardware.framework, cell.system),
-    )
+    """The measurement that a published cell is, with its epochs where they are known."""
+    return of_side(submission(cell))
 
 
 def of_study(key: str, figures: Iterable[StudyFigure] | None = None) -> list[Measurement]:

@@ -139,7 +139,7 @@ def side_of(score: Score) -> Side:
         train_samples=first.train_samples if first else None,
         division=first.division if first else None,
         targets=_targets(score.round, score.benchmark, first.global_batch if first else None),
-        phases=median_phases([run for run in score.runs if run.elapsed_minutes]),
+        phases=median_phases([run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]),
         hyperparameters=_common(with_events),
         settings=_settings(passport),
         passport=passport,
@@ -170,7 +170,7 @@ def _score_sample(score: Score) -> Sample | None:
 
 def _lengths(runs: Sequence[RunLog]) -> tuple[Sample | None, str, Sample | None]:
     """Epochs to the target of the runs that converged; minutes per epoch of all that ended."""
-    ended = [(run, length_of(run)) for run in runs if run.elapsed_minutes]
+    ended = [(run, length_of(run)) for run in runs if (run.elapsed_minutes or 0.0) > 0]
     known = [(run, length) for run, length in ended if length is not None and length.value > 0]
     if not known:
         return None, "", None

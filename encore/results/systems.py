@@ -27,6 +27,7 @@ _BOXES = (
 )
 _NOT_A_NUMBER = re.compile(r"\D+")
 _ABOVE = 5
+_LONGEST_COUNT = 10
 
 
 def family(accelerator: str | None) -> str | None:
@@ -83,7 +84,7 @@ def from_description(description: Mapping[str, Any]) -> System:
 
 def _count(text: str | None) -> int | None:
     digits = _NOT_A_NUMBER.split(text.strip()) if text else []
-    return int(digits[0]) if digits and digits[0] else None
+    return int(digits[0]) if digits and 0 < len(digits[0]) < _LONGEST_COUNT else None
 
 
 def describe_beside(folder: Path) -> System | None:

@@ -100,7 +100,13 @@ def speed_up_table(measurements: Sequence[Measurement]) -> Table:
         title="Speed-up by number of GPUs",
         columns=("benchmark", "system", "from GPUs", "to GPUs", "speed-up"),
         rows=tuple(
-            (each.benchmark, each.system, base.gpus, each.gpus, (base.minutes or 0) / (each.minutes or 1))
+            (
+                each.benchmark,
+                _without_nodes(each),
+                base.gpus,
+                each.gpus,
+                (base.minutes or 0) / (each.minutes or 1),
+            )
             for base, each in _scaled(measurements)
         ),
         note="Total training time on the fewest GPUs over the one on several.",
@@ -115,7 +121,7 @@ def scaling_efficiency(measurements: Sequence[Measurement]) -> Table:
         rows=tuple(
             (
                 each.benchmark,
-                each.system,
+                _without_nodes(each),
                 base.gpus,
                 each.gpus,
                 (base.minutes or 0) / (each.minutes or 1) / _growth(base, each),
@@ -255,6 +261,11 @@ def _scaled(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Meas
         ordered = _by_gpus(same)
         pairs += [(ordered[0], each) for each in ordered[1:] if each.gpus != ordered[0].gpus]
     return pairs
+
+
+def _without_nodes(each: Measurement) -> str:
+    """The number of nodes stands in the system's name, and must not part what is to be compared."""
+    return each.system.rpartition("nodes, ")[2]
 
 
 def _kind(each: Measurement) -> tuple[object, ...]:

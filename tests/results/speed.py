@@ -1,6 +1,6 @@
 """Times Encore's scoring against mlperf-logging's result_summarizer on the same logs, in one run.
 
-    python -m tests.results.speed FOLDER     # FOLDER/<system>/<benchmark>/result_N.txt and FOLDER/systems/
+    python -m tests.results.speed FOLDER     # a submitter's: results/ or the systems themselves, and systems/
 
 Both are run as programs of their own, start of the interpreter included; each gets one run unmeasured before.
 """
@@ -18,6 +18,8 @@ from pathlib import Path
 
 def submission_tree(folder: Path, root: Path) -> Path:
     """The folder as result_summarizer wants it: results/ and systems/ below the submitter."""
+    if (folder / "results").is_dir():
+        return folder
     submitter = root / folder.name
     (submitter / "results").mkdir(parents=True)
     for system in folder.iterdir():
@@ -44,9 +46,11 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as temporary:
         tree = submission_tree(folder, Path(temporary))
-        ours = seconds([sys.executable, "-c", score + f"score_folder({str(tree / 'results')!r})"], tree)
+        ours = seconds(
+            [sys.executable, "-c", score + f"score_folder({str(tree / 'results')!r})"], Path(temporary)
+        )
         module = "mlperf_logging.result_summarizer"
-        theirs = seconds([sys.executable, "-m", module, str(tree), "training", "0.7.0"], tree)
+        theirs = seconds([sys.executable, "-m", module, str(tree), "training", "0.7.0"], Path(temporary))
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(f"{logs} logs: Encore {ours:.2f} s, result_summarizer {theirs:.2f} s, ratio {theirs / ours:.1f}")
     print(f"largest memory of any of the programs: {peak:.0f} MiB")

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from result_logs import START_MS, resnet_v05, resnet_v07, write_set
 from scipy import stats
 from typer.testing import CliRunner
 
+from encore import paths
 from encore.cli.compare import register
 from encore.errors import EncoreError
 from encore.results.compare import Comparison, Verdict, compare, compare_path
-from encore.results.published import load_published
+from encore.results.explain import explain
+from encore.results.published import DATA, load_published
 from encore.results.score import find_sets
 from encore.results.sides import load_side, load_sides
 from encore.results.statistics import (
@@ -281,6 +288,45 @@ def test_command_prints_and_writes_json(tmp_path: Path) -> None:
     assert strict["within"] == 0.001
 
 
+# --- damaged input ----------------------------------------------------------------------------------------
+
+BROKEN_NUMBERS = st.sampled_from(
+    ["0", "-1", "1e400", "NaN", "null", '"text"', "[]", "9" * 40, "1592669288183"]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_logs_and_passports_raise_nothing(tmp_path: Path, data: st.DataObject) -> None:
+    """Only EncoreError, whatever numbers stand in a log, a run.json or a system.json."""
+    lines = resnet_v07(40.0, quality=(0.3, 0.5, 0.7605)).splitlines(keepends=True)
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        change = data.draw(st.sampled_from(["drop", "double", "number", "move"]))
+        if change == "drop":
+            lines[at] = ""
+        elif change == "double":
+            lines[at] *= 2
+        elif change == "move":
+            lines.append(lines[at])
+        else:
+            lines[at] = re.sub(r"(?<=: )[\d.]+", data.draw(BROKEN_NUMBERS), lines[at])
+    (tmp_path / "result_0.txt").write_text("".join(lines))
+    value = data.draw(BROKEN_NUMBERS)
+    names = ("nodes", "ranks_per_node", "node", "environment", "configuration", "deviations", "data")
+    passport = ", ".join(f'"{name}": {value}' for name in names)
+    (tmp_path / "run.json").write_text(f'{{"round": "v0.7", {passport}}}')
+    (tmp_path / "system.json").write_text(f'{{"accelerators_per_node": {value}, "number_of_nodes": {value}}}')
+    try:
+        side = load_side(tmp_path)
+        found = compare(side)
+        json.dumps(found.as_json())
+        if found.theirs is not None:
+            json.dumps(explain(side, found.theirs).as_json())
+    except EncoreError:
+        pass
+
+
 # --- the public logs --------------------------------------------------------------------------------------
 
 # The archive holds one log of five or ten of these: what one run comes to is no score.
@@ -341,3 +387,11 @@ def test_every_published_name_is_found_as_named(tmp_path: Path) -> None:
         found = compare(side, cell.name)
         assert found.theirs is not None
         assert found.theirs.label == cell.name
+
+
+def test_what_is_kept_of_the_logs_is_what_they_say(public_logs: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "encore.results.digest", str(public_logs)],
+        capture_output=True, text=True, check=True, cwd=paths.ROOT,
+    )  # fmt: skip
+    assert done.stdout == (DATA / "digests.json").read_text("utf-8")
