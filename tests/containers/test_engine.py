@@ -247,9 +247,7 @@ def first_line_of_engine(docker: EngineUnderTest, results: Path) -> float:
     return took
 
 
-def test_start_costs_little_more_than_the_engine(
-    docker: EngineUnderTest, data: Path, tmp_path: Path
-) -> None:
+def test_start_costs_little_more_than_the_engine(docker: EngineUnderTest, data: Path, tmp_path: Path) -> None:
     ours, bare = [], []
     for number in range(5):
         results = tmp_path / str(number)
