@@ -221,6 +221,8 @@ def _print_judgements(console: Console, folder: RunFolder, judgements: list[judg
         _print_findings(console, each)
     console.print(judge.standing(folder), highlight=False)
     console.print(f"run folder: {folder.path}", highlight=False)
+    if any(each.compliance is not None for each in judgements):
+        console.print(f"hold it against what was submitted: encore compare {folder.path}", highlight=False)
 
 
 def _compliance(each: judge.Judgement) -> str:
