@@ -75,6 +75,7 @@ def training_loop(config: Config, ranks: Ranks, next_batch: Callable[[], Batch])
     loss_function = model.SmoothedLoss(config.label_smoothing)
     loss_function.hybridize(static_alloc=True, static_shape=True)
     trainer = optimizer.build_trainer(network.collect_params(), config)
+    loss_scale = mx.nd.full((config.batch_size,), config.loss_scale, ctx=ranks.context)
     reports = StepReports(MetricsStream(Path("/dev/null"), 0), config, ranks.size, 1 << 30)
 
     def steps(count: int) -> float:
@@ -87,8 +88,7 @@ def training_loop(config: Config, ranks: Ranks, next_batch: Callable[[], Batch])
             waited += time.time() - before
             with autograd.record():
                 loss = loss_function(network(images), labels)
-                scaled_loss = loss * config.loss_scale
-            scaled_loss.backward()
+            loss.backward(loss_scale)
             trainer.step(config.batch_size * config.loss_scale)
             reports.add(step, loss, False, 0.01)
         mx.nd.waitall()

@@ -114,7 +114,12 @@ def _optimizer(config: Config) -> mx.optimizer.Optimizer:
         "multi_precision": config.precision == "fp16",
     }
     if config.optimizer == "sgd":
-        return mx.optimizer.SGD(momentum=config.momentum, **common)
+        sgd = mx.optimizer.SGD(momentum=config.momentum, **common)
+        if config.device == "cpu":
+            # The operator for several tensors goes through them element by element of the largest: on a CPU
+            # it takes longer than one call a tensor.
+            sgd.aggregate_num = 1
+        return sgd
     return FusedLARS(momentum=config.momentum, eta=config.lars_eta, epsilon=config.lars_epsilon, **common)
 
 

@@ -74,7 +74,8 @@ class StepReports:
         if self._first is None:
             self._first = mx.nd.array([1.0, 0.0], ctx=loss.context)
             self._second = mx.nd.array([0.0, 1.0], ctx=loss.context)
-        return self._first * loss + self._second * float(stop)
+        pair = self._first * loss
+        return pair + self._second if stop else pair
 
     def end_epoch(self, epoch: int) -> None:
         """Wait for the reports under way and write the speed of the epoch (counted from 0)."""

@@ -108,6 +108,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         resumed_step=progress.position.step(steps_per_epoch),
     )
     stop.arm()
+    loss_scale = mx.nd.full((config.batch_size,), config.loss_scale, ctx=ranks.context)
     reports = StepReports(metrics, config, ranks.size, steps_per_epoch)
     outcome = "not_reached"
 
@@ -125,8 +126,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             images, labels = reports.timed(training.next)
             with autograd.record():
                 loss = loss_function(network(images), labels)
-                scaled_loss = loss * config.loss_scale
-            scaled_loss.backward()
+            loss.backward(loss_scale)
             trainer.step(config.batch_size * config.loss_scale)
             heartbeat.beat(step)
             progress.position = Position(epoch, step_in_epoch + 1)
