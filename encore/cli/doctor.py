@@ -15,7 +15,7 @@ from rich.console import Console
 from encore import catalogue, data, engines, environment, node, paths
 from encore.cli.run import print_checks
 from encore.errors import EncoreError, ExitCode
-from encore.preflight import Check
+from encore.preflight import Check, Level
 
 
 def register(app: typer.Typer) -> None:
@@ -56,10 +56,8 @@ def _tools() -> list[Check]:
     checks = []
     for name, purpose in (("g++", "to compile Horovod"), ("make", "to compile Horovod")):
         path = shutil.which(name)
-        level = "OK" if path else "WARN"
-        checks.append(
-            Check("OK" if level == "OK" else "WARN", name, path or "missing", f"install it {purpose}")
-        )
+        level: Level = "OK" if path else "WARN"
+        checks.append(Check(level, name, path or "missing", f"install it {purpose}"))
     mpi = shutil.which("mpicc")
     checks.append(Check("OK", "MPI", mpi or "none: Horovod is compiled with Gloo alone"))
     sbatch = shutil.which("sbatch")
@@ -124,11 +122,9 @@ def _folders() -> list[Check]:
                 Check("FAIL", name, f"{existing} is not writable", "make it so, or choose another folder")
             )
         else:
-            level = "OK" if free > 5 else "WARN"
+            level: Level = "OK" if free > 5 else "WARN"
             remedy = "a framework environment needs about 3 GiB"
-            checks.append(
-                Check("OK" if level == "OK" else "WARN", name, f"{folder}, {free:.0f} GiB free", remedy)
-            )
+            checks.append(Check(level, name, f"{folder}, {free:.0f} GiB free", remedy))
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     text = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
     checks.append(Check("OK", "locked memory", f"limit {text}"))

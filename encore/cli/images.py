@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from encore import building, catalogue, engines, gate, image_test, images, node
+from encore.cli.tables import plain_table
 from encore.engines import Engine
 from encore.errors import EncoreError, ExitCode
 from encore.node import Gpu
@@ -52,9 +52,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
         typer.echo(json.dumps({"releases": content, "submitted": submitted}, indent=2))
         return
     console = Console()
-    table = Table(title="NGC images", title_justify="left")
-    for column in ("image", "what it holds", "GPUs", "driver", "here"):
-        table.add_column(column)
+    table = plain_table("NGC images", "image", "what it holds", "GPUs", "driver", "here")
     for release in known.release:
         default = known.default.get(release.framework) == release.release
         table.add_row(
@@ -95,9 +93,8 @@ def _verdict(release: images.Release, gpus: tuple[Gpu, ...]) -> str:
 
 
 def _print_submitted(console: Console, known: images.Images) -> None:
-    table = Table(title="submitted bases, and what is used today", title_justify="left")
-    for column in ("round", "benchmark", "submitted on", "today", "why"):
-        table.add_column(column)
+    title = "submitted bases, and what is used today"
+    table = plain_table(title, "round", "benchmark", "submitted on", "today", "why")
     for entry in known.submitted:
         submitted = images.find_release(entry.framework, entry.release)
         today = images.find_release(entry.framework)

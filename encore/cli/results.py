@@ -212,13 +212,11 @@ def text(value: object, style: str = "") -> Any:
 
 
 def _print_scores(scores: list[Score]) -> None:
-    from rich.table import Table
+    from encore.cli.tables import plain_table
 
     screen = console()
-    table = Table(title="Scores")
-    for name in ("round", "benchmark", "minutes", "runs", "converged", "folder"):
-        number = name in ("minutes", "runs", "converged")
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    numbers = ("minutes", "runs", "converged")
+    table = plain_table("Scores", "round", "benchmark", *numbers, "folder", numbers=numbers)
     for each in scores:
         required = f" of {each.required}" if each.required else ""
         table.add_row(
@@ -286,13 +284,12 @@ def _print_verdict(screen: Console, report: ComplianceReport) -> None:
 
 
 def _print_published(results: list[PublishedResult]) -> None:
-    from rich.table import Table
+    from encore.cli.tables import plain_table
 
-    table = Table(title=f"Published results: {len(results)}")
-    for name in ("benchmark", "name", "minutes", "runs", "batch", "accelerators"):
-        table.add_column(
-            name, justify="right" if name in ("minutes", "runs", "batch") else "left", overflow="fold"
-        )
+    numbers = ("minutes", "runs", "batch")
+    title = f"Published results: {len(results)}"
+    table = plain_table(title, "benchmark", "name", *numbers, "accelerators", numbers=numbers)
+    table.columns[1].no_wrap = True  # a folded name cannot be copied
     for result in results:
         hardware = result.hardware
         count = f"{hardware.accelerators} x " if hardware.accelerators else ""

@@ -6,9 +6,9 @@ from rich import box
 from rich.table import Table
 
 
-def plain_table(title: str, *columns: str) -> Table:
-    """An empty table with these columns."""
+def plain_table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
+    """An empty table with these columns, those in ``numbers`` set to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
     return table
