@@ -60,6 +60,10 @@ PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A log, a fol
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 
 
+WIDE = 100
+"""Columns from which on a table shows everything."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     app.command("score", help=_SCORE_HELP)(score)
@@ -286,14 +290,17 @@ def _print_verdict(screen: Console, report: ComplianceReport) -> None:
 def _print_published(results: list[PublishedResult]) -> None:
     from encore.cli.tables import plain_table
 
+    screen = console()
     numbers = ("minutes", "runs", "batch")
+    last = ("accelerators",) if screen.width >= WIDE else ()
     title = f"Published results: {len(results)}"
-    table = plain_table(title, "benchmark", "name", *numbers, "accelerators", numbers=numbers)
-    table.columns[1].no_wrap = True  # a folded name cannot be copied
+    table = plain_table(title, "benchmark", "name", *numbers, *last, numbers=numbers)
+    for column in table.columns[:5]:
+        column.no_wrap = True  # a folded name cannot be copied
     for result in results:
         hardware = result.hardware
         count = f"{hardware.accelerators} x " if hardware.accelerators else ""
-        table.add_row(
+        cells = (
             text(result.benchmark or "?"),
             text(result.name),
             f"{result.score_minutes:.3f}" if result.score_minutes is not None else "-",
@@ -301,8 +308,10 @@ def _print_published(results: list[PublishedResult]) -> None:
             str(result.global_batch or ""),
             text(f"{count}{hardware.accelerator or ''}"),
         )
-    screen = console()
+        table.add_row(*cells[: len(table.columns)])
     screen.print(table)
+    if not last:
+        screen.print(f"a terminal of {WIDE} columns also shows the accelerators", style="dim")
     if any(result.note for result in results):
         for result in results:
             if result.note:
