@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,6 +16,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -128,7 +131,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise EncoreError(f"{path} is not valid TOML: {error}", remedy="mend the file") from error
 
 
-def _parse(model: type[Any], path: Path) -> Any:
+def parse(model: type[Parsed], path: Path) -> Parsed:
+    """Read ``path`` into ``model``; EncoreError names the first key that is wrong."""
     try:
         return model.model_validate(read_toml(path))
     except ValidationError as error:
@@ -140,7 +144,7 @@ def _parse(model: type[Any], path: Path) -> Any:
 def benchmarks() -> dict[str, Benchmark]:
     """Every benchmark by name."""
     files = sorted(paths.BENCHMARKS.glob("*/benchmark.toml"))
-    return {file.parent.name: _parse(Benchmark, file) for file in files}
+    return {file.parent.name: parse(Benchmark, file) for file in files}
 
 
 def choices() -> dict[str, Choice]:
@@ -165,7 +169,7 @@ def choose(name: str) -> Choice:
 def systems(choice: Choice) -> list[System]:
     """Every system of an implementation, ordered by round, number of GPUs and name."""
     files = (choice.folder / "systems").glob("*.toml")
-    found: list[System] = [_parse(System, path).model_copy(update={"file": path.name}) for path in files]
+    found: list[System] = [parse(System, path).model_copy(update={"file": path.name}) for path in files]
     return sorted(found, key=lambda s: (s.round, s.nodes * s.gpus_per_node, s.system))
 
 

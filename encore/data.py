@@ -85,14 +85,9 @@ class DataPassport:
 OnUpdate = Callable[[Update], None]
 
 
-def project_root() -> Path:
-    """The folder that holds ``encore/`` and ``benchmarks/``."""
-    return paths.ROOT
-
-
 def preparable() -> list[str]:
     """Names of the benchmarks whose data sets can be prepared."""
-    return sorted(path.parent.name for path in (project_root() / "benchmarks").glob("*/prepare.py"))
+    return sorted(path.parent.name for path in paths.BENCHMARKS.glob("*/prepare.py"))
 
 
 def known(benchmark: str) -> str:
@@ -178,7 +173,7 @@ def follow(
         try:
             child = subprocess.Popen(
                 command,
-                cwd=project_root(),
+                cwd=paths.ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

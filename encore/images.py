@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from encore import names, paths, run_folder
-from encore.catalogue import read_toml
+from encore.catalogue import parse
 from encore.errors import EncoreError
 
 CONTAINERS = paths.ROOT / "containers"
@@ -69,12 +69,7 @@ class Images(_Strict):
 
 def catalogue() -> Images:
     """Read and check the catalogue."""
-    try:
-        return Images.model_validate(read_toml(CATALOGUE))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise EncoreError(f"{CATALOGUE}: {where}: {first['msg']}", remedy="mend the file") from error
+    return parse(Images, CATALOGUE)
 
 
 def find_release(framework: str, name: str | None = None) -> Release:
