@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore import catalogue, configuration, data, environment, node, paths, planning
+from encore import catalogue, configuration, data, environment, launchers, node, paths, planning
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job, rank_environment
 from encore.runtimes import host
@@ -46,9 +46,10 @@ def measure(request: Request, on_step: Callable[[str], None], on_update: data.On
         config.write_text(json.dumps(resolved.plain()), encoding="utf-8")
         arguments = ("--config", str(config), "--data", str(folder))
         counts = ("--steps", str(request.steps), "--repeats", str(request.repeats))
+        alone = launchers.on_one_node(choice.implementation.framework, 1, temporary)
         job = Job(
             argv=("python", "-m", f"{choice.implementation.module}.bench", *arguments, *counts),
-            environment=rank_environment(resolved, {}),
+            environment=rank_environment(resolved, alone, {}),
             mounts=(),
             ranks=1,
             gpus=1 if resolved.get("device") == "gpu" else 0,

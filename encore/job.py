@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore import node
+from encore import launchers, node
 from encore.configuration import Configuration
+from encore.launchers import Launch
 
 PASSED_ON = (
     "CUDA_VISIBLE_DEVICES",
@@ -37,13 +38,15 @@ class Job:
     """What to start, independent of how. Paths in ``argv`` are targets of mounts."""
 
     argv: tuple[str, ...]
-    """The launcher and the training command; ``python`` and ``horovodrun`` are found on the job's PATH."""
+    """The training command, behind a launcher that runs inside; programs are found on the job's PATH."""
     environment: Mapping[str, str]
     """All that the ranks see, but for PATH, which the runtime gives."""
     mounts: tuple[Mount, ...]
     ranks: int
     gpus: int
     """GPUs per node; 0 on a CPU."""
+    outer: tuple[str, ...] = ()
+    """A launcher that runs outside, such as srun: it starts the runtime's command once a rank."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +69,11 @@ class Places:
     output: str
 
 
-def launcher(configuration: Configuration, output: str) -> tuple[str, ...]:
-    """Horovod's launcher over Gloo for several ranks on one node; nothing for a single one."""
-    if configuration.ranks == 1:
-        return ()
-    ranks = str(configuration.ranks)
-    # horovodrun keeps the output of each rank in a file of its own.
-    return ("horovodrun", "--gloo", "-np", ranks, "--output-filename", f"{output}/ranks")
-
-
-def rank_environment(configuration: Configuration, extra: Mapping[str, str]) -> dict[str, str]:
-    """Variables that the ranks need, whatever starts them; ``extra`` wins."""
-    variables = {
-        "PYTHONUNBUFFERED": "1",
-        # A single rank has no launcher that would tell Horovod to leave MPI alone.
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-    }
+def rank_environment(
+    configuration: Configuration, launch: Launch, extra: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables that the ranks need; ``extra`` wins."""
+    variables = {"PYTHONUNBUFFERED": "1", **launch.environment}
     if configuration.get("device") == "cpu":
         threads = max(1, node.cores() // configuration.ranks_per_node)
         variables["OMP_NUM_THREADS"] = str(threads)
@@ -96,15 +87,19 @@ def training_job(
     places: Places,
     mounts: tuple[Mount, ...],
     extra_environment: Mapping[str, str],
+    launch: Launch | None = None,
 ) -> Job:
-    """The job that trains one experiment whose folder is ``places.output``."""
+    """The job that trains one experiment whose folder is ``places.output``; by default on this node."""
+    framework = configuration.choice.implementation.framework
+    launch = launch or launchers.on_one_node(framework, configuration.ranks, places.output)
     module = f"{configuration.choice.implementation.module}.train"
     command = ("python", "-m", module, "--config", f"{places.output}/config.json")
     arguments = ("--data", places.data, "--output", places.output)
     return Job(
-        argv=(*launcher(configuration, places.output), *command, *arguments),
-        environment=rank_environment(configuration, extra_environment),
+        argv=(*launch.inner, *command, *arguments),
+        environment=rank_environment(configuration, launch, extra_environment),
         mounts=mounts,
         ranks=configuration.ranks,
         gpus=configuration.ranks_per_node if configuration.get("device") == "gpu" else 0,
+        outer=launch.outer,
     )

@@ -224,17 +224,23 @@ DISK_FULL = ("No space left on device", "File too large", "FileStream.Write inco
 PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
 """What horovodrun puts before each line of a rank."""
 
-FAILURE = re.compile(r"Process (\d+) exit with status code (\d+)")
-"""What horovodrun prints for each rank that ends badly; the first one is the cause."""
+FAILURES = (
+    # horovodrun: a line for each rank that ends badly.
+    re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
+    # torchrun: a table, in which the root cause has its own part.
+    re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL),
+)
+"""What launchers print of ranks that fail; the first one is the cause."""
 
 
 def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
     """Number of the rank that failed first, and how."""
-    text = _read(experiment.folder / "ranks" / "launcher.txt")
-    match = FAILURE.search(text.rsplit("\n$ ", 1)[-1])
-    if match is None:
-        return 0, _describe_code(code)
-    return int(match.group(1)), _describe_code(int(match.group(2)))
+    text = _read(experiment.folder / "ranks" / "launcher.txt").rsplit("\n$ ", 1)[-1]
+    for pattern in FAILURES:
+        match = pattern.search(text)
+        if match is not None:
+            return int(match["rank"]), _describe_code(int(match["code"]))
+    return 0, _describe_code(code)
 
 
 def _describe_code(code: int) -> str:
@@ -246,17 +252,23 @@ def _describe_code(code: int) -> str:
 
 def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
     """The last lines that a rank wrote."""
-    folder = experiment.folder / "ranks"
-    # horovodrun pads the number with zeros to the width of the largest.
-    for candidate in folder.glob("rank.*"):
-        if int(candidate.name[5:]) == rank:
-            text = _read(candidate / "stdout") + _read(candidate / "stderr")
-            break
-    else:
-        text = _read(folder / "launcher.txt")
+    text = "".join(map(_read, _rank_files(experiment.folder / "ranks", rank)))
     plain = (PREFIX.sub("", line).rstrip() for line in text.splitlines())
     lines = [line for line in plain if line]
     return tuple(lines[-LAST_LINES:])
+
+
+def _rank_files(folder: Path, rank: int) -> list[Path]:
+    """Files of one rank as its launcher named them; the launcher's own output where it has none."""
+    # horovodrun pads the number with zeros to the width of the largest.
+    for candidate in folder.glob("rank.*"):
+        if int(candidate.name[5:]) == rank:
+            return [candidate / "stdout", candidate / "stderr"]
+    # torchrun makes a folder for each start; the latest is meant.
+    starts = sorted(folder.glob(f"*/attempt_*/{rank}"), key=lambda path: path.stat().st_mtime)
+    if starts:
+        return [starts[-1] / "stdout.log", starts[-1] / "stderr.log"]
+    return [folder / "launcher.txt"]
 
 
 def _read(path: Path) -> str:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue, node, paths
+from encore import catalogue, launchers, node, paths, supervise
 from encore.configuration import Configuration, resolve
 from encore.job import Job, Mount, Places, training_job
+from encore.run_folder import Experiment
 from encore.runtimes import host
 
 RESNET = catalogue.choose("resnet")
@@ -75,3 +76,29 @@ def test_rendering_twice_gives_the_same() -> None:
     first = host.render(wanted, Path("/env/bin/python"), {"PATH": "/bin"})
     assert host.render(wanted, Path("/env/bin/python"), {"PATH": "/bin"}) == first
     assert wanted == job("dgxa100", 8)
+
+
+def test_pytorch_starts_by_torchrun() -> None:
+    launch = launchers.on_one_node("pytorch", 2, "/out")
+    assert launch.inner == (
+        "torchrun", "--standalone", "--nproc-per-node=2", "--log-dir=/out/ranks", "--redirects=3", "--no-python",
+    )  # fmt: skip
+    assert not launch.environment
+    assert launchers.on_one_node("pytorch", 1, "/out").inner == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Process 1 exit with status code 9.", (1, "failed with exit code 9")),
+        (
+            "Root Cause (first observed failure):\n[0]:\n  time : x\n  rank      : 3 (local_rank: 3)\n"
+            "  exitcode  : -9 (pid: 8)\n",
+            (3, "was killed by SIGKILL"),
+        ),
+    ],
+)
+def test_first_failing_rank(said: str, expected: tuple[int, str], tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "launcher.txt").write_text(said, encoding="utf-8")
+    assert supervise.first_failure(Experiment(0, tmp_path), 1) == expected

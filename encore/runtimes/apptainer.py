@@ -20,6 +20,7 @@ def render(job: Job, container: Container) -> Command:
     client = containers.client_environment(job, container)
     return Command(
         argv=(
+            *job.outer,
             container.program or "apptainer",
             "run",
             "--cleanenv",

@@ -20,7 +20,15 @@ def render(job: Job, container: Container) -> Command:
     for name, value in {**containers.inside(job, container), **gpus}.items():
         variables += ["--env", f"{name}={value}"]
     return Command(
-        argv=(container.program or "enroot", "start", *mounts, *variables, container.image, *job.argv),
+        argv=(
+            *job.outer,
+            container.program or "enroot",
+            "start",
+            *mounts,
+            *variables,
+            container.image,
+            *job.argv,
+        ),
         environment=containers.client_environment(job, container),
         working_directory=paths.ROOT,
         runtime="enroot",

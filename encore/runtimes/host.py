@@ -19,4 +19,4 @@ def render(job: Job, python: Path, caller: Mapping[str, str]) -> Command:
     environment["PATH"] = os.pathsep.join([str(python.parent), caller.get("PATH", os.defpath)])
     environment["PYTHONPATH"] = str(paths.ROOT)
     environment.update(job.environment)
-    return Command(argv=job.argv, environment=environment, working_directory=paths.ROOT)
+    return Command(argv=(*job.outer, *job.argv), environment=environment, working_directory=paths.ROOT)

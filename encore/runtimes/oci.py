@@ -12,7 +12,15 @@ def command(job: Job, container: Container, options: list[str], engine: str) -> 
     """``docker run`` or ``podman run``; the container goes at its end, or by ``cleanup``."""
     program = container.program or engine
     return Command(
-        argv=(program, "run", *shared_options(job, container), *options, container.image, *job.argv),
+        argv=(
+            *job.outer,
+            program,
+            "run",
+            *shared_options(job, container),
+            *options,
+            container.image,
+            *job.argv,
+        ),
         environment=containers.client_environment(job, container),
         working_directory=paths.ROOT,
         cleanup=(program, "rm", "--force", "--volumes", container.name),

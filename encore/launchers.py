@@ -1,0 +1,49 @@
+"""How the ranks of an experiment are started: by the framework's own launcher on one node, by srun on many.
+
+A launcher is data: what stands before the training command inside the environment or container (``inner``,
+starts all ranks of a node), what stands before the runtime's command (``outer``, starts one process a rank on
+every node), and the variables by which the ranks find each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+HOROVOD = ("mxnet", "tensorflow")
+"""Frameworks whose ranks talk through Horovod; PyTorch has torch.distributed."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the ranks of one experiment come to life."""
+
+    name: str
+    """The program: horovodrun, torchrun, srun; ``python`` for a single rank without any."""
+    inner: tuple[str, ...] = ()
+    outer: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+# A single rank has no launcher that would tell Horovod to leave MPI alone.
+HOROVOD_BY_GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+
+
+def on_one_node(framework: str, ranks: int, output: str) -> Launch:
+    """All ranks on this node; each keeps its output in a file of its own below ``output``/ranks."""
+    by_horovod = framework in HOROVOD
+    environment = HOROVOD_BY_GLOO if by_horovod else {}
+    if ranks == 1:
+        return Launch("python", environment=environment)
+    return (_horovodrun if by_horovod else _torchrun)(ranks, f"{output}/ranks", environment)
+
+
+def _horovodrun(ranks: int, logs: str, environment: Mapping[str, str]) -> Launch:
+    command = ("horovodrun", "--gloo", "-np", str(ranks), "--output-filename", logs)
+    return Launch("horovodrun", inner=command, environment=environment)
+
+
+def _torchrun(ranks: int, logs: str, environment: Mapping[str, str]) -> Launch:
+    # --standalone: a rendezvous on a free port of this node. 3: standard output and error, to files.
+    options = ("--standalone", f"--nproc-per-node={ranks}", f"--log-dir={logs}", "--redirects=3")
+    return Launch("torchrun", inner=("torchrun", *options, "--no-python"), environment=environment)
