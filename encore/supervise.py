@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
 from encore import engines, processes
 from encore.follow import Progress, Tail
 from encore.job import Command
@@ -22,6 +24,8 @@ from encore.telemetry import Telemetry
 POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0
 """Time for a checkpoint after a signal, before the ranks are killed."""
+SRUN_SECONDS = 15.0
+"""Time that srun gets to end the ranks of all nodes, before it is killed itself."""
 LAST_LINES = 15
 CLEAN_UP_SECONDS = 30.0
 ENGINE_FAILED = (125, 126, 127)
@@ -35,17 +39,23 @@ class Outcome:
     status: Status
     reason: str = ""
     last_lines: tuple[str, ...] = ()
+    lost_nodes: tuple[str, ...] = ()
+    """Nodes of the Slurm job that no longer answer: the cause, and none of the training's."""
 
 
 class Signals:
-    """While entered, SIGINT and SIGTERM set a flag instead of ending this process."""
+    """While entered, a signal that asks to stop sets a flag instead of ending this process.
+
+    SIGINT comes from a terminal, SIGTERM from a scheduler that takes the nodes away, SIGUSR1 from Slurm some
+    time before the limit (sbatch --signal).
+    """
 
     def __init__(self) -> None:
         self.received = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._previous[number] = signal.signal(number, self._note)
         return self
 
@@ -63,10 +73,13 @@ def run(
     signals: Signals,
     on_progress: Callable[[Progress], None],
     hang_seconds: float,
+    stop_seconds: float = STOP_SECONDS,
 ) -> Outcome:
     """Execute ``command`` for ``experiment``; returns when no process of it is left."""
     ranks = experiment.folder / "ranks"
     ranks.mkdir(exist_ok=True)
+    for path in command.rank_folders:
+        path.mkdir(exist_ok=True)
     _forget_heartbeats(experiment.folder / "heartbeat")
     tail = Tail(experiment.metrics)
     tail.read()
@@ -82,10 +95,11 @@ def run(
             # The terminal's Ctrl-C comes to us alone; we pass it on in order.
             start_new_session=True,
         )
+        watch = HangWatch(experiment.folder / "heartbeat", hang_seconds)
         telemetry = Telemetry(experiment.folder / "telemetry.jsonl")
         telemetry.start()
         try:
-            outcome = _watch(child, experiment, tail, signals, on_progress, hang_seconds)
+            outcome = _watch(child, experiment, tail, signals, on_progress, watch, stop_seconds)
             return _told_by_engine(command, child, experiment) or outcome
         finally:
             if _leave_none(child, experiment):
@@ -127,10 +141,10 @@ def _watch(
     tail: Tail,
     signals: Signals,
     on_progress: Callable[[Progress], None],
-    hang_seconds: float,
+    watch: HangWatch,
+    stop_seconds: float,
 ) -> Outcome:
     progress = Progress()
-    watch = HangWatch(experiment.folder / "heartbeat", hang_seconds)
     stop_at: float | None = None
     while True:
         ended = child.poll() is not None
@@ -140,7 +154,7 @@ def _watch(
         if ended:
             return _conclude(child.returncode, progress, experiment, signals)
         if signals.received and stop_at is None:
-            stop_at = time.monotonic() + STOP_SECONDS
+            stop_at = time.monotonic() + stop_seconds
             # Ranks that are not up yet have nothing to save.
             if not processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM):
                 stop_at = 0.0
@@ -178,6 +192,9 @@ def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Si
 
 def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> bool:
     """End all processes of the job; returns whether there were any left."""
+    if child.poll() is None and child.args[0] == "srun":  # type: ignore[index]
+        # SIGTERM to srun kills the ranks on all nodes; killed itself, it would leave those elsewhere.
+        processes.end([psutil.Process(child.pid)], grace_seconds=SRUN_SECONDS)
     left = processes.family(child.pid) if child.poll() is None else []
     left += processes.rank_processes(experiment.folder / "heartbeat")
     processes.end(left, grace_seconds=1.0)
@@ -229,6 +246,8 @@ FAILURES = (
     re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
     # torchrun: a table, in which the root cause has its own part.
     re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL),
+    # srun: a line for each node, with the tasks that ended alike.
+    re.compile(r"error: \S+: tasks? (?P<rank>\d+)[-,\d]*: (?:Exited with exit code )?(?P<code>[\w ]+)"),
 )
 """What launchers print of ranks that fail; the first one is the cause."""
 
@@ -239,8 +258,19 @@ def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
     for pattern in FAILURES:
         match = pattern.search(text)
         if match is not None:
-            return int(match["rank"]), _describe_code(int(match["code"]))
+            return int(match["rank"]), _describe_code(_code_of(match["code"]))
     return 0, _describe_code(code)
+
+
+WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -11, "Bus error": -7}
+"""What srun prints instead of a number."""
+
+
+def _code_of(text: str) -> int:
+    word = text.strip().partition(" (core")[0]
+    if word == "Out Of Memory":
+        return -9
+    return int(word) if word.lstrip("-").isdigit() else WORDS.get(word, 1)
 
 
 def _describe_code(code: int) -> str:
