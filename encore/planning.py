@@ -260,8 +260,8 @@ def refuse(plan: Plan) -> list[preflight.Check]:
     return [check for check in found if check.level == "WARN"]
 
 
-def plan_of(folder: RunFolder) -> Plan:
-    """The plan of an existing run, from its passport alone."""
+def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
+    """The plan of an existing run, from its passport alone; by default in the Slurm job of this process."""
     content = folder.passport()
     choice = catalogue.choose(content["name"])
     system = catalogue.find_system(choice, content["system"], content["round"])
@@ -284,7 +284,7 @@ def plan_of(folder: RunFolder) -> Plan:
     )
     machine = node.this_node()
     image = content["image"]["name"] if content["image"] else None
-    allocation = allocations.current(os.environ)
+    allocation = allocation or allocations.current(os.environ)
     _check_nodes(content["nodes"], allocation, folder)
     cluster, _ = clusters.load()
     return Plan(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -45,6 +46,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    context: typer.Context,
     benchmark: Annotated[str | None, typer.Argument(help="Benchmark, such as resnet.")] = None,
     gpus: Annotated[
         int | None,
@@ -107,24 +109,7 @@ def run(
         return
     if benchmark is None:
         raise EncoreError("no benchmark given", expected="encore run BENCHMARK GPUS")
-    request = planning.Request(
-        name=benchmark,
-        gpus=gpus,
-        nodes=nodes,
-        system=system,
-        round=round_name,
-        data=data_folder,
-        results=results,
-        runs=runs,
-        seed=seed,
-        settings=tuple(settings or ()),
-        environment=tuple(environment or ()),
-        drop_caches=drop_caches,
-        runtime=runtime,
-        image=image,
-        cluster=cluster,
-    )
-    plan = planning.make_plan(request)
+    plan = planning.make_plan(as_request(context.params))
     if dry_run:
         _print_plan(console, plan, as_json)
         return
@@ -141,6 +126,30 @@ def run(
     with RunView(console) as view:
         code = runner.execute(plan, folder, python, _hooks(console, view, folder), hang_seconds)
     _finish(console, folder, code, as_json)
+
+
+def as_request(given: Mapping[str, Any]) -> planning.Request:
+    """The request in the options of ``encore run``, by their names above."""
+    same = (
+        "gpus",
+        "nodes",
+        "system",
+        "results",
+        "runs",
+        "seed",
+        "drop_caches",
+        "runtime",
+        "image",
+        "cluster",
+    )
+    return planning.Request(
+        name=given["benchmark"],
+        round=given["round_name"],
+        data=given["data_folder"],
+        settings=tuple(given["settings"] or ()),
+        environment=tuple(given["environment"] or ()),
+        **{name: given[name] for name in same},
+    )
 
 
 def _begun(plan: planning.Plan) -> Path | None:

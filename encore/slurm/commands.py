@@ -66,6 +66,15 @@ def call(*command: str) -> str:
     return done.stdout
 
 
+def call_for_errors(*command: str) -> str:
+    """What a program prints on either stream; for lists that it prints as messages."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
+
+
 def explain(program: str, said: str) -> EncoreError:
     """What a program refused, in one line, with a remedy where one is known."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]

@@ -87,7 +87,8 @@ def once_a_node(nodes: int) -> tuple[str, ...]:
 
 def spool_folder() -> str:
     """Folder below which PMIx meets its clients on every node: SlurmdSpoolDir up to its %n or %h."""
-    text = commands.call("scontrol", "show", "config")
+    # A dry run may take place where there is no Slurm: its default then.
+    text = commands.call("scontrol", "show", "config") if commands.is_installed() else ""
     match = re.search(r"^SlurmdSpoolDir\s*=\s*(\S+)", text, re.MULTILINE)
     spool = match.group(1) if match else "/var/spool/slurmd"
     return spool if "%" not in spool else str(Path(spool.partition("%")[0] + "x").parent)
@@ -95,5 +96,5 @@ def spool_folder() -> str:
 
 def _rendezvous(allocation: Allocation) -> dict[str, str]:
     """Where torch.distributed's ranks meet: rank 0's node, on a port that no other job of the node chose."""
-    port = FIRST_PORT + int(allocation.job) % PORTS
+    port = FIRST_PORT + (int(allocation.job) if allocation.job.isdigit() else 0) % PORTS
     return {"MASTER_ADDR": allocation.nodes[0], "MASTER_PORT": str(port)}
