@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
-from encore.errors import EncoreError, ExitCode
+from encore.errors import EncoreError
 
 CALL_SECONDS = 30.0
 """The controller answers in milliseconds; one that does not answer at all is given up after this long."""
 
 REMEDIES = (
+    ("configuration source", "go to a login node of the cluster, or set SLURM_CONF to its slurm.conf"),
     ("Unable to contact slurm controller", "the controller does not answer: ask who runs the cluster"),
     ("Invalid job id", "look at your jobs with: encore status"),
     ("invalid partition", "see the partitions with: sinfo"),
@@ -77,12 +79,10 @@ def call_for_errors(*command: str) -> str:
 
 def explain(program: str, said: str) -> EncoreError:
     """What a program refused, in one line, with a remedy where one is known."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    first = next((line for line in lines if "error:" in line), lines[0] if lines else "no reason given")
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no reason given"]
+    worst = next((line for mark in ("fatal: ", "error: ") for line in lines if mark in line), lines[0])
     remedy = next((what for symptom, what in REMEDIES if symptom in said), "")
-    return EncoreError(
-        f"{program}: {first.split('error:')[-1].strip()}", remedy=remedy, exit_code=ExitCode.REFUSED
-    )
+    return EncoreError(f"{program}: {re.sub(r'^.*?(fatal|error): ', '', worst)}", remedy=remedy)
 
 
 def show_job(job: str) -> dict[str, str]:
