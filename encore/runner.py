@@ -19,7 +19,8 @@ from encore.planning import Plan, plan_of, refuse
 from encore.run_folder import Experiment, ExperimentState, RunFolder
 from encore.runtimes import host
 from encore.slurm import job_runs, nodes, requeue
-from encore.supervise import STOP_SECONDS, Outcome, Signals, run
+from encore.slurm.allocation import Allocation
+from encore.supervise import Outcome, Signals, run
 
 
 @dataclass(frozen=True)
@@ -188,16 +189,35 @@ def _run_experiment(
         experiment.set_state(state)
         hooks.experiment(experiment)
         command = render(plan, experiment.folder, python)
-        stop_seconds = job_runs.STOP_SECONDS if plan.allocation else STOP_SECONDS
-        outcome = run(command, experiment, signals, hooks.progress, hang_seconds, stop_seconds)
-        if plan.allocation and outcome.status == "failed":
-            outcome = job_runs.blame_lost_nodes(outcome, plan.allocation)
+        if plan.allocation is None:
+            outcome = run(command, experiment, signals, hooks.progress, hang_seconds)
+        else:
+            outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, hang_seconds)
         experiment.set_state(
             replace(state, status=outcome.status, reason=outcome.reason, ended=run_folder.utc_now())
         )
         experiment.publish_log()
     except OSError as error:
         return Outcome("failed", f"the run folder cannot be written: {error.strerror or error}")
+    return outcome
+
+
+def _run_in_slurm(
+    allocation: Allocation,
+    command: Command,
+    experiment: Experiment,
+    hooks: Hooks,
+    signals: Signals,
+    hang_seconds: float,
+) -> Outcome:
+    for left in reversed(range(job_runs.LAUNCHES)):
+        outcome = run(command, experiment, signals, hooks.progress, hang_seconds, job_runs.STOP_SECONDS)
+        if outcome.status != "failed":
+            return outcome
+        outcome = job_runs.blame_lost_nodes(outcome, allocation)
+        if outcome.lost_nodes or signals.received or not job_runs.was_not_launched(experiment) or not left:
+            return outcome
+        hooks.step(f"srun could not start the ranks ({outcome.reason}); trying again")
     return outcome
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -85,6 +86,8 @@ def run(
     tail.read()
     _clean_up(command)
     with (ranks / "launcher.txt").open("ab") as output:
+        output.write(f"{START}{shlex.join(command.argv)}\n".encode())
+        output.flush()
         child = subprocess.Popen(
             command.argv,
             env=dict(command.environment),
@@ -241,12 +244,16 @@ DISK_FULL = ("No space left on device", "File too large", "FileStream.Write inco
 PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
 """What horovodrun puts before each line of a rank."""
 
+START = "\n$ "
+"""Divides the launcher's output where an experiment was started again."""
+
 FAILURES = (
     # horovodrun: a line for each rank that ends badly.
     re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
     # torchrun: a table, in which the root cause has its own part.
     re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL),
-    # srun: a line for each node, with the tasks that ended alike.
+    # srun: a line for a rank that it could not start, else one for each node with the tasks that ended alike.
+    re.compile(r"error: task (?P<rank>\d+) (?P<code>launch failed: [^\n]+)"),
     re.compile(r"error: \S+: tasks? (?P<rank>\d+)[-,\d]*: (?:Exited with exit code )?(?P<code>[\w ]+)"),
 )
 """What launchers print of ranks that fail; the first one is the cause."""
@@ -254,11 +261,11 @@ FAILURES = (
 
 def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
     """Number of the rank that failed first, and how."""
-    text = _read(experiment.folder / "ranks" / "launcher.txt").rsplit("\n$ ", 1)[-1]
+    text = launcher_output(experiment)
     for pattern in FAILURES:
         match = pattern.search(text)
         if match is not None:
-            return int(match["rank"]), _describe_code(_code_of(match["code"]))
+            return int(match["rank"]), _describe(match["code"])
     return 0, _describe_code(code)
 
 
@@ -266,11 +273,19 @@ WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -
 """What srun prints instead of a number."""
 
 
-def _code_of(text: str) -> int:
-    word = text.strip().partition(" (core")[0]
+def launcher_output(experiment: Experiment) -> str:
+    """What the launcher printed since the latest start."""
+    return _read(experiment.folder / "ranks" / "launcher.txt").rsplit(START, 1)[-1].partition("\n")[2]
+
+
+def _describe(told: str) -> str:
+    """In words what a launcher told: a number, a signal's name, or why nothing began."""
+    word = told.strip().partition(" (core")[0]
+    if word.startswith("launch failed"):
+        return f"could not be started: {word.partition(': ')[2]}; slurmd's log on its node tells why"
     if word == "Out Of Memory":
-        return -9
-    return int(word) if word.lstrip("-").isdigit() else WORDS.get(word, 1)
+        return "was killed: its node is out of memory"
+    return _describe_code(int(word) if word.lstrip("-").isdigit() else WORDS.get(word, 1))
 
 
 def _describe_code(code: int) -> str:
@@ -282,14 +297,14 @@ def _describe_code(code: int) -> str:
 
 def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
     """The last lines that a rank wrote."""
-    text = "".join(map(_read, _rank_files(experiment.folder / "ranks", rank)))
+    text = "".join(map(_read, _rank_files(experiment.folder / "ranks", rank))) or launcher_output(experiment)
     plain = (PREFIX.sub("", line).rstrip() for line in text.splitlines())
     lines = [line for line in plain if line]
     return tuple(lines[-LAST_LINES:])
 
 
 def _rank_files(folder: Path, rank: int) -> list[Path]:
-    """Files of one rank as its launcher named them; the launcher's own output where it has none."""
+    """Files of one rank as its launcher named them; none for a launcher that makes none."""
     # horovodrun pads the number with zeros to the width of the largest.
     for candidate in folder.glob("rank.*"):
         if int(candidate.name[5:]) == rank:
@@ -298,7 +313,7 @@ def _rank_files(folder: Path, rank: int) -> list[Path]:
     starts = sorted(folder.glob(f"*/attempt_*/{rank}"), key=lambda path: path.stat().st_mtime)
     if starts:
         return [starts[-1] / "stdout.log", starts[-1] / "stderr.log"]
-    return [folder / "launcher.txt"]
+    return []
 
 
 def _read(path: Path) -> str:

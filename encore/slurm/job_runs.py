@@ -12,9 +12,11 @@ from encore import run_folder
 from encore.run_folder import Experiment, RunFolder
 from encore.slurm import commands, nodes
 from encore.slurm.allocation import Allocation
-from encore.supervise import Outcome
+from encore.supervise import Outcome, launcher_output
 
-STOP_SECONDS = 25.0
+LAUNCHES = 3
+"""Tries to start the ranks."""
+STOP_SECONDS = 20.0
 """Time for a checkpoint after a signal: less than KillWait, after which Slurm kills (30 s unless configured)."""
 
 
@@ -58,6 +60,15 @@ def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Exp
     if allocation is None or allocation.array_count == 1:
         return every
     return every[allocation.array_index : allocation.array_index + 1]
+
+
+def was_not_launched(experiment: Experiment) -> bool:
+    """Whether srun could not start the ranks at all, which another try may.
+
+    PMIx's socket of a step that a crash cut off, for one, blocks the next step of its number on that node
+    (mpi/pmix, pmixp_usock_create_srv); the next try has the next number.
+    """
+    return "aborted before step completely launched" in launcher_output(experiment)
 
 
 def blame_lost_nodes(outcome: Outcome, allocation: Allocation) -> Outcome:

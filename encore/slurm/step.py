@@ -60,7 +60,7 @@ def launch(step: Step, allocation: Allocation, caller: Mapping[str, str]) -> Lau
         "--export=ALL",
         "--kill-on-bad-exit=1",
         "--input=none",
-        "--open-mode=append",
+        "--open-mode=truncate",
         f"--output={step.logs}/rank.%t/stdout",
         f"--error={step.logs}/rank.%t/stderr",
         *(["--overcommit"] if crowded else []),

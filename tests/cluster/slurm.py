@@ -48,7 +48,7 @@ SelectTypeParameters=CR_Core
 SwitchType=switch/none
 ReturnToService=2
 SlurmdTimeout=10
-KillWait=15
+KillWait=30
 MinJobAge=600
 JobRequeue=1
 OverTimeLimit=0
@@ -129,17 +129,21 @@ class Cluster:
     def kill_node(self, node: str) -> None:
         """Kill a node's slurmd and all that runs under it, as a power cut would."""
         daemon = self.daemons.pop(node)
-        steps = [
-            process
-            for process in psutil.process_iter(["name", "environ"])
-            if process.info["name"] == "slurmstepd" and node in _node_of(process)
-        ]
-        doomed = [*steps, *(child for step in steps for child in step.children(recursive=True))]
         daemon.kill()
-        for process in doomed:
+        for process in self._processes_on(node):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         daemon.wait()
+
+    def _processes_on(self, node: str) -> list[psutil.Process]:
+        """Tasks of a node, which Slurm tells their node's name, and the steps that started them."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                variables = process.environ()
+                if variables.get("SLURMD_NODENAME") == node and str(self.folder) in variables["SLURM_CONF"]:
+                    found += [process, *(p for p in process.parents() if p.name() == "slurmstepd")]
+        return found
 
     def _daemon(self, name: str, command: list[str]) -> None:
         log = (self.folder / f"{name}.out").open("ab")
@@ -193,12 +197,6 @@ class Cluster:
                     process.environ().values()
                 ):
                     process.kill()
-
-
-def _node_of(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
 
 
 def configure(folder: Path, plugins: str = "") -> None:
