@@ -54,7 +54,8 @@ class Prepared:
 def prepare(request: Request, arguments: Sequence[str], wanted: Wanted) -> Prepared:
     """Make all choices and render the script; needs no Slurm. ``arguments`` are those of ``encore run``."""
     cluster, file = _cluster(wanted)
-    nodes, per_node = wanted.nodes or 1, wanted.gpus_per_node or cluster.gpus_per_node or 1
+    nodes = 1 if wanted.nodes is None else wanted.nodes
+    per_node = (cluster.gpus_per_node or 1) if wanted.gpus_per_node is None else wanted.gpus_per_node
     _check_numbers(nodes, per_node, wanted)
     if request.gpus is not None:
         raise EncoreError(

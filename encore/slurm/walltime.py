@@ -38,7 +38,7 @@ def estimate(configuration: Configuration, runs: int) -> Estimate:
     scaled = cell.score_minutes * submitted / configuration.ranks
     minutes = SETUP_MINUTES + math.ceil(MARGIN * scaled * runs)
     reason = (
-        f"{cell.name} took {cell.score_minutes:g} min on {submitted} GPUs; times {MARGIN:g}, {runs} run(s)"
+        f"{cell.name} took {cell.score_minutes:.4g} min on {submitted} GPUs; times {MARGIN:g}, {runs} run(s)"
     )
     return Estimate(minutes, f"{reason}, {configuration.ranks} GPUs, and {SETUP_MINUTES} min for set-up")
 
