@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue, each_host, hosts, over_ssh, paths, processes, ssh, ssh_launchers
+from encore import catalogue, each_host, hosts, over_ssh, paths, processes, ssh, ssh_launchers, supervise
 from encore.configuration import resolve
 from encore.errors import EncoreError
 from encore.hosts import Host
 from encore.job import Places, training_job
+from encore.run_folder import Experiment
 from encore.runtimes import host as host_runtime
 from tests.conftest import Encore
 
@@ -249,3 +250,26 @@ def test_bad_input_is_refused_with_a_remedy(
     assert done.returncode == 2, done.stdout + done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "mpirun noticed that process rank 1 with PID 41 on node n2 exited on signal 9 (Killed).",
+            (1, "was killed by SIGKILL"),
+        ),
+        (
+            "mpirun detected that one or more processes exited with non-zero status\n\n"
+            "  Process name: [[55601,1],3]\n  Exit code:    7\n",
+            (3, "failed with exit code 7"),
+        ),
+    ],
+)
+def test_what_mpirun_says_of_a_failure_is_understood(
+    text: str, told: tuple[int, str], tmp_path: Path
+) -> None:
+    experiment = Experiment(0, tmp_path)
+    (experiment.folder / "ranks").mkdir(parents=True)
+    (experiment.folder / "ranks" / "launcher.txt").write_text(text, encoding="utf-8")
+    assert supervise.first_failure(experiment, 1) == told
