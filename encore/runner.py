@@ -187,7 +187,8 @@ def _run_experiment(
 ) -> Outcome:
     state = ExperimentState("running", started=experiment.state().started or run_folder.utc_now())
     try:
-        fresh = not (experiment.folder / "checkpoint").exists()
+        # A folder that was still being written when the ranks were killed is none.
+        fresh = not any((experiment.folder / "checkpoint").glob("step_*"))
         if fresh:
             _clear_remains(experiment)
             cleared = _drop_caches(plan)
