@@ -179,7 +179,9 @@ def _run_experiment(
     signals: Signals,
     hang_seconds: float,
 ) -> Outcome:
-    state = ExperimentState("running", started=experiment.state().started or run_folder.utc_now())
+    started = experiment.state().started or run_folder.utc_now()
+    job = plan.allocation.name if plan.allocation else ""
+    state = ExperimentState("running", started=started, job=job)
     try:
         fresh = not (experiment.folder / "checkpoint").exists()
         if fresh:
