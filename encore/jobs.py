@@ -137,7 +137,7 @@ def _quoted(folder: RunFolder) -> str:
 
 
 def _refuse_others(job: Job, folder: RunFolder | None) -> None:
-    if job.user != _user():
+    if job.user != this_user():
         raise EncoreError(f"job {job.name} belongs to {job.user}", expected="a job of your own")
     if folder is None and not job.is_encores:
         raise EncoreError(
@@ -147,7 +147,8 @@ def _refuse_others(job: Job, folder: RunFolder | None) -> None:
         )
 
 
-def _user() -> str:
+def this_user() -> str:
+    """Name of the user, as squeue shows it."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
