@@ -218,7 +218,9 @@ def _queued(job: str, reason: str) -> str:
 
 def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -> EncoreError:
     state = found[0].state if found else "no longer known to Slurm"
-    output = commands.show_job(job).get("StdOut") or "slurm-JOB.out where it was submitted"
+    # Of an array, the first task: the whole has no output of its own.
+    output = commands.show_job(found[0].name if found else job).get("StdOut")
+    output = output or "slurm-JOB.out where it was submitted"
     return EncoreError(
         f"job {job} ended without a run folder in {results}: {state}",
         remedy=f"see what it said in {output}; if its runs are elsewhere: --results DIR",
