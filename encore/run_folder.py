@@ -37,6 +37,8 @@ class ExperimentState:
     """Why it failed or was interrupted; empty otherwise."""
     started: str = ""
     ended: str = ""
+    job: str = ""
+    """Slurm job in which it ran last: ``12``, or ``12_3`` for a task of an array; empty outside of Slurm."""
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,9 @@ def _run_experiment(
     signals: Signals,
     hang_seconds: float,
 ) -> Outcome:
-    state = ExperimentState("running", started=experiment.state().started or run_folder.utc_now())
+    started = experiment.state().started or run_folder.utc_now()
+    job = plan.allocation.name if plan.allocation else ""
+    state = ExperimentState("running", started=started, job=job)
     try:
         # A folder that was still being written when the ranks were killed is none.
         fresh = not any((experiment.folder / "checkpoint").glob("step_*"))

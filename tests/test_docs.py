@@ -230,6 +230,8 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"encore data verify \w", parse_it),
     (r"encore data list$", run_it),
     (r"encore bench \w", parse_it),
+    (r"encore status", run_it),
+    (r"encore (follow|cancel)\b", parse_it),
     (r"encore doctor", run_doctor),
     (r"encore images list$", run_it),
     (r"encore images convert \w", dry_run),

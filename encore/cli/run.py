@@ -140,7 +140,7 @@ def run(
     folder, python = runner.prepare_and_create(plan, _hooks(console, None, None))
     with RunView(console) as view:
         code = runner.execute(plan, folder, python, _hooks(console, view, folder), hang_seconds)
-    _finish(console, folder, code, as_json)
+    finish(console, folder, code, as_json)
 
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
@@ -203,7 +203,7 @@ def _resume(console: Console, path: Path, hang_seconds: float, dry_run: bool, as
         return
     with RunView(console) as view:
         _, code = runner.resume(folder, _hooks(console, view, folder), hang_seconds)
-    _finish(console, folder, code, as_json)
+    finish(console, folder, code, as_json)
 
 
 def _hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
@@ -237,7 +237,7 @@ def _hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> 
     )
 
 
-def _finish(console: Console, folder: RunFolder, code: ExitCode, as_json: bool) -> None:
+def finish(console: Console, folder: RunFolder, code: ExitCode, as_json: bool) -> None:
     """Print the judged result and leave with its exit code."""
     judgements = judge.judge(folder)
     if as_json:
