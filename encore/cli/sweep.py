@@ -46,6 +46,10 @@ def sweep(
     strong: Annotated[
         bool, typer.Option("--strong/--weak", help="One global batch for all points, or one batch per rank.")
     ] = True,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Of strong scaling; default: the system's. The learning rate stays as it is."),
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="Precisions, such as fp32,fp16.")] = None,
     runs: Annotated[int, typer.Option(help="Experiments of each point.")] = 1,
     system: Annotated[str | None, typer.Option(help="Configuration to take, such as dgxa100.")] = None,
@@ -88,7 +92,18 @@ def sweep(
     console = Console(stderr=as_json, soft_wrap=True)
     wanted = _numbers("--predict", predict) if predict is not None else ()
     if resume is not None:
-        new = (benchmark, gpus, precision, system, round_name, data_folder, results, seed, settings)
+        new = (
+            benchmark,
+            gpus,
+            global_batch,
+            precision,
+            system,
+            round_name,
+            data_folder,
+            results,
+            seed,
+            settings,
+        )
         if any(each is not None for each in (*new, environment, image)) or nodes != "1" or not strong:
             raise EncoreError(
                 "--resume takes the grid from the study folder",
@@ -110,6 +125,7 @@ def sweep(
         nodes=_numbers("--nodes", nodes),
         precisions=tuple(dict.fromkeys(each.strip() for each in precision.split(","))) if precision else (),
         mode="strong" if strong else "weak",
+        global_batch=global_batch,
         runs=runs,
         system=system,
         round=round_name,
@@ -207,6 +223,7 @@ def _run(
 
 def _tell(console: Console, study: Study, predict: tuple[int, ...], as_json: bool) -> None:
     """Write the report, and print its first tables."""
+    from encore import judge
     from encore.cli.report import print_table
     from encore.cli.results import write_json
     from encore.scaling import throughput
@@ -224,5 +241,8 @@ def _tell(console: Console, study: Study, predict: tuple[int, ...], as_json: boo
         return
     for table in tables:
         print_table(table)
+    runs = [study.run_of(each.point) for each in results if each.state == "done"]
+    for standing in dict.fromkeys(judge.standing(run) for run in runs if run is not None):
+        console.print(standing, highlight=False)
     if written:
         console.print(f"report: {written[0]}", highlight=False)

@@ -21,7 +21,6 @@ from encore.planning import Request
 
 Mode = Literal["strong", "weak"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-_OF_THE_SWEEP = {"batch_size": "--strong or --weak", "precision": "--precision"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,8 @@ class Grid:
     precisions: tuple[str, ...] = ()
     """Empty: as the system has it."""
     mode: Mode = "strong"
+    global_batch: int | None = None
+    """Of strong scaling; None: the system's."""
     runs: int = 1
     system: str | None = None
     round: str | None = None
@@ -87,10 +88,7 @@ def points(grid: Grid) -> list[GridPoint]:
 
 def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
     """The run of a point, whose folder goes into ``results``."""
-    for setting in grid.settings:
-        name = setting.partition("=")[0].strip()
-        if name in _OF_THE_SWEEP and (name != "precision" or grid.precisions):
-            raise EncoreError(f"--set {setting}: the sweep sets {name}", remedy=f"use {_OF_THE_SWEEP[name]}")
+    _refuse_settings(grid)
     system = _system(grid, point)
     precision = (f"precision={point.precision}",) if point.precision else ()
     return Request(
@@ -103,12 +101,29 @@ def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
         runs=grid.runs,
         seed=grid.seed,
         # The user's settings come last and win.
-        settings=(*batch_settings(system, point, grid.mode), *precision, *grid.settings),
+        settings=(*batch_settings(system, point, grid.mode, grid.global_batch), *precision, *grid.settings),
         environment=grid.environment,
         drop_caches=grid.drop_caches,
         runtime=grid.runtime,
         image=grid.image,
     )
+
+
+def _refuse_settings(grid: Grid) -> None:
+    """Refuse settings of what the grid itself sets."""
+    if grid.global_batch is not None and (grid.mode == "weak" or grid.global_batch < 1):
+        raise EncoreError(
+            f"--global-batch {grid.global_batch} with {grid.mode} scaling",
+            expected="a positive batch, which strong scaling divides among the ranks",
+            remedy="with --weak, give the batch of a rank: --set batch_size=N",
+        )
+    names = {setting.partition("=")[0].strip() for setting in grid.settings}
+    for name, wrong, option in (
+        ("batch_size", grid.mode == "strong", "--global-batch, or --weak"),
+        ("precision", bool(grid.precisions), "--precision"),
+    ):
+        if wrong and name in names:
+            raise EncoreError(f"--set {name}: the sweep sets it", remedy=f"use {option}")
 
 
 def _system(grid: Grid, point: GridPoint) -> System:
@@ -117,12 +132,23 @@ def _system(grid: Grid, point: GridPoint) -> System:
     return planning.choose_system(choice, max(grid.gpus), node.this_node(), grid.system, grid.round)
 
 
-def batch_settings(system: System, point: GridPoint, mode: Mode) -> tuple[str, ...]:
+def batch_settings(
+    system: System, point: GridPoint, mode: Mode, global_batch: int | None = None
+) -> tuple[str, ...]:
     """What makes the batch of a point strong (one global batch) or weak (one batch per rank).
 
     The learning rate belongs to the global batch: it stays in strong scaling, and follows Encore's rule for
     other numbers of GPUs in weak scaling. Empty where the system's own rule already does as wanted.
     """
+    if global_batch is not None:
+        if global_batch % point.gpus:
+            raise EncoreError(
+                f"{point.gpus} ranks cannot share a global batch of {global_batch} evenly",
+                expected="a multiple of every number of ranks",
+                remedy="another --global-batch",
+            )
+        rate = json.dumps(system.config["learning_rate"])
+        return (f"batch_size={global_batch // point.gpus}", f"learning_rate={rate}")
     strong = mode == "strong"
     if strong == system.keep_global_batch:
         return ()

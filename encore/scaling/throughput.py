@@ -22,6 +22,11 @@ from encore.scaling.fitting import Prediction
 from encore.scaling.grid import GridPoint, points
 from encore.scaling.sweep import PointState, Study
 
+NOTE = (
+    "Point: nodes x GPUs. Samples per second of training, without the first epoch and the evaluations; spread is "
+    "its standard deviation over epochs. Speed-up against the fewest GPUs, efficiency over the growth in GPUs as "
+    "well. Waiting: share of the training time without data. Minutes to the target, of the runs that reached it."
+)
 _STEADY = 0.2
 """Share of the steps that warm up where a run has no second epoch."""
 
@@ -127,13 +132,11 @@ def throughput_table(results: Sequence[Result]) -> Table:
     return Table(
         title="Throughput by number of GPUs",
         columns=(
-            "nodes x GPUs", "precision", "global batch", "samples/s", "spread", "speed-up", "efficiency",
-            "waiting for data", "minutes to target", "state",
+            "point", "batch", "samples/s", "spread", "speed-up", "efficiency", "waiting", "minutes", "reached",
         ),
         formats={"samples/s": ",.1f", "speed-up": ".3f", "efficiency": ".3f"},
         rows=tuple(_row(each, _base(results, each.point.precision)) for each in results),
-        note="Samples per second without the first epoch and the evaluations. Speed-up against the fewest GPUs; "
-        "efficiency is speed-up over the growth in GPUs.",
+        note=NOTE,
     )  # fmt: skip
 
 
@@ -142,10 +145,8 @@ def _row(each: Result, base: Result | None) -> tuple[Cell, ...]:
     if speed and base and base.samples_per_second:
         ratio = speed.estimate / base.samples_per_second.estimate
         efficiency = ratio * base.point.gpus / each.point.gpus
-    ended = f"{each.reached} of {each.runs} reached the target" if each.state == "done" else each.state
     return (
-        f"{each.point.nodes} x {each.point.gpus_per_node}",
-        each.point.precision or "",
+        each.point.key,
         each.global_batch,
         speed.estimate if speed else None,
         f"{speed.cv:.1%}" if speed and speed.cv is not None else "",
@@ -153,7 +154,7 @@ def _row(each: Result, base: Result | None) -> tuple[Cell, ...]:
         efficiency,
         f"{each.input_share:.0%}" if each.input_share is not None else "",
         each.minutes.estimate if each.minutes else None,
-        ended,
+        f"{each.reached} of {each.runs}" if each.state == "done" else each.state,
     )
 
 

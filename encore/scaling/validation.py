@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from encore.names import unknown
@@ -178,7 +178,20 @@ def error_table(benchmark: str) -> Table:
             )
             for each in checks(benchmark)
         ),
+        note=_summary(checks(benchmark)),
     )  # fmt: skip
+
+
+def _summary(found: Sequence[Check]) -> str:
+    """How large the errors are, and how often the intervals held."""
+    steps = statistics.median(abs(each.step_error) for each in found)
+    minutes = statistics.median(abs(each.minutes_error) for each in found)
+    held = sum(each.step.holds(each.measured.point.time) for each in found)
+    minutes_held = sum(each.minutes.holds(each.measured.minutes) for each in found)
+    return (
+        f"Median error, whatever its sign: {steps:.0%} of a step, {minutes:.0%} of the minutes to the target. "
+        f"Inside the 95 % interval: {held} of {len(found)} steps, {minutes_held} of {len(found)} times."
+    )
 
 
 def _two(number: float) -> str:
