@@ -166,8 +166,9 @@ def test_more_gpus_that_save_no_time_are_no_option() -> None:
 
 
 def test_a_table_names_the_gpus() -> None:
-    jobs = [Job(benchmark="a", options=(Option(gpus=3, minutes=2.0),))]
-    assert schedule_table(shortest(jobs, 4)).rows[0][:3] == ("a", 3, "0-2")
+    jobs = [Job(benchmark="a", options=(Option(gpus=3, minutes=2.0),), count=3)]
+    rows = schedule_table(shortest(jobs, 7)).rows
+    assert [row[:5] for row in rows] == [("a", 2, 3, "0-5", 0.0), ("a", 1, 3, "0-2", 2.0)]
 
 
 @pytest.mark.parametrize(

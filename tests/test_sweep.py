@@ -131,14 +131,15 @@ def test_a_sweep_is_run_told_and_not_run_again(encore: Encore, digits: Path, tmp
 def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "encore.cli.app", "sweep", "resnet", "--gpus", "1", "--data", str(digits),
-        "--results", str(tmp_path), *TINY, "--seed", "7",
+        "--results", str(tmp_path), *TINY, "--set", "epochs=3", "--seed", "7",
     ]  # fmt: skip
     process = subprocess.Popen(
         command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
+    # Behind the checkpoint of the first epoch, which 24 steps make.
     while not any(
-        len(records(path, "step")) >= 4 for path in tmp_path.glob("*/1x1/[!.]*/experiment_0/metrics.jsonl")
+        len(records(path, "step")) >= 26 for path in tmp_path.glob("*/1x1/[!.]*/experiment_0/metrics.jsonl")
     ):
         assert time.monotonic() < end and process.poll() is None, "the run never came so far"
         time.sleep(0.1)

@@ -22,7 +22,7 @@ Examples:
 
   encore sweep resnet --gpus 1,2                           strong scaling, on a CPU
 
-  encore sweep resnet --gpus 1,2,4,8 --weak --data /data/imagenet --set epochs=2
+  encore sweep resnet --gpus 1,2,4,8 --weak --data /data/imagenet --set epochs=2 --set warmup_epochs=0
 
   encore sweep resnet --gpus 8 --precision fp32,fp16 --dry-run
 

@@ -18,7 +18,7 @@ The arithmetic of the reduction (their gamma) goes with the bytes and so is part
 communication and backward pass has no term: what is measured is what it leaves over.
 
 Convergence is another factor: time to target = epochs(global batch) * steps per epoch * time of a step, with
-epochs(B) = least * (1 + B / critical) (McCandlish et al. 2018, arXiv 1812.06162, section 2.3).
+epochs(B) = least * (1 + B / critical) (McCandlish et al. 2018, arXiv 1812.06162).
 """
 
 from __future__ import annotations

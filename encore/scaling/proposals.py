@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from encore.results.tables import Table
 from encore.scaling.curves import Option
-from encore.scaling.sharing import Job, Schedule, one_by_one
+from encore.scaling.sharing import Job, Placement, Schedule, one_by_one
 from encore.scaling.steady import SteadyState, rounds_one_by_one
 
 _INTERVAL = "{low:.3g} to {high:.3g}"
@@ -24,22 +24,26 @@ def _source(option: Option) -> str:
 
 
 def schedule_table(schedule: Schedule) -> Table:
-    """A row per run, by start."""
+    """By start; runs of one benchmark that start together on as many GPUs share a row."""
+    together: dict[tuple[str, Option, float], list[Placement]] = {}
+    for each in sorted(schedule.placements, key=lambda each: (each.start, each.on_gpus)):
+        together.setdefault((each.benchmark, each.option, each.start), []).append(each)
     return Table(
         title="Shortest total time",
-        columns=("benchmark", "GPUs", "on GPUs", "start", "end", "minutes", "minutes are"),
+        columns=("benchmark", "runs", "GPUs each", "on GPUs", "start", "end", "minutes", "minutes are"),
         formats={"start": ".2f", "end": ".2f", "minutes": ".2f"},
         rows=tuple(
             (
-                each.benchmark,
-                each.option.gpus,
-                _ranges(each.on_gpus),
-                each.start,
-                each.end,
-                each.option.minutes,
-                _source(each.option),
+                benchmark,
+                len(runs),
+                option.gpus,
+                _ranges(sorted(gpu for run in runs for gpu in run.on_gpus)),
+                start,
+                runs[0].end,
+                option.minutes,
+                _source(option),
             )
-            for each in sorted(schedule.placements, key=lambda each: (each.start, each.on_gpus))
+            for (benchmark, option, start), runs in together.items()
         ),
         note="Minutes from the first start.",
     )

@@ -159,9 +159,9 @@ def _lower_bound(jobs: Sequence[Job], gpus: int) -> float:
 def _list_schedule(jobs: Sequence[Job], gpus: int) -> list[_Choice]:
     """The best of many list schedules.
 
-    For each deadline, every run gets the fewest GPU-minutes that meet it, and the longest run starts first
-    (Turek, Wolf and Yu, "Approximate algorithms for scheduling parallelizable tasks", SPAA 1992: among these
-    choices of GPUs is one whose list schedule takes at most twice the shortest time).
+    For each deadline, every run gets the fewest GPU-minutes that meet it (the choice of Turek, Wolf and Yu,
+    "Approximate algorithms scheduling parallelizable tasks", SPAA 1992); the longest run starts first, or the
+    widest.
     """
     deadlines = sorted({option.minutes for job in jobs for option in job.options})
     best: list[_Choice] = []

@@ -24,8 +24,8 @@ from encore.scaling.sweep import PointState, Study
 
 NOTE = (
     "Point: nodes x GPUs. Samples per second of training, without the first epoch and the evaluations; spread is "
-    "its standard deviation over epochs. Speed-up against the fewest GPUs, efficiency over the growth in GPUs as "
-    "well. Waiting: share of the training time without data. Minutes to the target, of the runs that reached it."
+    "its standard deviation over epochs. Speed-up against the fewest GPUs; efficiency is speed-up over the growth "
+    "in GPUs. Waiting: share of the time without data. Minutes to the target, of the runs that reached it."
 )
 _STEADY = 0.2
 """Share of the steps that warm up where a run has no second epoch."""
