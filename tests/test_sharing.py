@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from encore import run_folder
 from encore.errors import EncoreError
 from encore.scaling.curves import Curve, Option, interpolated, load_curves, options
 from encore.scaling.proposals import schedule_table
 from encore.scaling.sharing import Job, Schedule, one_by_one, shortest
 from encore.scaling.steady import most_runs, rounds_one_by_one
 from tests.conftest import Encore
+from tests.results.result_logs import resnet_v07
 
 STUDY = "microway-dgx1-scaling"
 
@@ -143,6 +145,20 @@ def test_the_study_gives_its_own_minutes() -> None:
     curve = load_curves([STUDY])["ncf"]
     assert curve.points[0] == (1, pytest.approx(0.135384615 * 13))
     assert (curve.least, curve.most) == (1, 8)
+
+
+def test_a_tree_of_runs_is_a_curve(tmp_path: Path) -> None:
+    for ranks, minutes in ((1, 80), (2, 45)):
+        passport = {"benchmark": "resnet", "round": "v0.7", "nodes": 1, "ranks_per_node": ranks}
+        run = run_folder.create(
+            tmp_path / f"1x{ranks}", "resnet-mxnet-cpu", lambda path, p=passport: p, {}, {}, [0, 1]
+        )
+        for experiment in run.experiments():
+            start = 1_592_669_288_183 + 10**8 * experiment.number
+            experiment.log.write_text(resnet_v07(minutes, start_ms=start), encoding="utf-8")
+            experiment.publish_log()
+    curve = load_curves([str(tmp_path)])["resnet"]
+    assert curve.points == ((1, pytest.approx(80.0, rel=0.01)), (2, pytest.approx(45.0, rel=0.01)))
 
 
 def test_between_measured_counts_minutes_are_interpolated_and_said_to_be() -> None:

@@ -87,6 +87,7 @@ def test_the_submitted_count_stays_as_submitted() -> None:
         (("--gpus", "1", "--weak", "--global-batch", "64"), "--global-batch 64 with weak scaling"),
         (("--gpus", "3", "--global-batch", "64"), "cannot share a global batch of 64 evenly"),
         (("--gpus", "1", "--predict", "x"), "--predict x"),
+        (("--gpus", "1", "--predict", "4"), "--predict with one number of GPUs"),
         (("--resume", "docs", "--gpus", "1"), "--resume takes the grid from the study folder"),
         (("--resume", "docs"), "is no study folder"),
         ((), "no numbers of GPUs given"),
@@ -230,6 +231,12 @@ def test_predicted_throughput_meets_what_was_measured(tmp_path: Path) -> None:
     (row,) = throughput.predictions(study, throughput.measured(study), [16]).rows
     assert row[:4] == (16, 1, "", 64)
     assert row[5] < 64 / (0.64 / 16 + 0.01) < row[6]
+
+
+def test_nothing_is_predicted_from_one_number_of_gpus(tmp_path: Path) -> None:
+    study = sweep.create(Grid(benchmark="resnet", gpus=(1, 2)), tmp_path)
+    made_point(study, points(study.grid)[0], 100.0)
+    assert throughput.predictions(study, throughput.measured(study), [4]).rows == ()
 
 
 def test_speed_of_a_single_epoch_is_taken_from_its_steps() -> None:

@@ -87,7 +87,7 @@ def sweep(
 
     from encore import catalogue, paths
     from encore.scaling import sweep as sweeps
-    from encore.scaling.grid import Grid
+    from encore.scaling.grid import Grid, points
 
     console = Console(stderr=as_json, soft_wrap=True)
     wanted = _numbers("--predict", predict) if predict is not None else ()
@@ -141,7 +141,14 @@ def sweep(
     if dry_run:
         _print_grid(grid, None, as_json)
         return
-    sweeps.refuse(grid, folder, submitter(), submit)
+    if wanted and len({point.gpus for point in points(grid)}) < 2:
+        raise EncoreError(
+            "--predict with one number of GPUs",
+            expected="a sweep over at least two",
+            remedy="--gpus 1,2, or leave out --predict",
+        )
+    for point, check in sweeps.refuse(grid, folder, submitter(), submit):
+        console.print(f"[yellow]warning[/] {point.key}: {check.name}: {check.found}", highlight=False)
     _run(console, sweeps.create(grid, folder), hang_seconds, submit, wanted, as_json)
 
 

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from encore import passport, planning, run_folder, runner
 from encore.errors import EncoreError, ExitCode
+from encore.preflight import Check
 from encore.run_folder import RunFolder
 from encore.scaling.grid import Grid, GridPoint, points, request_of
 
@@ -118,9 +119,11 @@ def open_study(path: Path) -> Study:
     return Study(path.absolute(), Grid(**values))
 
 
-def refuse(grid: Grid, results: Path, submitter: Submitter | None, submit_all: bool) -> list[planning.Plan]:
-    """Refuse a grid with a point that cannot be run; returns the plans of the points for this machine."""
-    planned = []
+def refuse(
+    grid: Grid, results: Path, submitter: Submitter | None, submit_all: bool
+) -> list[tuple[GridPoint, Check]]:
+    """Refuse a grid with a point that cannot be run; returns the warnings of the points for this machine."""
+    warnings = []
     for point in points(grid):
         if point.nodes > 1 or submit_all:
             if submitter is None:
@@ -132,9 +135,8 @@ def refuse(grid: Grid, results: Path, submitter: Submitter | None, submit_all: b
                 )
             continue
         plan = planning.make_plan(request_of(grid, point, results))
-        planning.refuse(plan)
-        planned.append(plan)
-    return planned
+        warnings += [(point, check) for check in planning.refuse(plan)]
+    return warnings
 
 
 def run(study: Study, here: Here, submitter: Submitter | None, submit_all: bool = False) -> ExitCode:

@@ -159,10 +159,16 @@ def _row(each: Result, base: Result | None) -> tuple[Cell, ...]:
 
 
 def predictions(study: Study, results: Sequence[Result], gpus: Sequence[int]) -> Table:
-    """Samples per second on other numbers of GPUs, by the cost model fitted to the points of each precision."""
+    """Samples per second on other numbers of GPUs, by the cost model fitted to the points of each precision.
+
+    No row for a precision that ended on one number of GPUs only. Everything on one node is predicted on one
+    node, however many GPUs that would have.
+    """
     rows: list[tuple[Cell, ...]] = []
     for precision in dict.fromkeys(each.point.precision for each in results):
         known = [r for r in results if r.samples_per_second and r.point.precision == precision]
+        if len({each.point.gpus for each in known}) < 2:
+            continue
         model = fit_steps([_point(each) for each in known])
         per_node = max(each.point.gpus_per_node for each in known)
         several = any(each.point.nodes > 1 for each in known)
@@ -177,7 +183,8 @@ def predictions(study: Study, results: Sequence[Result], gpus: Sequence[int]) ->
         columns=("GPUs", "nodes", "precision", "global batch", "samples/s", "95 % from", "95 % to"),
         formats={"samples/s": ",.1f", "95 % from": ",.1f", "95 % to": ",.1f"},
         rows=tuple(rows),
-        note="By the cost model of docs/scaling.md; the interval is where a measurement would lie.",
+        note="By the cost model of docs/scaling.md, on as many nodes as stand there; the interval is where a "
+        "measurement would lie. Empty where fewer than two numbers of GPUs have ended.",
     )
 
 
