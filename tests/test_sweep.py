@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from filelock import FileLock
 from encore import catalogue, paths, planning, run_folder
 from encore.errors import EncoreError, ExitCode
 from encore.run_folder import ExperimentState
-from encore.scaling import sweep, throughput
+from encore.scaling import slurm, sweep, throughput
 from encore.scaling.grid import Grid, GridPoint, batch_settings, points, request_of
 from encore.scaling.sweep import Here, Submitter
 from tests.conftest import TINY, Encore, records
@@ -79,8 +80,6 @@ def test_the_submitted_count_stays_as_submitted() -> None:
     [
         (("--gpus", "1,x"), "--gpus 1,x"),
         (("--gpus", "0"), "whole numbers from 1 on"),
-        (("--gpus", "1", "--nodes", "1,2"), "a point of 2 nodes needs a scheduler, and none is connected"),
-        (("--gpus", "1", "--submit"), "--submit needs a scheduler"),
         (("--gpus", "1", "--set", "batch_size=3"), "use --global-batch, or --weak"),
         (("--gpus", "1", "--precision", "fp32", "--set", "precision=fp32"), "use --precision"),
         (("--gpus", "1,2", "--precision", "fp16"), "device=cpu cannot run precision=fp16"),
@@ -166,13 +165,18 @@ def test_points_of_several_nodes_are_submitted_once(tmp_path: Path) -> None:
     study = sweep.create(Grid(benchmark="resnet", gpus=(2,), nodes=(2, 4)), tmp_path)
     submitted: list[tuple[str, planning.Request]] = []
     live: set[str] = set()
+    resumed: list[Path] = []
+
+    def resume(run: run_folder.RunFolder) -> str:
+        resumed.append(run.path)
+        return "again"
 
     def submit(point: GridPoint, request: planning.Request) -> str:
         submitted.append((point.key, request))
         live.add(str(len(submitted)))
         return str(len(submitted))
 
-    scheduler = Submitter(submit, live.__contains__)
+    scheduler = Submitter(submit, live.__contains__, lambda point, request: None, resume)
     assert sweep.run(study, NOWHERE, scheduler) == ExitCode.REACHED
     assert [(key, request.gpus) for key, request in submitted] == [("2x2", 4), ("4x2", 8)]
     assert submitted[0][1].results == study.path / "2x2"
@@ -180,18 +184,51 @@ def test_points_of_several_nodes_are_submitted_once(tmp_path: Path) -> None:
     assert {study.state(point) for point in points(study.grid)} == {"submitted"}
     sweep.run(sweep.open_study(study.path), NOWHERE, scheduler)
     assert len(submitted) == 2
-    # One has ended with a run folder, the other was lost.
+    # One has ended, the other was lost behind a checkpoint.
     live.clear()
-    made_point(study, points(study.grid)[0], 100.0, "reached")
+    first, second = points(study.grid)
+    made_point(study, first, 100.0, "reached")
+    lost = made_point(study, second, 100.0, "interrupted")
     sweep.run(study, NOWHERE, scheduler)
-    assert [key for key, _ in submitted] == ["2x2", "4x2", "4x2"]
-    assert study.state(points(study.grid)[0]) == "done"
+    assert (len(submitted), resumed) == (2, [lost])
+    assert (study.state(first), study.jobs()["4x2"]) == ("done", "again")
 
 
 def test_all_points_can_be_submitted(tmp_path: Path) -> None:
     study = sweep.create(Grid(benchmark="resnet", gpus=(1, 2)), tmp_path)
-    sweep.run(study, NOWHERE, Submitter(lambda point, request: point.key, lambda job: True), submit_all=True)
+    scheduler = Submitter(
+        lambda point, request: point.key, lambda job: True, lambda point, request: None, lambda run: ""
+    )
+    sweep.run(study, NOWHERE, scheduler, submit_all=True)
     assert study.jobs() == {"1x1": "1x1", "1x2": "1x2"}
+    # Without --submit they still belong to their jobs.
+    assert sweep.run(study, NOWHERE, scheduler) == ExitCode.REACHED
+
+
+def test_a_point_is_the_job_of_encore_submit(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text('partition = "main"\n', encoding="utf-8")
+    grid = Grid(
+        benchmark="resnet", gpus=(2,), nodes=(2,), mode="weak", system="cpu", seed=3, cluster=str(cluster)
+    )
+    (point,) = points(grid)
+    made = slurm.prepared(point, request_of(grid, point, tmp_path / "2x2"), cluster)
+    assert (made.submission.nodes, made.plan.configuration.ranks) == (2, 4)
+    assert "#SBATCH --partition=main" in made.script
+    last = shlex.split(made.script.splitlines()[-1])
+    assert last[2:4] == ["resnet", "4"]
+    for name, value in (
+        ("--results", str(tmp_path / "2x2")), ("--seed", "3"), ("--set", "batch_size=64"), ("--system", "cpu"),
+        ("--cluster", str(cluster)),
+    ):  # fmt: skip
+        assert last[last.index(name) + 1] == value
+
+
+def test_without_slurm_several_nodes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(EncoreError, match="a point of 2 nodes needs a scheduler, and there is no Slurm here"):
+        sweep.refuse(Grid(benchmark="resnet", gpus=(1,), nodes=(2,)), tmp_path, None, False)
+    with pytest.raises(EncoreError, match="--submit needs a scheduler"):
+        sweep.refuse(Grid(benchmark="resnet", gpus=(1,)), tmp_path, None, True)
 
 
 def test_two_processes_never_run_the_same_study(tmp_path: Path) -> None:

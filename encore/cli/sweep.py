@@ -72,8 +72,11 @@ def sweep(
     hang_seconds: Annotated[
         float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")
     ] = 600.0,
-    runtime: Annotated[str, typer.Option(help="auto, host, docker, podman, apptainer or enroot.")] = "auto",
+    runtime: Annotated[
+        str | None, typer.Option(help="auto, host, docker, podman, apptainer, enroot or pyxis.")
+    ] = None,
     image: Annotated[str | None, typer.Option(help="Image to run in.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")] = None,
     submit: Annotated[bool, typer.Option("--submit", help="Submit all points to the scheduler.")] = False,
     predict: Annotated[
         str | None, typer.Option(help="Also predict these numbers of GPUs by the cost model, such as 16,32.")
@@ -104,7 +107,11 @@ def sweep(
             seed,
             settings,
         )
-        if any(each is not None for each in (*new, environment, image)) or nodes != "1" or not strong:
+        if (
+            any(each is not None for each in (*new, environment, runtime, image, cluster))
+            or nodes != "1"
+            or not strong
+        ):
             raise EncoreError(
                 "--resume takes the grid from the study folder",
                 expected="no other options than --submit, --hang-seconds, --predict, --dry-run and --json",
@@ -136,6 +143,7 @@ def sweep(
         drop_caches=drop_caches,
         runtime=runtime,
         image=image,
+        cluster=str(cluster.absolute()) if cluster else None,
     )
     folder = (results or paths.default_results()).absolute()
     if dry_run:
@@ -147,14 +155,16 @@ def sweep(
             expected="a sweep over at least two",
             remedy="--gpus 1,2, or leave out --predict",
         )
-    for point, check in sweeps.refuse(grid, folder, submitter(), submit):
+    for point, check in sweeps.refuse(grid, folder, submitter(grid), submit):
         console.print(f"[yellow]warning[/] {point.key}: {check.name}: {check.found}", highlight=False)
     _run(console, sweeps.create(grid, folder), hang_seconds, submit, wanted, as_json)
 
 
-def submitter() -> Submitter | None:
-    """The scheduler that points are submitted to; None while none is connected."""
-    return None
+def submitter(grid: Grid) -> Submitter | None:
+    """The scheduler that points are submitted to; None where there is none."""
+    from encore.scaling.slurm import connect
+
+    return connect(Path(grid.cluster) if grid.cluster else None)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
@@ -221,7 +231,7 @@ def _run(
     from encore.scaling import sweep as sweeps
 
     console.print(f"study folder: {study.path}", highlight=False)
-    code = sweeps.run(study, _here(console, hang_seconds), submitter(), submit)
+    code = sweeps.run(study, _here(console, hang_seconds), submitter(study.grid), submit)
     if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
         console.print(f"go on with: encore sweep --resume {study.path}", highlight=False)
     _tell(console, study, predict, as_json)

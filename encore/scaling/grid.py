@@ -44,8 +44,10 @@ class Grid:
     settings: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     drop_caches: bool | None = None
-    runtime: str = "auto"
+    runtime: str | None = None
     image: str | None = None
+    cluster: str | None = None
+    """Slurm's cluster file; None: the one at its usual place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,7 @@ def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
         drop_caches=grid.drop_caches,
         runtime=grid.runtime,
         image=grid.image,
+        cluster=Path(grid.cluster) if grid.cluster else None,
     )
 
 

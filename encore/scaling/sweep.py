@@ -36,6 +36,10 @@ class Submitter:
     """Submits a point, returns the job's name."""
     is_live: Callable[[str], bool]
     """Whether a job is still queued or running: its point is then left alone."""
+    check: Callable[[GridPoint, planning.Request], None]
+    """Refuses a point that the scheduler would not run."""
+    resume: Callable[[RunFolder], str]
+    """Submits what is left of a run, returns the job's name."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +133,11 @@ def refuse(
             if submitter is None:
                 wanted = f"a point of {point.nodes} nodes" if point.nodes > 1 else "--submit"
                 raise EncoreError(
-                    f"{wanted} needs a scheduler, and none is connected",
-                    expected="points on this machine",
+                    f"{wanted} needs a scheduler, and there is no Slurm here",
+                    expected="points on this machine, or a login node of a cluster",
                     remedy="leave out --nodes and --submit, and give the GPUs of this machine: --gpus",
                 )
+            submitter.check(point, request_of(grid, point, results))
             continue
         plan = planning.make_plan(request_of(grid, point, results))
         warnings += [(point, check) for check in planning.refuse(plan)]
@@ -146,7 +151,8 @@ def run(study: Study, here: Here, submitter: Submitter | None, submit_all: bool 
         for point in points(study.grid):
             if study.state(point) == "done":
                 continue
-            if point.nodes > 1 or submit_all:
+            # What a job has begun only a job goes on with: this machine may be a login node.
+            if point.nodes > 1 or submit_all or point.key in study.jobs():
                 _submit(study, point, submitter)
                 continue
             code = _run_here(study, point, here)
@@ -180,10 +186,14 @@ def _run_here(study: Study, point: GridPoint, here: Here) -> ExitCode:
 def _submit(study: Study, point: GridPoint, submitter: Submitter | None) -> None:
     jobs = study.jobs()
     if submitter is None:
-        raise EncoreError(f"point {point.key} needs a scheduler, and none is connected")
+        raise EncoreError(f"point {point.key} needs a scheduler, and there is no Slurm here")
     if point.key in jobs and submitter.is_live(jobs[point.key]):
         return
-    job = submitter.submit(point, request_of(study.grid, point, study.folder(point)))
+    run = study.run_of(point)
+    if run is not None:
+        job = submitter.resume(run)
+    else:
+        job = submitter.submit(point, request_of(study.grid, point, study.folder(point)))
     stored = run_folder.read_json(study.path / STUDY)
     # Written after each submission: a job that is forgotten would be submitted twice.
     run_folder.write_json(study.path / STUDY, {**stored, "jobs": {**jobs, point.key: job}})
