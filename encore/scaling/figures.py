@@ -16,9 +16,6 @@ from encore.scaling.sharing import Schedule
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-_LABELLED = 0.06
-"""A bar shorter than this share of the whole time bears no name; the legend has it."""
-
 
 def speed_up(lines: Mapping[str, Sequence[tuple[float, float]]], table: Table) -> Figure | None:
     """Throughput over the one on the fewest GPUs: lines of GPUs and speed-up, by name."""
@@ -54,12 +51,6 @@ def gantt(schedule: Schedule, table: Table) -> Figure:
             colour = SERIES[names.index(each.benchmark) % len(SERIES)]
             for gpu in each.on_gpus:
                 axes.barh(gpu, each.option.minutes, left=each.start, height=0.9, color=colour, edgecolor=INK)
-            if each.option.minutes > _LABELLED * schedule.makespan:
-                middle = sum(each.on_gpus) / len(each.on_gpus)
-                axes.text(
-                    each.start + each.option.minutes / 2, middle, each.benchmark, ha="center", va="center",
-                    color=INK, fontsize=9,
-                )  # fmt: skip
         axes.set_ylim(schedule.gpus - 0.5, -0.5)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
