@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep(
+    context: typer.Context,
     benchmark: Annotated[str | None, typer.Argument(help="Benchmark, such as resnet.")] = None,
     gpus: Annotated[
         str | None, typer.Option(help="GPUs of a node, such as 1,2,4,8; ranks where there are none.")
@@ -88,76 +90,82 @@ def sweep(
     """Run a benchmark on several numbers of GPUs and tell how it scales."""
     from rich.console import Console
 
-    from encore import catalogue, paths
+    from encore import paths
     from encore.scaling import sweep as sweeps
-    from encore.scaling.grid import Grid, points
 
     console = Console(stderr=as_json, soft_wrap=True)
     wanted = _numbers("--predict", predict) if predict is not None else ()
     if resume is not None:
-        new = (
-            benchmark,
-            gpus,
-            global_batch,
-            precision,
-            system,
-            round_name,
-            data_folder,
-            results,
-            seed,
-            settings,
-        )
-        if (
-            any(each is not None for each in (*new, environment, runtime, image, cluster))
-            or nodes != "1"
-            or not strong
-        ):
-            raise EncoreError(
-                "--resume takes the grid from the study folder",
-                expected="no other options than --submit, --hang-seconds, --predict, --dry-run and --json",
-            )
+        _refuse_with_resume(context)
         study = sweeps.open_study(resume)
         if dry_run:
             _print_grid(study.grid, study, as_json)
             return
-        _run(console, study, hang_seconds, submit, wanted, as_json)
-        return
-    if benchmark is None or gpus is None:
+    else:
+        grid = _grid(context.params)
+        if dry_run:
+            _print_grid(grid, None, as_json)
+            return
+        folder = (results or paths.default_results()).absolute()
+        _refuse(console, grid, folder, submit, predicts=bool(wanted))
+        study = sweeps.create(grid, folder)
+    _run(console, study, hang_seconds, submit, wanted, as_json)
+
+
+def _refuse_with_resume(context: typer.Context) -> None:
+    """Refuse options that would change the grid of a study."""
+    fitting = {"resume", "submit", "hang_seconds", "predict", "dry_run", "as_json"}
+    given = [
+        name
+        for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"
+    ]
+    if not set(given) <= fitting:
+        raise EncoreError(
+            "--resume takes the grid from the study folder",
+            expected="no other options than --submit, --hang-seconds, --predict, --dry-run and --json",
+        )
+
+
+def _grid(given: Mapping[str, Any]) -> Grid:
+    """The grid that the options ask for, by their names above."""
+    from encore import catalogue
+    from encore.scaling.grid import Grid
+
+    if given["benchmark"] is None or given["gpus"] is None:
         raise EncoreError(
             "no benchmark or no numbers of GPUs given", expected="encore sweep BENCHMARK --gpus 1,2,4"
         )
-    grid = Grid(
-        benchmark=catalogue.choose(benchmark).name,
-        gpus=_numbers("--gpus", gpus),
-        nodes=_numbers("--nodes", nodes),
+    data, cluster, precision = given["data_folder"], given["cluster"], given["precision"]
+    same = ("global_batch", "runs", "system", "seed", "drop_caches", "runtime", "image")
+    return Grid(
+        benchmark=catalogue.choose(given["benchmark"]).name,
+        gpus=_numbers("--gpus", given["gpus"]),
+        nodes=_numbers("--nodes", given["nodes"]),
         precisions=tuple(dict.fromkeys(each.strip() for each in precision.split(","))) if precision else (),
-        mode="strong" if strong else "weak",
-        global_batch=global_batch,
-        runs=runs,
-        system=system,
-        round=round_name,
-        data=str(data_folder.absolute()) if data_folder else None,
-        seed=seed,
-        settings=tuple(settings or ()),
-        environment=tuple(environment or ()),
-        drop_caches=drop_caches,
-        runtime=runtime,
-        image=image,
+        mode="strong" if given["strong"] else "weak",
+        round=given["round_name"],
+        data=str(data.absolute()) if data else None,
+        settings=tuple(given["settings"] or ()),
+        environment=tuple(given["environment"] or ()),
         cluster=str(cluster.absolute()) if cluster else None,
+        **{name: given[name] for name in same},
     )
-    folder = (results or paths.default_results()).absolute()
-    if dry_run:
-        _print_grid(grid, None, as_json)
-        return
-    if wanted and len({point.gpus for point in points(grid)}) < 2:
+
+
+def _refuse(console: Console, grid: Grid, results: Path, submit: bool, predicts: bool) -> None:
+    """Refuse what cannot be run, before anything is made; tell the warnings."""
+    from encore.scaling import sweep as sweeps
+    from encore.scaling.grid import points
+
+    if predicts and len({point.gpus for point in points(grid)}) < 2:
         raise EncoreError(
             "--predict with one number of GPUs",
             expected="a sweep over at least two",
             remedy="--gpus 1,2, or leave out --predict",
         )
-    for point, check in sweeps.refuse(grid, folder, submitter(grid), submit):
+    for point, check in sweeps.refuse(grid, results, submitter(grid), submit):
         console.print(f"[yellow]warning[/] {point.key}: {check.name}: {check.found}", highlight=False)
-    _run(console, sweeps.create(grid, folder), hang_seconds, submit, wanted, as_json)
 
 
 def submitter(grid: Grid) -> Submitter | None:

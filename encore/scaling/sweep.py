@@ -116,7 +116,9 @@ def open_study(path: Path) -> Study:
     stored = run_folder.read_json(path / STUDY)
     stored.pop("jobs", None)
     if set(stored) != {field.name for field in fields(Grid)}:
-        raise EncoreError(f"{path / STUDY} has other fields than this version of Encore writes")
+        raise EncoreError(
+            f"{path / STUDY} has other fields than this version of Encore writes", remedy="start a new sweep"
+        )
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
     }
