@@ -11,6 +11,8 @@ def data(facts: Dict[str, Any], train_pairs: int, global_batch_size: int) -> Dic
         "preproc_hp_num_eval": facts["negatives"],
         "preproc_hp_sample_eval_replacement": True,
         "input_hp_sample_train_replacement": True,
+        "preproc_num_train_examples": train_pairs,
+        "preproc_num_eval_examples": facts["users"],
         "input_size": train_pairs,
         "input_batch_size": global_batch_size,
         "input_order": None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Dict
 
 import h5py
 import numpy as np
@@ -20,9 +19,9 @@ from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.model import NeuMF
 
 
-def read_weights(path: str) -> Dict[str, torch.Tensor]:
+def read_weights(path: str) -> dict[str, torch.Tensor]:
     """Every array by the last part of its name."""
-    found: Dict[str, torch.Tensor] = {}
+    found: dict[str, torch.Tensor] = {}
 
     def note(name: str, entry: object) -> None:
         if isinstance(entry, h5py.Dataset):
@@ -33,7 +32,7 @@ def read_weights(path: str) -> Dict[str, torch.Tensor]:
     return found
 
 
-def gmf(weights: Dict[str, torch.Tensor]) -> NeuMF:
+def gmf(weights: dict[str, torch.Tensor]) -> NeuMF:
     """A NeuMF whose MLP says nothing."""
     users, items = weights["user_embedding_W"], weights["item_embedding_W"]
     network = NeuMF(len(users), len(items), users.shape[1], (2, 1), by_tables=False)
@@ -44,7 +43,7 @@ def gmf(weights: Dict[str, torch.Tensor]) -> NeuMF:
     return network
 
 
-def mlp(weights: Dict[str, torch.Tensor]) -> NeuMF:
+def mlp(weights: dict[str, torch.Tensor]) -> NeuMF:
     """A NeuMF whose factorisation says nothing."""
     users, items = weights["user_embedding_W"], weights["item_embedding_W"]
     network = NeuMF(len(users), len(items), 1, (64, 32, 16, 8), by_tables=False)
@@ -60,7 +59,7 @@ def mlp(weights: Dict[str, torch.Tensor]) -> NeuMF:
 
 
 @torch.no_grad()
-def evaluate(network: NeuMF, data_set: data.DataSet) -> Dict[str, float]:
+def evaluate(network: NeuMF, data_set: data.DataSet) -> dict[str, float]:
     ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
     config = Config(device="cpu", precision="fp32", eval_batch_size=65536)
     found = {}
