@@ -80,9 +80,7 @@ class NeuMF(torch.nn.Module):
             both = torch.cat((rows(self.mlp_users, users), rows(self.mlp_items, items)), dim=1)
             hidden = F.linear(both, self.weights[0], self.biases[0])
         hidden = self._upper_layers(hidden)
-        return (
-            torch.mv(product, self.out_gmf).float() + torch.mv(hidden, self.out_mlp).float() + self.out_bias
-        )
+        return _dot(product, self.out_gmf) + _dot(hidden, self.out_mlp) + self.out_bias
 
     def first_layer_tables(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """W_u r_u + b of every user and W_i s_i of every item: (users, layers[1]) and (items, layers[1])."""
@@ -99,7 +97,7 @@ class NeuMF(torch.nn.Module):
         hidden = self._upper_layers(of_users[users].unsqueeze(1) + F.embedding(candidates, of_items))
         weighted = (self.gmf_users[users] * self.out_gmf).unsqueeze(2)
         product = torch.bmm(F.embedding(candidates, self.gmf_items), weighted).squeeze(2)
-        return product.float() + torch.matmul(hidden, self.out_mlp).float() + self.out_bias
+        return product.float() + _dot(hidden, self.out_mlp) + self.out_bias
 
     def _upper_layers(self, first: torch.Tensor) -> torch.Tensor:
         hidden = F.relu(first)
@@ -110,6 +108,12 @@ class NeuMF(torch.nn.Module):
 
 def _embedding(count: int, width: int) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.empty(count, width).normal_(0.0, EMBEDDING_DEVIATION))
+
+
+def _dot(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(...,) fp32: the last axis of ``values`` times ``weight`` (width,), in the type that autocast chooses."""
+    # Not torch.mv: on a CPU autocast leaves its operands in two types.
+    return F.linear(values, weight.unsqueeze(0)).squeeze(-1).float()
 
 
 def _glorot(before: int, after: int) -> torch.nn.Parameter:
