@@ -9,7 +9,6 @@ What scales badly should share: a run on fewer GPUs takes longer and costs fewer
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -190,19 +189,17 @@ def _by_gpus(choice: _Choice) -> tuple[int, float]:
 
 def _placed(jobs: Sequence[Job], chosen: Sequence[_Choice], gpus: int) -> Iterator[Placement]:
     """The runs of a schedule with their times and the numbers of their GPUs."""
-    free = [(0.0, number) for number in range(gpus)]
-    heapq.heapify(free)
+    free = [0.0] * gpus
     for number, option in chosen:
-        taken = [heapq.heappop(free) for _ in range(option.gpus)]
-        start = taken[-1][0]
-        for _, gpu in taken:
-            heapq.heappush(free, (start + option.minutes, gpu))
+        start = sorted(free)[option.gpus - 1]
+        taken = [gpu for gpu, time in enumerate(free) if time <= start][: option.gpus]
         # The next run starts no earlier than this one, whichever GPUs it takes.
-        free = [(max(time, start), gpu) for time, gpu in free]
-        heapq.heapify(free)
+        free = [max(time, start) for time in free]
+        for gpu in taken:
+            free[gpu] = start + option.minutes
         yield Placement(
             benchmark=jobs[number].benchmark,
             option=option,
             start=start,
-            on_gpus=tuple(sorted(gpu for _, gpu in taken)),
+            on_gpus=tuple(taken),
         )
