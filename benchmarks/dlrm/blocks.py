@@ -73,7 +73,9 @@ def read_columns(blocks: np.ndarray, first_column: int, end_column: int, rows: i
     return np.ascontiguousarray(part.reshape(end_column - first_column, -1)[:, :rows])
 
 
-def outside(blocks: np.ndarray, sizes: Sequence[int], chosen: Sequence[int]) -> Iterator[Tuple[int, int, int]]:
+def outside(
+    blocks: np.ndarray, sizes: Sequence[int], chosen: Sequence[int]
+) -> Iterator[Tuple[int, int, int]]:
     """Tables of the ``chosen`` blocks with an index below 0 or past the table: table, least, largest index."""
     for table, size in enumerate(sizes):
         column = blocks[list(chosen), FIRST_TABLE + table]

@@ -110,7 +110,15 @@ def plan(args: argparse.Namespace, source: Source) -> Task:
         text = sum(each.end - each.begin for each in whole)
         buckets = -(-text // stages.BUCKET_BYTES)
         parts[split] = tuple(
-            Part(each, number, place, buckets, scratch / f"{split}-{place:05}.rows", args.index_limit, args.seed)
+            Part(
+                each,
+                number,
+                place,
+                buckets,
+                scratch / f"{split}-{place:05}.rows",
+                args.index_limit,
+                args.seed,
+            )
             for place, each in enumerate(sources.ranges(whole, stages.PART_BYTES))
         )
     every = (*parts["train"], *parts["val"])
@@ -202,7 +210,9 @@ def run_stage(
     total = sum(size(each) for each in every)
     before = total - sum(size(each) for each in waiting)
     if before:
-        progress.note(f"going on: {len(every) - len(waiting):,} of {len(every):,} pieces of {phase} were done")
+        progress.note(
+            f"going on: {len(every) - len(waiting):,} of {len(every):,} pieces of {phase} were done"
+        )
     counts, sizes = [0] * len(waiting), [0] * len(waiting)
     progress.update(phase, before, total)
     with closing(workers.run(function, waiting, worker_count)) as events:
@@ -219,7 +229,13 @@ def parse(task: Task, worker_count: int, progress: Progress) -> None:
         present = sum(path.stat().st_size for path in task.scratch.iterdir())
         check_room(task.to, 2 * ROW_BYTES * estimate_rows(task.source) - present)
     run_stage(
-        "parse", stages.parse_part, every, waiting, lambda p: p.text.end - p.text.begin, worker_count, progress
+        "parse",
+        stages.parse_part,
+        every,
+        waiting,
+        lambda p: p.text.end - p.text.begin,
+        worker_count,
+        progress,
     )
 
 
@@ -244,7 +260,9 @@ def judge_malformed(task: Task, skip: bool, progress: Progress) -> None:
                 first += part.text.path
         if sum(stages.read_facts(part).rows for part in task.parts[split]) == 0:
             remedy = f"look at {task.parts[split][0].text.path}"
-            raise Problem(f"no well-formed row in {split}", "a label, 13 integers, 26 hexadecimal values", remedy)
+            raise Problem(
+                f"no well-formed row in {split}", "a label, 13 integers, 26 hexadecimal values", remedy
+            )
     if not malformed:
         return
     found = f"{malformed:,} of {lines:,} rows are malformed; {first}"

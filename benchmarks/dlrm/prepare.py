@@ -63,7 +63,9 @@ def get_parser() -> argparse.ArgumentParser:
         help="folder of day_0 to day_23, or of train.txt (.csv, .tsv) with or without a labelled test.txt; "
         "without it, made clicks",
     )
-    parser.add_argument("--name", help="name of the data set; default: criteo-1tb, the folder's or made-clicks")
+    parser.add_argument(
+        "--name", help="name of the data set; default: criteo-1tb, the folder's or made-clicks"
+    )
     parser.add_argument(
         "--index-limit",
         type=_number(1, 2**31 - 1),
@@ -78,6 +80,12 @@ def get_parser() -> argparse.ArgumentParser:
         metavar="T",
         help="values seen less than T times in training share a row; default: 0, as submitted: none do",
     )
+    _add_manner(parser)
+    return parser
+
+
+def _add_manner(parser: argparse.ArgumentParser) -> None:
+    """Options that do not change what a row becomes."""
     parser.add_argument("--workers", type=_number(1, 1024), default=len(os.sched_getaffinity(0)))
     parser.add_argument("--skip-corrupt", action="store_true", help="leave out any number of malformed rows")
     parser.add_argument("--seed", type=_number(0, 2**63 - 1), default=0, help="of the order of the rows")
@@ -90,7 +98,6 @@ def get_parser() -> argparse.ArgumentParser:
     parser.add_argument("--overwrite", action="store_true", help="replace another data set in DIR")
     parser.add_argument("--quick", action="store_true", help="verify the sizes of the files only")
     parser.add_argument("--progress", choices=("plain", "json"), default="plain")
-    return parser
 
 
 def verify(directory: Path, quick: bool, progress: Progress) -> int:

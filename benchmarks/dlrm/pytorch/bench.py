@@ -197,7 +197,11 @@ def main() -> int:
     layers = " and ".join("-".join(map(str, widths)) for widths in (config.bottom_mlp, config.top_mlp))
     title = f"DLRM, MLPs {layers}, batch {config.batch_size}, {config.precision}, one {config.device}"
     torch_ranks.finish()
-    print(json.dumps({"title": title, "measured": measured, "input_share": input_share, "device": config.device}))
+    print(
+        json.dumps(
+            {"title": title, "measured": measured, "input_share": input_share, "device": config.device}
+        )
+    )
     return 0
 
 

@@ -30,7 +30,9 @@ class Config:
     # The network (arXiv 1906.00091); the last width of bottom_mlp is that of the tables
     bottom_mlp: Tuple[int, ...] = (512, 256, 128)  # widths of the layers over the 13 numbers
     top_mlp: Tuple[int, ...] = (1024, 1024, 512, 256, 1)  # widths of the layers over the interaction
-    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and tables stay fp32
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = (
+        "fp16"  # of activations; weights and tables stay fp32
+    )
 
     # The loss
     loss_scale: float = 1024.0  # for fp16: factor on the loss so that gradients do not underflow
@@ -87,7 +89,7 @@ class Config:
             (
                 f"decay_start_step={self.decay_start_step} must not come before "
                 f"warmup_steps={self.warmup_steps}",
-                0 < self.decay_steps and self.decay_start_step < self.warmup_steps,
+                self.decay_steps > 0 and self.decay_start_step < self.warmup_steps,
             ),
         ):
             if wrong:

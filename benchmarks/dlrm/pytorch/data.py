@@ -126,7 +126,9 @@ def read(
 class Reader:
     """Batches of one split for one rank, as tensors on the CPU."""
 
-    def __init__(self, content: np.ndarray, rows: int, batch_size: int, tables: Sequence[int], ranks: Ranks) -> None:
+    def __init__(
+        self, content: np.ndarray, rows: int, batch_size: int, tables: Sequence[int], ranks: Ranks
+    ) -> None:
         self._content = content
         self._rows = rows
         self._batch_size = batch_size
@@ -139,7 +141,9 @@ class Reader:
         size = self._batch_size
         total = size * self._ranks.size
         mine = step * total + self._ranks.rank * size
-        own = torch.from_numpy(np.ascontiguousarray(read(self._content, order, self._own, mine, size, self._rows)))
+        own = torch.from_numpy(
+            np.ascontiguousarray(read(self._content, order, self._own, mine, size, self._rows))
+        )
         indices = read(self._content, order, self._tables, step * total, total, self._rows)
         return Batch(
             own[1 : 1 + NUMBERS].view(torch.float32).t().contiguous(),
@@ -161,7 +165,9 @@ class TrainingInput:
         self._step = first_step
         self._mover = Mover(ranks.context)
         if config.shuffle == "rows":
-            self._next: Callable[[], Batch] = HeldRows(config, data, tables, ranks, self._mover).batch_at(self._place)
+            self._next: Callable[[], Batch] = HeldRows(config, data, tables, ranks, self._mover).batch_at(
+                self._place
+            )
         else:
             reader = Reader(data.train, data.train_rows, config.batch_size, tables, ranks)
             self._next = self._streamed(reader, config.prefetch)
@@ -194,8 +200,8 @@ class TrainingInput:
             try:
                 for batch in batches:
                     waiting.put(batch)
-            except BaseException as error:  # noqa: BLE001 - told to the loop, which ends the run
-                waiting.put(error)
+            except BaseException as error:
+                waiting.put(error)  # the loop raises it
 
         threading.Thread(target=fill, daemon=True).start()
 
@@ -246,7 +252,9 @@ class HeldRows:
         whole = [FIRST_TABLE + table for table in tables]
         order = np.arange(len(data.train))
         rows = data.train_rows
-        own = torch.from_numpy(np.ascontiguousarray(read(data.train, order, range(FIRST_TABLE), 0, rows, rows)))
+        own = torch.from_numpy(
+            np.ascontiguousarray(read(data.train, order, range(FIRST_TABLE), 0, rows, rows))
+        )
         self._labels = own[0].float().to(ranks.context)
         self._numbers = own[1:].view(torch.float32).t().contiguous().to(ranks.context)
         indices = read(data.train, order, whole, 0, rows, rows)

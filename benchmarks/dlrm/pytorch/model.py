@@ -29,11 +29,13 @@ def mlp(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
     Weights and biases are normal with variances 2 / (in + out) and 1 / out, as in the reference implementation.
     """
     layers: List[nn.Module] = []
-    for number, (before, after) in enumerate(zip(widths, widths[1:]), 2):
+    for number in range(1, len(widths)):
+        before, after = widths[number - 1 : number + 1]
         linear = nn.Linear(before, after)
         nn.init.normal_(linear.weight, std=math.sqrt(2 / (before + after)))
         nn.init.normal_(linear.bias, std=math.sqrt(1 / after))
-        layers += [linear] if last_is_linear and number == len(widths) else [linear, nn.ReLU(inplace=True)]
+        ends_linear = last_is_linear and number == len(widths) - 1
+        layers += [linear] if ends_linear else [linear, nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
@@ -89,7 +91,9 @@ class Network(nn.Module):
         pairs = count * (count - 1) // 2
         self.padding = -(width + pairs) % ALIGNMENT
         self.bottom = mlp((NUMBERS, *config.bottom_mlp), last_is_linear=False)
-        self.top = mlp((width + pairs + self.padding, *config.top_mlp), last_is_linear=True)
+        self.top = mlp((width + pairs + self.padding, *config.top_mlp[:-1]), last_is_linear=False)
+        # In fp32: half-precision log-odds would tie rows that the AUC must tell apart.
+        self.last = mlp((width + pairs + self.padding, *config.top_mlp)[-2:], last_is_linear=True)
         lower, mirror = pair_places([0, *(1 + table for table in order)])
         self.register_buffer("lower", torch.tensor(lower), persistent=False)
         self.register_buffer("mirror", torch.tensor(mirror), persistent=False)
@@ -101,7 +105,9 @@ class Network(nn.Module):
         parts = [hidden, pairs]
         if self.padding:
             parts.append(hidden.new_zeros(len(hidden), self.padding))
-        return self.top(torch.cat(parts, dim=1)).squeeze(1)
+        features = self.top(torch.cat(parts, dim=1))
+        with torch.autocast(features.device.type, enabled=False):
+            return self.last(features.float()).squeeze(1)
 
 
 @dataclass(frozen=True)

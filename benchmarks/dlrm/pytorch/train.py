@@ -51,7 +51,13 @@ class Quality(NamedTuple):
 
 
 def evaluate(
-    model: Model, evaluation: EvaluationInput, config: Config, ranks: Ranks, stop: StopRequest, beat: Heartbeat, at: int
+    model: Model,
+    evaluation: EvaluationInput,
+    config: Config,
+    ranks: Ranks,
+    stop: StopRequest,
+    beat: Heartbeat,
+    at: int,
 ) -> Optional[Quality]:
     """Exact AUC and mean log loss, or None if the run is to stop."""
     scores, labels = [], []
@@ -72,7 +78,10 @@ def evaluate(
     if total != evaluation.total:
         raise RuntimeError(f"evaluated {total:.0f} rows, the data set has {evaluation.total}")
     # By the odds and not by the probabilities, which are alike where the odds are large.
-    return Quality(area_under_curve(odds, clicks), total_loss / total)
+    try:
+        return Quality(area_under_curve(odds, clicks), total_loss / total)
+    except ValueError as problem:
+        raise SystemExit(f"{problem}\n  do this: lower learning_rate, or look at the data") from None
 
 
 def open_or_exit(arguments: argparse.Namespace, config: Config, ranks: Ranks) -> DataSet:
@@ -170,7 +179,9 @@ def main(argv: Optional[List[str]] = None) -> int:
             log.event(constants.EVAL_ACCURACY, quality.auc, epoch_num=number)
             log.end(constants.EVAL_STOP, epoch_num=number)
             seconds = round(time.time() - started, 3)
-            metrics.write("eval", epoch=epoch + 1, quality=quality.auc, seconds=seconds, log_loss=quality.log_loss)
+            metrics.write(
+                "eval", epoch=epoch + 1, quality=quality.auc, seconds=seconds, log_loss=quality.log_loss
+            )
             progress.mark_log()
             evaluations += 1
             if quality.auc >= config.quality_target:
@@ -206,7 +217,9 @@ def parse_arguments(argv: Optional[List[str]]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
-    parser.add_argument("--data", type=Path, required=True, help="folder of train.bin, val.bin and dataset.json")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of train.bin, val.bin and dataset.json"
+    )
     parser.add_argument(
         "--output", type=Path, required=True, help="folder for results, may be shared by nodes"
     )
