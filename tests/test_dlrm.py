@@ -82,7 +82,7 @@ def test_auc_is_exact_with_ties(in_pytorch: InPytorch, ranks: int) -> None:
 
 
 def test_input(in_pytorch: InPytorch, pytorch_python: Path, tmp_path: Path) -> None:
-    write_days(tmp_path / "raw", 3, 1501)
+    write_days(tmp_path / "raw", 3, 5001)
     assert prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "to").returncode == 0
     found = result(in_pytorch("dlrm_data.py", str(tmp_path / "to")))
     assert found["parse"] is True
@@ -247,16 +247,24 @@ def test_same_seed_same_losses_on_one_rank_and_alike_on_two(
     assert found[1]["quality"] == pytest.approx(found[0]["quality"], abs=1e-3)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("ranks", "settings", "steps"),
+    [
+        (1, (), 150),
+        (2, (), 150),
+        # So slow an evaluation that the signal comes within it.
+        (1, ("eval_batch_size=4", "cache_eval_data=false"), 128),
+    ],
+)
 def test_stopped_and_resumed_run_is_an_unbroken_one(
-    pytorch_python: Path, clicks: Path, tmp_path: Path, ranks: int
+    pytorch_python: Path, clicks: Path, tmp_path: Path, ranks: int, settings: tuple[str, ...], steps: int
 ) -> None:
-    train(pytorch_python, clicks, tmp_path / "unbroken", ranks, *SHORT)
-    config = write_config(tmp_path / "config.json", ranks, *SHORT)
+    train(pytorch_python, clicks, tmp_path / "unbroken", ranks, *SHORT, *settings)
+    config = write_config(tmp_path / "config.json", ranks, *SHORT, *settings)
     output = tmp_path / "stopped"
     children = start_ranks(pytorch_python, config, clicks, output, ranks)
     metrics = output / "metrics.jsonl"
-    while not metrics.exists() or len(records(metrics, "step")) < 150:
+    while not metrics.exists() or len(records(metrics, "step")) < steps:
         assert children[0].poll() is None
         time.sleep(0.01)
     children[-1].send_signal(signal.SIGTERM)  # one rank is told, all stop at the same step
@@ -268,6 +276,7 @@ def test_stopped_and_resumed_run_is_an_unbroken_one(
     unbroken = tmp_path / "unbroken" / "metrics.jsonl"
     assert losses(metrics) == losses(unbroken)
     quality = [[each["quality"] for each in records(path, "eval")] for path in (metrics, unbroken)]
+    assert len(quality[1]) == 2
     assert quality[0] == quality[1]
 
 

@@ -15,9 +15,7 @@ from benchmarks.dlrm.placement import place
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import BadInput, EvaluationInput, TrainingInput, check_memory, open_data
 
-CONFIG = Config(
-    device="cpu", precision="fp32", cuda_graph=False, batch_size=700, eval_batch_size=100, seed=9
-)
+CONFIG = Config(device="cpu", precision="fp32", cuda_graph=False, batch_size=700, eval_batch_size=100, seed=9)
 LIMIT = 40_000_000
 CPU = torch.device("cpu")
 

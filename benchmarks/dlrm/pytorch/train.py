@@ -111,10 +111,9 @@ def main(argv: Optional[List[str]] = None) -> int:
         log.event(constants.SEED, config.seed)
 
     model = steps.build(config, data.table_sizes, ranks)
+    evaluated = 0  # steps of the run before its last evaluation
     if resumed:
-        shared, own = progress.load()
-        model.weights.flat.copy_(shared["weights"])
-        model.tables.weight.copy_(own["tables"])
+        evaluated = restore(progress, model)
     torch_ranks.broadcast([model.weights.flat])
     global_batch = config.batch_size * ranks.size
     steps_per_epoch = -(-data.train_rows // global_batch)
@@ -147,24 +146,29 @@ def main(argv: Optional[List[str]] = None) -> int:
     )
     stop.arm()
     reports = StepReports(metrics, ranks, global_batch, steps_per_epoch, config.log_interval)
-    outcome, evaluations = "not_reached", 0
+    outcome = "not_reached"
 
     for epoch in range(progress.position.epoch, config.epochs):
         first = progress.position.step_in_epoch
         if first == 0:
             log.start(constants.BLOCK_START, first_epoch_num=epoch + 1, epoch_count=1)
             log.start(constants.EPOCH_START, epoch_num=epoch + 1)
+        elif evaluated < first_step and events.evaluates_after(first_step, first, steps_per_epoch, config):
+            first -= 1  # a signal came before the evaluation of this step
         reports.start_epoch()
         for step_in_epoch in range(first, steps_per_epoch):
             step = epoch * steps_per_epoch + step_in_epoch
-            value = learning_rate(config, step)
-            batch = reports.timed(training.next)
-            loss = train_step(batch, rate.fill_(value))
-            heartbeat.beat(step)
-            progress.position = Position(epoch, step_in_epoch + 1)
-            if reports.add(step, loss, stop.requested, value):
-                outcome = "interrupted"
-                break
+            if step >= first_step:
+                value = learning_rate(config, step)
+                batch = reports.timed(training.next)
+                loss = train_step(batch, rate.fill_(value))
+                heartbeat.beat(step)
+                progress.position = Position(epoch, step_in_epoch + 1)
+                if reports.add(step, loss, stop.requested, value):
+                    outcome = "interrupted"
+                    reports.end_epoch(epoch)
+                    progress.mark_log()
+                    break
             if not events.evaluates_after(step + 1, step_in_epoch + 1, steps_per_epoch, config):
                 continue
             reports.end_epoch(epoch)
@@ -183,12 +187,15 @@ def main(argv: Optional[List[str]] = None) -> int:
                 "eval", epoch=epoch + 1, quality=quality.auc, seconds=seconds, log_loss=quality.log_loss
             )
             progress.mark_log()
-            evaluations += 1
+            evaluated = step + 1
             if quality.auc >= config.quality_target:
                 outcome = "reached"
                 break
-            if config.checkpoint_interval and evaluations % config.checkpoint_interval == 0:
-                save(progress, model)
+            if (
+                config.checkpoint_interval
+                and evaluated // config.eval_interval % config.checkpoint_interval == 0
+            ):
+                save(progress, model, evaluated)
             reports.start_epoch()
         if outcome == "interrupted":
             break
@@ -199,7 +206,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         progress.position = Position(epoch + 1, 0)
 
     if outcome == "interrupted":
-        save(progress, model)
+        save(progress, model, evaluated)
     else:
         log.end(constants.RUN_STOP, status="success" if outcome == "reached" else "aborted")
     metrics.write("end", outcome=outcome)
@@ -207,9 +214,18 @@ def main(argv: Optional[List[str]] = None) -> int:
     return 0
 
 
-def save(progress: Progress, model: Model) -> None:
+def save(progress: Progress, model: Model, evaluated: int) -> None:
     """Write a checkpoint of the position: the MLPs once, and each rank's tables."""
-    progress.save(lambda: {"weights": model.weights.flat}, {"tables": model.tables.weight})
+    shared = {"weights": model.weights.flat, "evaluated": evaluated}
+    progress.save(lambda: shared, {"tables": model.tables.weight})
+
+
+def restore(progress: Progress, model: Model) -> int:
+    """Go back to what ``save`` wrote; returns its ``evaluated``."""
+    shared, own = progress.load()
+    model.weights.flat.copy_(shared["weights"])
+    model.tables.weight.copy_(own["tables"])
+    return int(shared["evaluated"])
 
 
 def parse_arguments(argv: Optional[List[str]]) -> argparse.Namespace:
