@@ -135,6 +135,7 @@ class Tables:
         self.placement = place(sizes, ranks.size)
         self.mine = self.placement[ranks.rank]
         self.width = config.bottom_mlp[-1]
+        self.count = len(sizes)
         self._ranks = ranks
         self._sorted = config.embedding_update == "sorted"
         self._on_gpu = ranks.context.type == "cuda"

@@ -54,33 +54,56 @@ def _dtype(config: Config) -> torch.dtype:
     return torch_precision.DTYPES[config.precision]
 
 
-def plain(model: Model, config: Config, ranks: Ranks) -> Step:
-    """Forward, backward and update, with the exchanges beside the computation where that is possible."""
-    network, weights, gradients, tables = model
-    dtype = _dtype(config)
-    scale = config.loss_scale if config.precision == "fp16" else 1.0
+class Update:
+    """Forward and update of a batch; the caller does the backward pass of loss * loss_scale between them.
 
-    def step(batch: Batch, rate: torch.Tensor) -> torch.Tensor:
+    The exchanges with the other ranks run beside the computation where that is possible.
+    """
+
+    def __init__(self, model: Model, config: Config, ranks: Ranks) -> None:
+        self._model = model
+        self._config = config
+        self._ranks = ranks
+        self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
+        self._rows = self._vectors = torch.zeros(0)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Mean loss of this rank's rows; clears the gradients."""
+        network, _, gradients, tables = self._model
         size = len(batch.labels)
-        rows = tables.rows(batch.indices)
-        sent = tables.send(rows, size, dtype)
-        with torch_precision.autocast(ranks.context, config.precision):
-            hidden = network.bottom(batch.numbers)
-            vectors = sent.wait().requires_grad_()
-            odds = network.score(hidden, tables.split(vectors, size))
-        loss = functional.binary_cross_entropy_with_logits(odds.float(), batch.labels)
         gradients.zero()
-        (loss * scale).backward()
+        self._rows = tables.rows(batch.indices)
+        sent = tables.send(self._rows, size, _dtype(self._config))
+        with torch_precision.autocast(self._ranks.context, self._config.precision):
+            hidden = network.bottom(batch.numbers)
+            self._vectors = sent.wait().requires_grad_()
+            odds = network.score(hidden, tables.split(self._vectors, size))
+        return functional.binary_cross_entropy_with_logits(odds.float(), batch.labels)
+
+    def step(self, rate: torch.Tensor) -> None:
+        """Tables and MLPs minus ``rate``, a tensor (), times the mean gradient of all ranks."""
+        _, weights, gradients, tables = self._model
         # The mean over all ranks' rows is the mean of the ranks' means.
-        part = rate / (scale * ranks.size)
-        back = tables.send_back(vectors.grad, size)
-        summed = dist.all_reduce(gradients.flat, async_op=True) if ranks.size > 1 else None
-        tables.update(rows, back.wait(), part * config.table_learning_rate_factor)
+        part = rate / (self.loss_scale * self._ranks.size)
+        gradient = self._vectors.grad
+        back = tables.send_back(gradient, len(gradient) // (tables.width * tables.count))
+        summed = dist.all_reduce(gradients.flat, async_op=True) if self._ranks.size > 1 else None
+        tables.update(self._rows, back.wait(), part * self._config.table_learning_rate_factor)
         if summed is not None:
             summed.wait()
-        if config.weight_decay:
-            weights.flat.mul_(1.0 - rate * config.weight_decay)
+        if self._config.weight_decay:
+            weights.flat.mul_(1.0 - rate * self._config.weight_decay)
         weights.flat.sub_(gradients.flat * part)
+
+
+def plain(model: Model, config: Config, ranks: Ranks) -> Step:
+    """Forward, backward and update in one call."""
+    update = Update(model, config, ranks)
+
+    def step(batch: Batch, rate: torch.Tensor) -> torch.Tensor:
+        loss = update.forward(batch)
+        (loss * update.loss_scale).backward()
+        update.step(rate)
         return loss.detach()
 
     return step

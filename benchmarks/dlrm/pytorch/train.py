@@ -39,7 +39,7 @@ from benchmarks.dlrm.pytorch.data import (
     free_memory,
     open_data,
 )
-from benchmarks.dlrm.pytorch.step import Model
+from benchmarks.dlrm.pytorch.step import Model, Step
 from benchmarks.dlrm.schedule import learning_rate
 
 
@@ -119,10 +119,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     steps_per_epoch = -(-data.train_rows // global_batch)
     progress.steps_per_epoch = steps_per_epoch
     rate = torch.zeros((), device=ranks.context)
-    train_step = steps.plain(model, config, ranks)
-    if config.cuda_graph:
-        example = TrainingInput(config, data, model.tables.mine, ranks, 0).next()
-        train_step = steps.recorded(model, config, ranks, example)
+    update, graph = steps.Update(model, config, ranks), record(model, config, data, ranks)
 
     if not resumed:
         log.end(constants.INIT_STOP)
@@ -133,8 +130,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     training = TrainingInput(config, data, model.tables.mine, ranks, first_step)
     evaluation = EvaluationInput(config, data, model.tables.mine, ranks)
     if not resumed:
-        log.event(constants.TRAIN_SAMPLES, data.train_rows)
-        log.event(constants.EVAL_SAMPLES, data.val_rows)
+        log.events({constants.TRAIN_SAMPLES: data.train_rows, constants.EVAL_SAMPLES: data.val_rows})
     metrics.write(
         "start",
         ranks=ranks.size,
@@ -159,12 +155,17 @@ def main(argv: Optional[List[str]] = None) -> int:
         for step_in_epoch in range(first, steps_per_epoch):
             step = epoch * steps_per_epoch + step_in_epoch
             if step >= first_step:
-                value = learning_rate(config, step)
+                rate.fill_(learning_rate(config, step))
                 batch = reports.timed(training.next)
-                loss = train_step(batch, rate.fill_(value))
+                if graph is not None:
+                    loss = graph(batch, rate)  # the same three lines, recorded
+                else:
+                    loss = update.forward(batch)
+                    (loss * update.loss_scale).backward()
+                    update.step(rate)
                 heartbeat.beat(step)
                 progress.position = Position(epoch, step_in_epoch + 1)
-                if reports.add(step, loss, stop.requested, value):
+                if reports.add(step, loss, stop.requested, learning_rate(config, step)):
                     outcome = "interrupted"
                     reports.end_epoch(epoch)
                     progress.mark_log()
@@ -212,6 +213,14 @@ def main(argv: Optional[List[str]] = None) -> int:
     metrics.write("end", outcome=outcome)
     torch_ranks.finish()
     return 0
+
+
+def record(model: Model, config: Config, data: DataSet, ranks: Ranks) -> Optional[Step]:
+    """A step as a CUDA graph, recorded on the first batch, or None if the configuration has none."""
+    if not config.cuda_graph:
+        return None
+    example = TrainingInput(config, data, model.tables.mine, ranks, 0).next()
+    return steps.recorded(model, config, ranks, example)
 
 
 def save(progress: Progress, model: Model, evaluated: int) -> None:
