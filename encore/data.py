@@ -270,7 +270,7 @@ def read_passport(directory: Path) -> DataPassport:
                 f"{path} has schema {facts['schema']}", expected=f"schema {SCHEMA}", remedy=again
             )
         splits = facts["splits"]
-        files = [split[kind] for split in splits.values() for kind in ("records", "index")]
+        files = [file for split in splits.values() for file in _files_of(split)]
         return DataPassport(
             directory=directory,
             benchmark=str(facts["benchmark"]),
@@ -286,6 +286,11 @@ def read_passport(directory: Path) -> DataPassport:
         raise EncoreError(f"{path}: {error.strerror}", expected="a readable passport", remedy=again) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise EncoreError(f"{path} is damaged", expected="a data set's passport", remedy=again) from None
+
+
+def _files_of(split: Mapping[str, Any]) -> list[Any]:
+    """The files of one split: two of RecordIO, or any number of others."""
+    return list(split["files"]) if "files" in split else [split["records"], split["index"]]
 
 
 def _absent(directory: Path) -> EncoreError:

@@ -27,6 +27,12 @@ def mxnet_python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def pytorch_python() -> Path:
+    """Python of the PyTorch environment, which is made if need be."""
+    return environment.ensure_environment("pytorch", lambda text: print(text, file=sys.stderr))
+
+
+@pytest.fixture(scope="session")
 def digits(mxnet_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small data set of resnet."""
     folder = tmp_path_factory.mktemp("digits") / "resnet"
@@ -48,26 +54,44 @@ def encore() -> Encore:
     return run
 
 
+def inside(python: Path, launcher: tuple[str, ...], program: str, *arguments: str) -> str:
+    """Runs a program of tests/inside in a framework's environment; returns its output."""
+    command = [*launcher, "python", f"tests/inside/{program}", *arguments]
+    if launcher[:1] == ("torchrun",):
+        command.remove("python")
+    variables = {
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": os.environ.get("HOME", "/"),
+        "PYTHONPATH": str(paths.ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=paths.ROOT, env=variables, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="session")
 def in_mxnet(mxnet_python: Path) -> Callable[..., str]:
-    """Runs a program of tests/inside in the framework's environment on so many ranks; returns its output."""
+    """Runs a program of tests/inside in MXNet's environment on so many ranks; returns its output."""
 
     def run(program: str, *arguments: str, ranks: int = 1) -> str:
         launcher = () if ranks == 1 else ("horovodrun", "--gloo", "-np", str(ranks))
-        command = [*launcher, "python", f"tests/inside/{program}", *arguments]
-        variables = {
-            "PATH": f"{mxnet_python.parent}{os.pathsep}{os.environ['PATH']}",
-            "HOME": os.environ.get("HOME", "/"),
-            "PYTHONPATH": str(paths.ROOT),
-            "OMP_NUM_THREADS": "1",
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-        }
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=paths.ROOT, env=variables, check=False, timeout=300
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return inside(mxnet_python, launcher, program, *arguments)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def in_pytorch(pytorch_python: Path) -> Callable[..., str]:
+    """Runs a program of tests/inside in PyTorch's environment on so many ranks; returns their output."""
+
+    def run(program: str, *arguments: str, ranks: int = 1) -> str:
+        launcher = () if ranks == 1 else ("torchrun", "--standalone", "--nproc-per-node", str(ranks))
+        return inside(pytorch_python, launcher, program, *arguments)
 
     return run
 

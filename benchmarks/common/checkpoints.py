@@ -9,10 +9,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Optional
 
 STATE_FILE = "state.json"
+
+
+@dataclass(frozen=True)
+class Position:
+    """The next thing to do: this step of this epoch, both counted from 0.
+
+    ``step_in_epoch`` equal to the steps of an epoch means that only its evaluation is left.
+    """
+
+    epoch: int
+    step_in_epoch: int
+
+    def step(self, steps_per_epoch: int) -> int:
+        """Steps done since the beginning of the run."""
+        return self.epoch * steps_per_epoch + self.step_in_epoch
 
 
 def begin(folder: Path, step: int) -> Path:
@@ -56,3 +72,13 @@ def read_state(checkpoint: Path) -> Dict[str, Any]:
     """The ``state`` that was given to ``finish``."""
     state: Dict[str, Any] = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
     return state
+
+
+def cut_log(path: Path, length: int) -> None:
+    """Move what follows the first ``length`` bytes of ``path`` to ``path.discarded``."""
+    data = path.read_bytes()
+    if len(data) > length:
+        with open(f"{path}.discarded", "ab") as discarded:
+            discarded.write(data[length:])
+        with open(path, "r+b") as file:
+            file.truncate(length)

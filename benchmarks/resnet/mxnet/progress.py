@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, List, Optional, Tuple, TypeVar
 
@@ -11,6 +10,7 @@ import mxnet as mx
 from mxnet.gluon.parameter import ParameterDict
 
 from benchmarks.common import checkpoints, horovod_mxnet
+from benchmarks.common.checkpoints import Position
 from benchmarks.common.horovod_mxnet import LaggedSums, hvd
 from benchmarks.common.metrics import MetricsStream
 from benchmarks.common.ranks import Ranks
@@ -18,21 +18,6 @@ from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import TrainingInput
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Position:
-    """The next thing to do: this step of this epoch, both counted from 0.
-
-    ``step_in_epoch`` equal to the steps of an epoch means that only its evaluation is left.
-    """
-
-    epoch: int
-    step_in_epoch: int
-
-    def step(self, steps_per_epoch: int) -> int:
-        """Steps done since the beginning of the run."""
-        return self.epoch * steps_per_epoch + self.step_in_epoch
 
 
 class StepReports:
@@ -133,7 +118,7 @@ class Progress:
         self.position = Position(state["epoch"], state["step_in_epoch"])
         if self._ranks.rank == 0:
             for path, length in zip(self._logs, state["log_lengths"]):
-                _cut(path, length)
+                checkpoints.cut_log(path, length)
         return True
 
     def restore_or_broadcast(self, parameters: ParameterDict, trainer: hvd.DistributedTrainer) -> None:
@@ -180,13 +165,3 @@ class Progress:
                     "log_lengths": self._lengths,
                 },
             )
-
-
-def _cut(path: Path, length: int) -> None:
-    """Move what follows the first ``length`` bytes of ``path`` to ``path.discarded``."""
-    data = path.read_bytes()
-    if len(data) > length:
-        with open(f"{path}.discarded", "ab") as discarded:
-            discarded.write(data[length:])
-        with open(path, "r+b") as file:
-            file.truncate(length)

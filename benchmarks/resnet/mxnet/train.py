@@ -20,6 +20,7 @@ from mlperf_logging.mllog import constants
 from mxnet import autograd
 
 from benchmarks.common import configuration, horovod_mxnet
+from benchmarks.common.checkpoints import Position
 from benchmarks.common.horovod_mxnet import LaggedSums
 from benchmarks.common.metrics import MetricsStream
 from benchmarks.common.mllog import ResultLog
@@ -28,7 +29,7 @@ from benchmarks.resnet import events
 from benchmarks.resnet.mxnet import model, optimizer
 from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import EvaluationInput, TrainingInput, count_records
-from benchmarks.resnet.mxnet.progress import Position, Progress, StepReports
+from benchmarks.resnet.mxnet.progress import Progress, StepReports
 from benchmarks.resnet.schedule import learning_rate
 
 

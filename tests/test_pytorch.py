@@ -1,0 +1,40 @@
+"""What all PyTorch implementations share: ranks, sums, checkpoints, the choice of an optimizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+InPytorch = Callable[..., str]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_foundation(in_pytorch: InPytorch, tmp_path: Path, ranks: int) -> None:
+    found = json.loads(in_pytorch("torch_foundation.py", str(tmp_path), ranks=ranks).splitlines()[-1])
+    assert found["size"] == found["local size"] == ranks
+    rank_sum = sum(range(ranks))
+    assert found["lagged sums"] == [
+        None,
+        None,
+        *([float(ranks * step), float(rank_sum)] for step in range(4)),
+    ]
+    assert found["total"] == [ranks + rank_sum]
+    assert abs(found["weights apart"]) < 1e-6
+    assert found["mean gradient"] == pytest.approx(sum(range(1, ranks + 1)) / ranks)
+    assert found["cleared"] == 0
+    assert found["found at first"] is False
+    for check in ("found again", "same weights", "own", "same random numbers"):
+        assert found[check] is True, check
+    assert found["position"] == [1, 3]
+
+
+def test_optimizer_is_chosen_by_asking_and_measuring(in_pytorch: InPytorch, tmp_path: Path) -> None:
+    found = json.loads(in_pytorch("torch_foundation.py", str(tmp_path)).splitlines()[-1])
+    assert found["candidates"] == ["fused", "plain"]
+    assert found["chosen"] in ("fused", "plain")
+    assert found["apex measured best"] == "apex"
+    assert found["fused measured best"] == "fused"
+    assert "use auto or one of ['fused', 'plain']" in found["refusal"]
