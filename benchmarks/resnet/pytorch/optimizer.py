@@ -17,6 +17,9 @@ from benchmarks.common import optimizers
 from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
 
+LEAST_MOMENTUM = 1e-30
+"""In place of 0, with which torch.optim.SGD would leave the buffer as it is. A warm-up starts at rate 0."""
+
 
 class MomentumSGD(torch.optim.SGD):
     """SGD with that velocity, and with LARS's rates for the groups that are ``scaled``."""
@@ -37,8 +40,8 @@ class MomentumSGD(torch.optim.SGD):
     def set_learning_rate(self, rate: float) -> None:
         """Give the next step its rate, and its momentum the factor old rate / new rate."""
         for group in self.param_groups:
-            # A warm-up starts at 0, where there is no velocity yet.
-            group["momentum"] = self._momentum * group["lr"] / rate if rate > 0 else self._momentum
+            factor = group["lr"] / rate if rate > 0 else 1.0
+            group["momentum"] = max(self._momentum * factor, LEAST_MOMENTUM)
             group["lr"] = rate
 
     @torch.no_grad()
