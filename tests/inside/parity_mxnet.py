@@ -35,7 +35,9 @@ def logits(config, arrays, batch):
 def loss_and_gradients(config, arrays, batch):
     network = network_with(config, arrays)
     with autograd.record():
-        loss = model.SmoothedLoss(config.label_smoothing)(network(mx.nd.array(batch[0])), mx.nd.array(batch[1]))
+        loss = model.SmoothedLoss(config.label_smoothing)(
+            network(mx.nd.array(batch[0])), mx.nd.array(batch[1])
+        )
     loss.backward()
     parameters = zip(arrays, network.collect_params().values())
     gradients = {name: p.grad().asnumpy() / len(batch[1]) for name, p in parameters if p.grad_req != "null"}
@@ -76,7 +78,11 @@ def trained(config, arrays, data, rates):
 
 horovod_mxnet.start("cpu")
 functions = SimpleNamespace(
-    logits=logits, loss_and_gradients=loss_and_gradients, exported=exported, optimized=optimized, trained=trained
+    logits=logits,
+    loss_and_gradients=loss_and_gradients,
+    exported=exported,
+    optimized=optimized,
+    trained=trained,
 )
 np.savez(sys.argv[1], **parity_task.run(Config, functions, Path(sys.argv[2])))
 horovod_mxnet.finish()

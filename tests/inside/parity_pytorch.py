@@ -54,7 +54,9 @@ def optimized(config, arrays, gradients, rates):
         trainer.set_learning_rate(rate)
         for name, parameter in network.named_parameters():
             # In the parameter's own memory order, as a backward pass leaves it.
-            parameter.grad = torch.empty_like(parameter).copy_(torch.from_numpy(gradient[model.neutral_name(name)]))
+            parameter.grad = torch.empty_like(parameter).copy_(
+                torch.from_numpy(gradient[model.neutral_name(name)])
+            )
         trainer.step()
     return model.export_weights(network, config)
 
@@ -79,7 +81,11 @@ def error(mine, other):
 
 
 functions = SimpleNamespace(
-    logits=logits, loss_and_gradients=loss_and_gradients, exported=exported, optimized=optimized, trained=trained
+    logits=logits,
+    loss_and_gradients=loss_and_gradients,
+    exported=exported,
+    optimized=optimized,
+    trained=trained,
 )
 found = parity_task.run(Config, functions, Path(sys.argv[2]))
 with np.load(sys.argv[1]) as file:

@@ -17,7 +17,9 @@ LOSSES = 50
 
 def config_of(config_class, **changes):
     """The configuration of all comparisons but for ``changes``: ResNet-18 on small images, fp32, on the CPU."""
-    layout = {} if config_class.layout == "NHWC" and "mxnet" not in config_class.__module__ else {"layout": "NCHW"}
+    layout = (
+        {} if config_class.layout == "NHWC" and "mxnet" not in config_class.__module__ else {"layout": "NCHW"}
+    )
     values = dict(
         device="cpu", precision="fp32", pad_channels=False, depth=18, num_classes=10, image_size=64, eval_resize=64,
         batch_size=16, loss_scale=1.0, label_smoothing=0.1, dali_threads=1, optimizer="sgd", learning_rate=0.1,
@@ -51,7 +53,9 @@ def made_batch(config):
     """Images (N, C, H, W) and labels (N,)."""
     generator = np.random.RandomState(12)
     shape = (config.batch_size, 3, config.image_size, config.image_size)
-    return generator.standard_normal(shape).astype("float32"), generator.randint(0, config.num_classes, shape[0])
+    return generator.standard_normal(shape).astype("float32"), generator.randint(
+        0, config.num_classes, shape[0]
+    )
 
 
 def made_gradients(config):
@@ -60,7 +64,8 @@ def made_gradients(config):
     shapes = weights.shapes(config)
     for _ in range(OPTIMIZER_STEPS):
         yield {
-            name: generator.standard_normal(shapes[name]).astype("float32") for name in weights.trained_names(config)
+            name: generator.standard_normal(shapes[name]).astype("float32")
+            for name in weights.trained_names(config)
         }
 
 
@@ -85,15 +90,24 @@ def run(config_class, framework: SimpleNamespace, data):
         loss, gradients = framework.loss_and_gradients(config, arrays, batch)
         found[f"loss {depth}"] = np.array(loss)
         found.update({f"gradient {depth} {name}": gradients[name] for name in weights.trained_names(config)})
-        found.update({f"exported {depth} {name}": array for name, array in framework.exported(config, arrays).items()})
+        found.update(
+            {f"exported {depth} {name}": array for name, array in framework.exported(config, arrays).items()}
+        )
     for name in ("sgd", "lars"):
         config = optimizer_config(config_class, name)
         steps = framework.optimized(config, made_weights(config), list(made_gradients(config)), rates(config))
         found.update({f"{name} {tensor}": steps[tensor] for tensor in weights.trained_names(config)})
     # A small rate: at a large one every rounding grows from step to step, and no two machines agree for long.
     config = config_of(
-        config_class, image_size=32, eval_resize=32, batch_size=64, dali_shuffle_buffer=1024, learning_rate=0.02
+        config_class,
+        image_size=32,
+        eval_resize=32,
+        batch_size=64,
+        dali_shuffle_buffer=1024,
+        learning_rate=0.02,
     )
-    found["first images"], found["losses"] = framework.trained(config, made_weights(config), data, rates(config)[:LOSSES])
+    found["first images"], found["losses"] = framework.trained(
+        config, made_weights(config), data, rates(config)[:LOSSES]
+    )
     found["rates"] = np.array(rates(config))
     return found

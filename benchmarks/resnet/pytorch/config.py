@@ -27,9 +27,5 @@ class Config(Hyperparameters):
                 on_cpu and self.precision in ("fp16", "tf32"),
             ),
             ("cuda_graph needs device=gpu", on_cpu and self.cuda_graph),
-            (
-                "gradient_compression needs device=gpu: Gloo would sum in that type too, set it to none",
-                on_cpu and self.gradient_compression == "bf16",
-            ),
             ("bucket_mb must be at least 1", self.bucket_mb < 1),
         )

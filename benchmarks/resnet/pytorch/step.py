@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import Any, Callable, List, Optional
 
@@ -21,6 +22,10 @@ WARM_UP_STEPS = 11
 """Steps before a capture: DistributedDataParallel settles its buckets in the first ten (PyTorch, CUDA graphs)."""
 HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 """How gradients travel, where not in their own type."""
+
+_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
+_BUFFER_OPTION = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
+"""PyTorch 2.13 gave the option another name."""
 
 
 def set_up(config: Config) -> None:
@@ -54,7 +59,7 @@ def _distributed(network: nn.Module, config: Config, ranks: Ranks) -> Distribute
         wrapped = DistributedDataParallel(
             network,
             device_ids=[ranks.context.index] if on_gpu else None,
-            broadcast_buffers=False,  # each rank has its own statistics until an evaluation
+            **{_BUFFER_OPTION: False},  # each rank has its own statistics until an evaluation
             gradient_as_bucket_view=True,
             bucket_cap_mb=config.bucket_mb,
         )
