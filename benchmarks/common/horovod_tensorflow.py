@@ -85,6 +85,17 @@ def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
         variable.assign(_sum(sent, f"variable.{number}"))
 
 
+def average_variables(variables: Sequence[tf.Variable], name: str) -> None:
+    """Set each variable to its mean over all ranks."""
+    if hvd.size() == 1:
+        return
+    means = hvd.grouped_allreduce(
+        [variable.read_value() for variable in variables], op=hvd.Average, name=name
+    )
+    for variable, mean in zip(variables, means):
+        variable.assign(mean)
+
+
 def barrier(name: str) -> None:
     """Wait until all ranks have come here."""
     total([0.0], name)

@@ -34,6 +34,11 @@ class Network:
         """What the optimizer changes, in the order of the network."""
         return {name: self.variables[name] for name in weights.trained_names(self.config)}
 
+    @property
+    def statistics(self) -> List[tf.Variable]:
+        """The running means and variances of batch-norm."""
+        return [variable for name, variable in self.variables.items() if name.endswith(("mean", "variance"))]
+
     def __call__(self, images: tf.Tensor, training: bool) -> tf.Tensor:
         """Logits (batch, num_classes) in fp32 of images (batch, height, width, channels).
 
