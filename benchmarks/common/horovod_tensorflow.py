@@ -26,10 +26,9 @@ def start(device: str) -> Ranks:
             tf.config.experimental.set_memory_growth(gpu, True)
     else:
         tf.config.set_visible_devices([], "GPU")
-        threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+        threads = int(os.environ.get("OMP_NUM_THREADS", "0"))  # 0: all cores
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-        # One operator after the other: they share the few cores that a rank has.
-        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
     context = "/GPU:0" if device == "gpu" else "/CPU:0"
     return Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), context)
 
@@ -84,6 +83,17 @@ def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
         mine = variable.read_value()
         sent = mine if hvd.rank() == 0 else tf.zeros_like(mine)
         variable.assign(_sum(sent, f"variable.{number}"))
+
+
+def average_variables(variables: Sequence[tf.Variable], name: str) -> None:
+    """Set each variable to its mean over all ranks."""
+    if hvd.size() == 1:
+        return
+    means = hvd.grouped_allreduce(
+        [variable.read_value() for variable in variables], op=hvd.Average, name=name
+    )
+    for variable, mean in zip(variables, means):
+        variable.assign(mean)
 
 
 def barrier(name: str) -> None:

@@ -1,6 +1,6 @@
 """PyTorch's results of the parity tests against another framework's; prints the differences as JSON.
 
-Arguments: the other framework's file, data folder. Errors are relative: |difference| / |other|, by norms.
+Arguments: the other framework's file, data folder.
 """
 
 import json
@@ -75,11 +75,6 @@ def trained(config, arrays, data, rates):
     return first, np.array(losses)
 
 
-def error(mine, other):
-    scale = np.linalg.norm(other)
-    return float(np.linalg.norm(mine - other) / (scale if scale else 1.0))
-
-
 functions = SimpleNamespace(
     logits=logits,
     loss_and_gradients=loss_and_gradients,
@@ -88,14 +83,4 @@ functions = SimpleNamespace(
     trained=trained,
 )
 found = parity_task.run(Config, functions, Path(sys.argv[2]))
-with np.load(sys.argv[1]) as file:
-    other = {name: file[name] for name in file.files}
-worst = {}
-for name, array in found.items():
-    kind = " ".join(name.split(" ")[:2]) if name.startswith(("gradient", "first")) else name.split(" ")[0]
-    worst[kind] = max(worst.get(kind, 0.0), error(array, other[name]))
-by_step = np.abs(found["losses"] - other["losses"]) / other["losses"]
-worst["losses by step"] = [float(value) for value in by_step]
-worst["last losses"] = [float(found["losses"][-10:].mean()), float(other["losses"][-10:].mean())]
-worst["same names"] = sorted(found) == sorted(other)
-print(json.dumps(worst))
+print(json.dumps(parity_task.differences(found, sys.argv[1])))

@@ -114,3 +114,20 @@ def run(config_class, framework: SimpleNamespace, data):
     )
     found["rates"] = np.array(rates(config))
     return found
+
+
+def differences(found, path):
+    """Worst difference of each kind from another framework's file, relative: |difference| / |other|, by norms."""
+    with np.load(path) as file:
+        other = {name: file[name] for name in file.files}
+    worst = {}
+    for name, array in found.items():
+        kind = " ".join(name.split(" ")[:2]) if name.startswith(("gradient", "first")) else name.split(" ")[0]
+        scale = np.linalg.norm(other[name])
+        error = float(np.linalg.norm(array - other[name]) / (scale if scale else 1.0))
+        worst[kind] = max(worst.get(kind, 0.0), error)
+    by_step = np.abs(found["losses"] - other["losses"]) / other["losses"]
+    worst["losses by step"] = [float(value) for value in by_step]
+    worst["last losses"] = [float(found["losses"][-10:].mean()), float(other["losses"][-10:].mean())]
+    worst["same names"] = sorted(found) == sorted(other)
+    return worst

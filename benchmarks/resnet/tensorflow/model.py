@@ -7,7 +7,7 @@ batch-norm's statistics, the logits and the loss are fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Mapping
+from typing import Dict, List, Mapping, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +34,11 @@ class Network:
         """What the optimizer changes, in the order of the network."""
         return {name: self.variables[name] for name in weights.trained_names(self.config)}
 
+    @property
+    def statistics(self) -> List[tf.Variable]:
+        """The running means and variances of batch-norm."""
+        return [variable for name, variable in self.variables.items() if name.endswith(("mean", "variance"))]
+
     def __call__(self, images: tf.Tensor, training: bool) -> tf.Tensor:
         """Logits (batch, num_classes) in fp32 of images (batch, height, width, channels).
 
@@ -42,13 +47,14 @@ class Network:
         kind, blocks = STAGES[self.config.depth]
         x = tf.cast(images, TYPES[self.config.precision])
         x = tf.nn.relu(self._conv_norm(x, "stem.conv", "stem.norm", 2, training))
-        x = tf.nn.max_pool2d(x, 3, 2, [[0, 0], [1, 1], [1, 1], [0, 0]])
+        # After ReLU a border of zeros changes no maximum.
+        x = tf.nn.max_pool2d(tf.pad(x, _both_sides(1)), 3, 2, "VALID")
         for stage, count in enumerate(blocks, 1):
             for block in range(1, count + 1):
                 stride = 2 if stage > 1 and block == 1 else 1
                 x = self._block(x, f"stage{stage}.block{block}", kind, stride, training)
         x = tf.reduce_mean(tf.cast(x, tf.float32), axis=(1, 2))
-        x = tf.matmul(self._cast("dense.weight", x), self._weight("dense.weight"))
+        x = tf.matmul(tf.cast(x, TYPES[self.config.precision]), self._weight("dense.weight"))
         return tf.cast(x, tf.float32) + self.variables["dense.bias"]
 
     def _block(self, x: tf.Tensor, prefix: str, kind: str, stride: int, training: bool) -> tf.Tensor:
@@ -67,16 +73,15 @@ class Network:
     def _weight(self, name: str) -> tf.Tensor:
         return tf.cast(self.variables[name], TYPES[self.config.precision])
 
-    def _cast(self, name: str, x: tf.Tensor) -> tf.Tensor:
-        return tf.cast(x, TYPES[self.config.precision])
-
     def _conv_norm(self, x: tf.Tensor, conv: str, norm: str, stride: int, training: bool) -> tf.Tensor:
         """A convolution that keeps the size at stride 1, and batch-norm."""
         weight = self._weight(f"{conv}.weight")
         edge = weight.shape[0] // 2
-        # Not padding="SAME": with stride 2 that pads one side only, and the other frameworks both.
-        padding = [[0, 0], [edge, edge], [edge, edge], [0, 0]]
-        return self._norm(tf.nn.conv2d(x, weight, stride, padding), norm, training)
+        if stride == 1 or edge == 0:
+            return self._norm(tf.nn.conv2d(x, weight, stride, "SAME"), norm, training)
+        # With stride 2 "SAME" pads one side only, and the other frameworks both.
+        x = tf.pad(x, _both_sides(edge))
+        return self._norm(tf.nn.conv2d(x, weight, stride, "VALID"), norm, training)
 
     def _norm(self, x: tf.Tensor, name: str, training: bool) -> tf.Tensor:
         gamma, beta, mean, variance = (self.variables[f"{name}.{part}"] for part in weights.NORM)
@@ -97,22 +102,27 @@ class Network:
         return normalized
 
 
+def _both_sides(edge: int) -> List[List[int]]:
+    """Padding of ``edge`` pixels on all four sides; oneDNN knows no convolution with explicit padding."""
+    return [[0, 0], [edge, edge], [edge, edge], [0, 0]]
+
+
 def build(config: Config) -> Network:
     """The network of ``config`` with weights drawn from config.seed, the same on every rank."""
     generator = np.random.RandomState(config.seed)
     arrays = {name: _initial(generator, name, shape) for name, shape in weights.shapes(config).items()}
     if config.zero_init_residual:
+        # Stem and shortcut have no number behind "norm".
         last = f"norm{2 if STAGES[config.depth][0] == 'basic' else 3}.gamma"
         arrays.update({name: np.zeros_like(a) for name, a in arrays.items() if name.endswith(last)})
-    # Stem and shortcut have no number behind "norm".
     variables = {
-        name: tf.Variable(_to_tensorflow(name, array), trainable=True, name=name.replace(".", "_"))
+        name: tf.Variable(to_tensorflow(name, array), trainable=True, name=name.replace(".", "_"))
         for name, array in arrays.items()
     }
     return Network(config, variables)
 
 
-def _initial(generator: np.random.RandomState, name: str, shape: List[int]) -> np.ndarray:
+def _initial(generator: np.random.RandomState, name: str, shape: Tuple[int, ...]) -> np.ndarray:
     """He et al. 2015 (arXiv 1502.01852) for convolutions, as MXNet's model has it; N(0, 0.01) for dense."""
     if name.endswith(("gamma", "variance")):
         return np.ones(shape, "float32")
@@ -122,7 +132,8 @@ def _initial(generator: np.random.RandomState, name: str, shape: List[int]) -> n
     return (generator.standard_normal(shape) * deviation).astype("float32")
 
 
-def _to_tensorflow(name: str, array: np.ndarray) -> np.ndarray:
+def to_tensorflow(name: str, array: np.ndarray) -> np.ndarray:
+    """The array called ``name`` in benchmarks/resnet/weights.py, with TensorFlow's axes."""
     if array.ndim == 4:
         return array.transpose(2, 3, 1, 0)
     return array.T if name == "dense.weight" else array
@@ -147,7 +158,7 @@ def export_weights(network: Network) -> Dict[str, np.ndarray]:
 def import_weights(network: Network, arrays: Mapping[str, np.ndarray]) -> None:
     """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
     for name, variable in network.variables.items():
-        variable.assign(_to_tensorflow(name, arrays[name]))
+        variable.assign(to_tensorflow(name, arrays[name]))
 
 
 def smoothed_loss(logits: tf.Tensor, labels: tf.Tensor, smoothing: float) -> tf.Tensor:

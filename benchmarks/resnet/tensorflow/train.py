@@ -26,7 +26,7 @@ from benchmarks.common.mllog import ResultLog
 from benchmarks.common.progress import Progress, StepReports
 from benchmarks.common.stopping import Heartbeat, StopRequest
 from benchmarks.resnet import events
-from benchmarks.resnet.inputs import EvaluationInput, count_records
+from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records
 from benchmarks.resnet.schedule import learning_rate
 from benchmarks.resnet.tensorflow import model, optimizer, progress
 from benchmarks.resnet.tensorflow.config import Config
@@ -82,7 +82,17 @@ def compile_hits(
     return hits
 
 
+def save(
+    run: Progress, network: model.Network, updates: optimizer.Optimizer, training: TrainingInput
+) -> None:
+    """Write a checkpoint. Each rank has statistics of its own, and only their mean is ever used: save that."""
+    horovod_tensorflow.average_variables(network.statistics, "statistics")
+    write = partial(progress.save, variables=network.variables, momenta=updates.momenta)
+    run.save(write, training.checkpoint())
+
+
 def evaluate(
+    network: model.Network,
     hits: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor],
     evaluation: EvaluationInput,
     stop: StopRequest,
@@ -90,6 +100,7 @@ def evaluate(
     step: int,
 ) -> Optional[float]:
     """Top-1 accuracy over all validation images of all ranks, or None if the run is to stop."""
+    horovod_tensorflow.average_variables(network.statistics, "statistics")
     correct = tf.zeros(())
     counted = 0
     votes = LaggedSums("stop_evaluation")
@@ -129,7 +140,6 @@ def main(argv: Optional[List[str]] = None) -> int:
     train_step = compile_step(network, updates, config)
     hits = compile_hits(network, config)
     progress.restore_or_broadcast(run.checkpoint, network.variables, updates.momenta)
-    write = partial(progress.save, variables=network.variables, momenta=updates.momenta)
     train_images = count_records(arguments.data / "train.idx")
     steps_per_epoch = math.ceil(train_images / (config.batch_size * ranks.size))
     run.steps_per_epoch = steps_per_epoch
@@ -184,7 +194,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         if events.evaluates_after(epoch, config):
             log.start(constants.EVAL_START, epoch_num=epoch + 1)
             started = time.time()
-            accuracy = evaluate(hits, evaluation, stop, heartbeat, (epoch + 1) * steps_per_epoch)
+            accuracy = evaluate(network, hits, evaluation, stop, heartbeat, (epoch + 1) * steps_per_epoch)
             if accuracy is None:
                 outcome = "interrupted"
                 break
@@ -199,10 +209,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.position = Position(epoch + 1, 0)
         run.mark_log()
         if config.checkpoint_interval and (epoch + 1) % config.checkpoint_interval == 0:
-            run.save(write, training.checkpoint())
+            save(run, network, updates, training)
 
     if outcome == "interrupted":
-        run.save(write, training.checkpoint())
+        save(run, network, updates, training)
     else:
         log.end(constants.RUN_STOP, status="success" if outcome == "reached" else "aborted")
     metrics.write("end", outcome=outcome)
