@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Tuple
@@ -33,15 +34,23 @@ def _to_batch(device: torch.device, is_nhwc: bool, images: Any, labels: Any) -> 
     return pixels, _to_tensor(torch.device("cpu"), labels).reshape(-1).to(device, torch.int64)
 
 
+def _with_visible_gpu(ranks: Ranks) -> Ranks:
+    """``ranks`` with the number of this rank's GPU as the process counts them, which DALI is told.
+
+    Slurm may show each rank its own GPU alone, which is then number 0.
+    """
+    return dataclasses.replace(ranks, local_rank=ranks.context.index or 0)
+
+
 def training_input(
     config: Config, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None
 ) -> inputs.TrainingInput:
     """Training batches on this rank's device, from the beginning or exactly on from ``checkpoint``."""
     convert = partial(_to_batch, ranks.context, config.layout == "NHWC")
-    return inputs.TrainingInput(config, data, ranks, convert, checkpoint)
+    return inputs.TrainingInput(config, data, _with_visible_gpu(ranks), convert, checkpoint)
 
 
 def evaluation_input(config: Config, data: Path, ranks: Ranks) -> inputs.EvaluationInput:
     """This rank's share of the validation images."""
     convert = partial(_to_batch, ranks.context, config.layout == "NHWC")
-    return inputs.EvaluationInput(config, data, ranks, convert)
+    return inputs.EvaluationInput(config, data, _with_visible_gpu(ranks), convert)
