@@ -56,7 +56,7 @@ def standin_name(framework: str) -> str:
 
 def image_file(choice: Choice, runtime: str) -> Path:
     """Where the image lies that Apptainer or Enroot runs."""
-    suffix = {"apptainer": "sif", "enroot": "sqsh"}[runtime]
+    suffix = {"apptainer": "sif", "enroot": "sqsh", "pyxis": "sqsh"}[runtime]
     return paths.ROOT / "build" / "images" / f"{choice.name}.{suffix}"
 
 

@@ -133,8 +133,21 @@ def ask(argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess
         raise EncoreError(f"{argv[0]} does not answer: {error}", remedy="restart the engine") from error
 
 
+def _srun_with_pyxis() -> str:
+    """srun, if Slurm has the plugin: its options then stand in srun's help."""
+    found = programs("srun")
+    if found and "--container-image" in ask([found[0], "--help"]).stdout:
+        return found[0]
+    raise EncoreError(
+        "srun has no --container-image: Pyxis is not installed here" if found else "no srun on PATH",
+        remedy="use another runtime: --runtime apptainer, docker or host",
+    )
+
+
 def connect(name: str) -> Engine:
     """The engine, if it answers; EncoreError tells why it does not."""
+    if name == "pyxis":
+        return Engine(name, _srun_with_pyxis(), rootless=True, gpu_access="gpus")
     program = find(name)
     if name == "apptainer":
         return Engine(name, program, rootless=True, gpu_access="gpus")

@@ -47,6 +47,10 @@ class Job:
     """GPUs per node; 0 on a CPU."""
     outer: tuple[str, ...] = ()
     """A launcher that runs outside, such as srun: it starts the runtime's command once a rank."""
+    everywhere: tuple[str, ...] = ()
+    """Starts one process on every node; empty for a job on this node alone."""
+    passed: tuple[str, ...] = ()
+    """Names of variables that the outer launcher gives to each rank."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Command:
     cleanup: tuple[str, ...] = ()
     """Removes what the command may leave behind outside of its own processes; empty: nothing can be left."""
     runtime: str = "host"
+    rank_folders: tuple[Path, ...] = ()
+    """Folders that must be there for the ranks' output."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ def rank_environment(
     """Variables that the ranks need; ``extra`` wins."""
     variables = {"PYTHONUNBUFFERED": "1", **launch.environment}
     if configuration.get("device") == "cpu":
-        threads = max(1, node.cores() // configuration.ranks_per_node)
+        threads = max(1, (launch.cores or node.cores()) // configuration.ranks_per_node)
         variables["OMP_NUM_THREADS"] = str(threads)
     variables.update(configuration.system.environment)
     variables.update(extra)
@@ -98,8 +104,10 @@ def training_job(
     return Job(
         argv=(*launch.inner, *command, *arguments),
         environment=rank_environment(configuration, launch, extra_environment),
-        mounts=mounts,
+        mounts=(*mounts, *(Mount(Path(folder), folder, False) for folder in launch.folders)),
         ranks=configuration.ranks,
         gpus=configuration.ranks_per_node if configuration.get("device") == "gpu" else 0,
         outer=launch.outer,
+        everywhere=launch.everywhere,
+        passed=launch.passed,
     )

@@ -23,6 +23,14 @@ class Launch:
     inner: tuple[str, ...] = ()
     outer: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    everywhere: tuple[str, ...] = ()
+    """Starts one process on every node, to clean up; empty where there is this node alone."""
+    passed: tuple[str, ...] = ()
+    """Variables that each rank gets from its launcher, by name; a container must pass them on."""
+    cores: int | None = None
+    """Cores that all ranks of a node have together; None: those of this process."""
+    folders: tuple[str, ...] = ()
+    """Folders by which a rank reaches its launcher; a container must have them at the same place."""
 
 
 # A single rank has no launcher that would tell Horovod to leave MPI alone.

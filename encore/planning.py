@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from encore import catalogue, node, passport, paths, preflight, run_folder
+from encore import catalogue, launchers, node, passport, paths, preflight, run_folder
 from encore import configuration as configurations
 from encore import targets as runtimes
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration
 from encore.errors import EncoreError
+from encore.launchers import Launch
 from encore.node import Node
 from encore.run_folder import RunFolder
+from encore.slurm import allocation as allocations
+from encore.slurm import cluster as clusters
+from encore.slurm import step as slurm_step
+from encore.slurm.allocation import Allocation
+from encore.slurm.cluster import Cluster
+from encore.slurm.step import Step
 from encore.targets import ON_HOST, Target
 
 MAX_GPUS = 4096
@@ -26,7 +33,9 @@ class Request:
     """What the user asked for; None where the user left the choice to Encore."""
 
     name: str
-    gpus: int
+    gpus: int | None
+    """In all nodes together; None: all that Slurm has given to the job."""
+    nodes: int | None = None
     system: str | None = None
     round: str | None = None
     data: Path | None = None
@@ -36,8 +45,10 @@ class Request:
     settings: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     drop_caches: bool | None = None
-    runtime: str = "auto"
+    runtime: str | None = None
     image: str | None = None
+    cluster: Path | None = None
+    """cluster.toml; None: the one at its usual place, if any."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +64,42 @@ class Plan:
     extra_environment: Mapping[str, str]
     drop_caches: bool
     target: Target = ON_HOST
+    allocation: Allocation | None = None
+    """The Slurm job that the run takes place in; None: this machine alone."""
+    cluster: Cluster = field(default_factory=Cluster)
 
     @property
     def label(self) -> str:
-        """``resnet-mxnet-cpu``: the run folder's name after the time."""
+        """``resnet-mxnet-cpu``: the run folder's name after the time; in a Slurm job with ``-job12``."""
         choice = self.configuration.choice
-        return f"{choice.benchmark.name}-{choice.implementation_name}-{self.configuration.system.system}"
+        name = f"{choice.benchmark.name}-{choice.implementation_name}-{self.configuration.system.system}"
+        return f"{name}-{self.allocation.folder_mark}" if self.allocation else name
+
+    def launch(self, output: str) -> Launch:
+        """How the ranks of the experiment in ``output`` are started."""
+        framework = self.configuration.choice.implementation.framework
+        if self.allocation is None:
+            return launchers.on_one_node(framework, self.configuration.ranks, output)
+        # Pyxis finds PMIx itself, and on the host nothing is hidden.
+        needs_folders = self.target.runtime not in ("host", "pyxis")
+        step = Step(
+            framework=framework,
+            nodes=self.configuration.nodes,
+            ranks_per_node=self.configuration.ranks_per_node,
+            logs=f"{output}/ranks",
+            mpi=self.cluster.mpi,
+            folders=(slurm_step.spool_folder(),) if needs_folders else (),
+        )
+        return slurm_step.launch(step, self.allocation, os.environ)
 
 
 def choose_system(
-    choice: Choice, gpus: int, machine: Node, name: str | None, round_name: str | None
+    choice: Choice, gpus: int, machine: Node, name: str | None, round_name: str | None, nodes: int = 1
 ) -> System:
-    """The system that was named, else the one that is nearest to this machine's GPUs, else the small one."""
+    """The system that was named, else the one that is nearest to this machine's GPUs, else the small one.
+
+    ``gpus`` are those of all nodes together.
+    """
     if name is not None:
         return catalogue.find_system(choice, name, round_name)
     if not machine.gpus:
@@ -77,11 +112,12 @@ def choose_system(
         )
     gpu = machine.gpus[0]
 
-    def distance(system: System) -> tuple[bool, bool, float, int]:
+    def distance(system: System) -> tuple[bool, bool, float, bool, int]:
         # Of accelerators that nothing was submitted on, the memory says best which batch will fit.
         other = preflight.family(system.accelerator) not in gpu.name
         memory = abs(preflight.memory_gib(system.accelerator) - gpu.memory_gib) if other else 0.0
-        return (system.nodes > 1, other, memory, abs(system.gpus_per_node - gpus))
+        count = abs(system.nodes * system.gpus_per_node - gpus)
+        return (nodes == 1 and system.nodes > 1, other, memory, system.nodes != nodes, count)
 
     return min(candidates, key=distance)
 
@@ -99,6 +135,29 @@ def spread(system: System, gpus: int) -> tuple[int, int]:
     return 1, gpus
 
 
+def spread_over(allocation: Allocation, request: Request, cluster: Cluster, machine: Node) -> tuple[int, int]:
+    """Nodes, and GPUs (on a CPU: ranks) on each, of a run inside a Slurm job."""
+    nodes = request.nodes or len(allocation.nodes)
+    if nodes > len(allocation.nodes):
+        raise EncoreError(
+            f"{nodes} nodes asked for, the Slurm job has {len(allocation.nodes)}",
+            remedy=f"submit it with more: sbatch -N {nodes} slurm/run.sub {request.name}",
+        )
+    if request.gpus is None:
+        has = allocation.gpus_per_node or allocation.tasks_per_node or cluster.gpus_per_node
+        return nodes, has or len(machine.gpus) or 1
+    if request.nodes is None and request.gpus < nodes:
+        nodes = 1
+    if request.gpus % nodes:
+        raise EncoreError(
+            f"{request.gpus} GPUs cannot be spread evenly over {nodes} nodes",
+            expected=f"a multiple of {nodes}",
+            remedy=f"{request.gpus - request.gpus % nodes} or {request.gpus + nodes - request.gpus % nodes},"
+            " or fewer nodes: --nodes 1",
+        )
+    return nodes, request.gpus // nodes
+
+
 def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> dict[str, str]:
     """Variables of ``--env NAME=VALUE`` and, taken from the caller, ``--env NAME``."""
     variables = {}
@@ -114,34 +173,67 @@ def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> d
     return variables
 
 
-def make_plan(request: Request, small_data: Path | None = None) -> Plan:
+def make_plan(request: Request, small_data: Path | None = None, allocation: Allocation | None = None) -> Plan:
     """Make all choices; EncoreError for names, numbers and combinations that cannot be.
 
-    ``small_data`` is where the small data set is made if not at its usual place.
+    ``small_data`` is where the small data set is made if not at its usual place; ``allocation`` is the Slurm
+    job to plan for, by default the one that this process runs in.
     """
     choice = catalogue.choose(request.name)
-    check_gpus(request.gpus)
-    if request.runs < 1:
-        raise EncoreError(f"--runs {request.runs}", expected="at least 1", remedy="--runs 5")
-    if request.seed is not None and not 0 <= request.seed < 2**31:
-        raise EncoreError(f"--seed {request.seed}", expected="0 to 2147483647")
+    allocation = allocation or allocations.current(os.environ)
+    cluster, _ = clusters.load(request.cluster)
+    _check_numbers(request, allocation)
     machine = node.this_node()
-    system = choose_system(choice, request.gpus, machine, request.system, request.round)
-    nodes, per_node = spread(system, request.gpus)
+    if allocation is not None:
+        nodes, per_node = spread_over(allocation, request, cluster, machine)
+        total = nodes * per_node
+        system = choose_system(choice, total, machine, request.system, request.round, nodes)
+    else:
+        total = request.gpus or 1
+        system = choose_system(choice, total, machine, request.system, request.round)
+        nodes, per_node = spread(system, total)
+    check_gpus(total)
     resolved = configurations.resolve(choice, system, nodes, per_node, list(request.settings))
-    small = system.kind == "small" and request.data is None
-    first = request.seed if request.seed is not None else secrets.randbits(31) % (2**31 - request.runs)
+    data = request.data or cluster.data_of(choice.benchmark.name)
+    runs = allocation.array_count if allocation and allocation.array_count > 1 else request.runs
+    first = request.seed if request.seed is not None else secrets.randbits(31) % (2**31 - runs)
+    runtime = request.runtime or cluster.runtime
+    image, device = request.image or cluster.image or None, resolved.get("device")
     return Plan(
         configuration=resolved,
         machine=machine,
-        data=(request.data or small_data or paths.default_data(choice.benchmark.name)).absolute(),
-        makes_small_data=small,
-        results=(request.results or paths.default_results()).absolute(),
-        seeds=tuple(first + number for number in range(request.runs)),
+        data=(data or small_data or paths.default_data(choice.benchmark.name)).absolute(),
+        makes_small_data=system.kind == "small" and data is None,
+        results=(request.results or cluster.results or paths.default_results()).absolute(),
+        seeds=tuple(first + number for number in range(runs)),
         extra_environment=parse_environment(request.environment, os.environ),
         drop_caches=system.kind != "small" if request.drop_caches is None else request.drop_caches,
-        target=runtimes.choose(request.runtime, choice, machine, resolved.get("device"), request.image),
+        target=runtimes.choose(runtime, choice, machine, device, image, allocation is not None),
+        allocation=allocation,
+        cluster=cluster,
     )
+
+
+def _check_numbers(request: Request, allocation: Allocation | None) -> None:
+    if request.gpus is None and allocation is None:
+        raise EncoreError("no number of GPUs given", expected=f"encore run {request.name} GPUS")
+    if request.gpus is not None:
+        check_gpus(request.gpus)
+    if request.nodes is not None and allocation is None:
+        raise EncoreError(
+            f"--nodes {request.nodes} outside of a Slurm job",
+            remedy=f"sbatch -N {request.nodes} slurm/run.sub {request.name}",
+        )
+    if request.runs < 1:
+        raise EncoreError(f"--runs {request.runs}", expected="at least 1", remedy="--runs 5")
+    if allocation is not None and allocation.array_count > 1 and request.runs > 1:
+        raise EncoreError(
+            f"--runs {request.runs} in an array of {allocation.array_count} tasks",
+            expected="one of the two: every task of the array is a run",
+            remedy="leave --runs out, or submit without --array",
+        )
+    if request.seed is not None and not 0 <= request.seed < 2**31:
+        raise EncoreError(f"--seed {request.seed}", expected="0 to 2147483647")
 
 
 def checks(plan: Plan) -> list[preflight.Check]:
@@ -152,8 +244,11 @@ def checks(plan: Plan) -> list[preflight.Check]:
         found = [made if check.name == "data set" else check for check in found]
     folders = [plan.data, plan.results]
     found = [*runtimes.check(plan.target, plan.configuration, plan.machine, folders), *found]
-    if plan.configuration.nodes > 1:
-        remedy = f"give the GPUs of one node: {plan.configuration.ranks_per_node}"
+    if plan.configuration.nodes > 1 and plan.allocation is None:
+        remedy = (
+            f"give the GPUs of one node, {plan.configuration.ranks_per_node}, or submit it: "
+            f"sbatch -N {plan.configuration.nodes} slurm/run.sub {plan.configuration.choice.name}"
+        )
         found.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", remedy))
     return found
 
@@ -165,8 +260,8 @@ def refuse(plan: Plan) -> list[preflight.Check]:
     return [check for check in found if check.level == "WARN"]
 
 
-def plan_of(folder: RunFolder) -> Plan:
-    """The plan of an existing run, from its passport alone."""
+def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
+    """The plan of an existing run, from its passport alone; by default in the Slurm job of this process."""
     content = folder.passport()
     choice = catalogue.choose(content["name"])
     system = catalogue.find_system(choice, content["system"], content["round"])
@@ -189,6 +284,9 @@ def plan_of(folder: RunFolder) -> Plan:
     )
     machine = node.this_node()
     image = content["image"]["name"] if content["image"] else None
+    allocation = allocation or allocations.current(os.environ)
+    _check_nodes(content["nodes"], allocation, folder)
+    cluster, _ = clusters.load()
     return Plan(
         configuration=resolved,
         machine=machine,
@@ -199,7 +297,19 @@ def plan_of(folder: RunFolder) -> Plan:
         extra_environment=_restore_secrets(content["extra_environment"]),
         drop_caches=content["drop_caches"],
         target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image),
+        allocation=allocation,
+        cluster=cluster,
     )
+
+
+def _check_nodes(began_with: int, allocation: Allocation | None, folder: RunFolder) -> None:
+    """A run goes on with as many nodes as it began with: its batch and its share of the data depend on it."""
+    has = len(allocation.nodes) if allocation is not None else 1
+    if began_with > has:
+        raise EncoreError(
+            f"the run began on {began_with} nodes, here is {has}",
+            remedy=f"sbatch -N {began_with} slurm/run.sub --resume {folder.path}",
+        )
 
 
 def _restore_secrets(variables: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,6 +23,8 @@ from typing import Any, Literal
 from encore.errors import EncoreError
 
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
+STAMP = "%Y%m%dT%H%M%SZ"
+"""Time at the start of a run folder's name, in UTC."""
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
 
@@ -134,14 +137,16 @@ def create(
     system: dict[str, Any],
     config: dict[str, Any],
     seeds: list[int],
+    shared_stamp: str | None = None,
 ) -> RunFolder:
     """Make a new run folder with one experiment per seed; it appears whole or not at all.
 
-    ``passport`` is asked for the content of run.json once the folder's name is known.
+    ``passport`` is asked for the content of run.json once the folder's name is known. Processes that give the
+    same ``shared_stamp`` get the same folder, whichever of them comes first.
     """
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    path = _free_name(results, f"{stamp}-{label}")
-    temporary = results / f".{path.name}.writing"
+    stamp = shared_stamp or datetime.now(timezone.utc).strftime(STAMP)
+    path = results / f"{stamp}-{label}" if shared_stamp else _free_name(results, f"{stamp}-{label}")
+    temporary = results / f".{path.name}.{platform.node()}.{os.getpid()}.writing"
     try:
         temporary.mkdir(parents=True)
         write_json(temporary / "system.json", system)
@@ -154,6 +159,8 @@ def create(
         temporary.rename(path)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if shared_stamp and (path / "run.json").exists():
+            return RunFolder(path)
         raise EncoreError(
             f"the run folder {path} cannot be written: {error.strerror or error}",
             remedy="give a folder that you may write to, with free space: --results DIR",

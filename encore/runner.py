@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from encore import caches, environment, mlperf_header, passport, preflight, run_folder
+from encore import caches, engines, environment, mlperf_header, passport, preflight, run_folder
 from encore import data as data_sets
 from encore import targets as runtimes
 from encore.errors import EncoreError, ExitCode
@@ -18,6 +18,8 @@ from encore.job import Command, Job, Mount, Places, training_job
 from encore.planning import Plan, plan_of, refuse
 from encore.run_folder import Experiment, ExperimentState, RunFolder
 from encore.runtimes import host
+from encore.slurm import job_runs, nodes, requeue
+from encore.slurm.allocation import Allocation
 from encore.supervise import Outcome, Signals, run
 
 
@@ -37,15 +39,22 @@ def job_of(plan: Plan, output: Path) -> Job:
     """The job of the experiment in ``output``."""
     mounts = (Mount(plan.data, str(plan.data), True), Mount(output, str(output), False))
     places = Places(data=str(plan.data), output=str(output))
-    return training_job(plan.configuration, places, mounts, plan.extra_environment)
+    launch = plan.launch(str(output))
+    return training_job(plan.configuration, places, mounts, plan.extra_environment, launch)
 
 
 def render(plan: Plan, output: Path, python: Path | None) -> Command:
     """The command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
     job = job_of(plan, output)
     if python is not None:
-        return host.render(job, python, os.environ)
-    return runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
+        command = host.render(job, python, os.environ)
+    else:
+        command = runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
+    if not job.outer:
+        return command
+    # srun makes files, but no folders; horovodrun and torchrun make both.
+    logs = [output / "ranks" / f"rank.{rank}" for rank in range(job.ranks)]
+    return replace(command, rank_folders=tuple(logs))
 
 
 def dry_run_command(plan: Plan) -> Command:
@@ -85,6 +94,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
         by = python or runtimes.preparation(plan.target, plan.data.name, plan.data, small)
         hooks.prepare_data(plan.data, by)
     refuse(plan)
+    check_nodes(plan, python)
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
     data_set = {
         "id": found.id,
@@ -100,20 +110,53 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
         told = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
         told["drop_caches"] = plan.drop_caches
         told["extra_environment"] = passport.redact(plan.extra_environment)
+        told["slurm"] = plan.allocation.as_json() if plan.allocation else None
         return told
 
     versions = environment.software(python) if python is not None else {}
     system = passport.system_description(plan.configuration, plan.machine, versions)
-    folder = run_folder.create(plan.results, plan.label, content, system, plan.configuration.plain(), seeds)
+    config = plan.configuration.plain()
+    shared = job_runs.shared_stamp(plan.allocation) if plan.allocation else None
+    folder = run_folder.create(plan.results, plan.label, content, system, config, seeds, shared)
     return folder, python
+
+
+def check_nodes(plan: Plan, python: Path | None) -> list[dict[str, Any]]:
+    """Facts of every node of the Slurm job; refuses one that lacks what the run needs."""
+    if plan.allocation is None:
+        return []
+    target, image = plan.target, Path(plan.target.image)
+    # The name, not the file: another node may have it elsewhere.
+    program = Path(target.engine.program).name if target.engine else None
+    wanted = {
+        "readable": [str(plan.data / data_sets.PASSPORT)]
+        + ([str(python)] if python else [])
+        + ([str(image)] if image.is_absolute() else []),
+        "writable": [str(existing(plan.results))],
+        "programs": [program] if program else [],
+        "image": [program, "image", "inspect", target.image] if target.runtime in engines.BUILDERS else None,
+        "gpus": plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0,
+    }
+    facts, checks = nodes.check(plan.configuration.nodes, wanted)
+    preflight.refuse_failed(checks)
+    return facts
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def execute(
     plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, hang_seconds: float
 ) -> ExitCode:
-    """Run every experiment that has not ended yet; stops at the first that fails or is interrupted."""
+    """Run every experiment that has not ended yet; stops at the first that fails or is interrupted.
+
+    A task of a Slurm array runs the experiment of its own number alone.
+    """
+    mine = job_runs.experiments_of(folder, plan.allocation)
     with Signals() as signals:
-        for experiment in folder.experiments():
+        for experiment in mine:
             if experiment.state().status in run_folder.FINISHED:
                 continue
             outcome = _run_experiment(plan, experiment, python, hooks, signals, hang_seconds)
@@ -121,8 +164,10 @@ def execute(
             if outcome.status == "failed":
                 return ExitCode.FAILED
             if outcome.status == "interrupted":
+                if plan.allocation and (outcome.lost_nodes or signals.received == requeue.WARNING):
+                    hooks.step(requeue.request(plan.allocation, plan.cluster.max_requeues, folder.path))
                 return ExitCode.INTERRUPTED
-    reached = all(experiment.state().status == "reached" for experiment in folder.experiments())
+    reached = all(experiment.state().status == "reached" for experiment in mine)
     return ExitCode.REACHED if reached else ExitCode.NOT_REACHED
 
 
@@ -139,12 +184,15 @@ def _run_experiment(
         fresh = not (experiment.folder / "checkpoint").exists()
         if fresh:
             _clear_remains(experiment)
-            cleared = caches.drop() if plan.drop_caches else False
+            cleared = _drop_caches(plan)
             mlperf_header.write(experiment.log, plan.configuration, plan.machine, cleared)
         experiment.set_state(state)
         hooks.experiment(experiment)
         command = render(plan, experiment.folder, python)
-        outcome = run(command, experiment, signals, hooks.progress, hang_seconds)
+        if plan.allocation is None:
+            outcome = run(command, experiment, signals, hooks.progress, hang_seconds)
+        else:
+            outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, hang_seconds)
         experiment.set_state(
             replace(state, status=outcome.status, reason=outcome.reason, ended=run_folder.utc_now())
         )
@@ -152,6 +200,32 @@ def _run_experiment(
     except OSError as error:
         return Outcome("failed", f"the run folder cannot be written: {error.strerror or error}")
     return outcome
+
+
+def _run_in_slurm(
+    allocation: Allocation,
+    command: Command,
+    experiment: Experiment,
+    hooks: Hooks,
+    signals: Signals,
+    hang_seconds: float,
+) -> Outcome:
+    for left in reversed(range(job_runs.LAUNCHES)):
+        outcome = run(command, experiment, signals, hooks.progress, hang_seconds, job_runs.STOP_SECONDS)
+        if outcome.status != "failed":
+            return outcome
+        outcome = job_runs.blame_lost_nodes(outcome, allocation)
+        if outcome.lost_nodes or signals.received or not job_runs.was_not_launched(experiment) or not left:
+            return outcome
+        hooks.step(f"srun could not start the ranks ({outcome.reason}); trying again")
+    return outcome
+
+
+def _drop_caches(plan: Plan) -> bool:
+    """Whether the file caches of all nodes were dropped."""
+    if not plan.drop_caches:
+        return False
+    return nodes.drop_caches(plan.configuration.nodes) if plan.allocation else caches.drop()
 
 
 def _clear_remains(experiment: Experiment) -> None:
@@ -189,4 +263,5 @@ def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> tuple[Plan, 
         ]
     )
     python = ensure_python(plan, hooks)
+    check_nodes(plan, python)
     return plan, execute(plan, folder, python, hooks, hang_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import psutil
 
 from encore import engines, processes
 from encore.follow import Progress, Tail
@@ -22,6 +25,8 @@ from encore.telemetry import Telemetry
 POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0
 """Time for a checkpoint after a signal, before the ranks are killed."""
+SRUN_SECONDS = 15.0
+"""Time that srun gets to end the ranks of all nodes, before it is killed itself."""
 LAST_LINES = 15
 CLEAN_UP_SECONDS = 30.0
 ENGINE_FAILED = (125, 126, 127)
@@ -35,17 +40,23 @@ class Outcome:
     status: Status
     reason: str = ""
     last_lines: tuple[str, ...] = ()
+    lost_nodes: tuple[str, ...] = ()
+    """Nodes of the Slurm job that no longer answer: the cause, and none of the training's."""
 
 
 class Signals:
-    """While entered, SIGINT and SIGTERM set a flag instead of ending this process."""
+    """While entered, a signal that asks to stop sets a flag instead of ending this process.
+
+    SIGINT comes from a terminal, SIGTERM from a scheduler that takes the nodes away, SIGUSR1 from Slurm some
+    time before the limit (sbatch --signal).
+    """
 
     def __init__(self) -> None:
         self.received = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._previous[number] = signal.signal(number, self._note)
         return self
 
@@ -63,15 +74,20 @@ def run(
     signals: Signals,
     on_progress: Callable[[Progress], None],
     hang_seconds: float,
+    stop_seconds: float = STOP_SECONDS,
 ) -> Outcome:
     """Execute ``command`` for ``experiment``; returns when no process of it is left."""
     ranks = experiment.folder / "ranks"
     ranks.mkdir(exist_ok=True)
+    for path in command.rank_folders:
+        path.mkdir(exist_ok=True)
     _forget_heartbeats(experiment.folder / "heartbeat")
     tail = Tail(experiment.metrics)
     tail.read()
     _clean_up(command)
     with (ranks / "launcher.txt").open("ab") as output:
+        output.write(f"{START}{shlex.join(command.argv)}\n".encode())
+        output.flush()
         child = subprocess.Popen(
             command.argv,
             env=dict(command.environment),
@@ -82,10 +98,11 @@ def run(
             # The terminal's Ctrl-C comes to us alone; we pass it on in order.
             start_new_session=True,
         )
+        watch = HangWatch(experiment.folder / "heartbeat", hang_seconds)
         telemetry = Telemetry(experiment.folder / "telemetry.jsonl")
         telemetry.start()
         try:
-            outcome = _watch(child, experiment, tail, signals, on_progress, hang_seconds)
+            outcome = _watch(child, experiment, tail, signals, on_progress, watch, stop_seconds)
             return _told_by_engine(command, child, experiment) or outcome
         finally:
             if _leave_none(child, experiment):
@@ -127,10 +144,10 @@ def _watch(
     tail: Tail,
     signals: Signals,
     on_progress: Callable[[Progress], None],
-    hang_seconds: float,
+    watch: HangWatch,
+    stop_seconds: float,
 ) -> Outcome:
     progress = Progress()
-    watch = HangWatch(experiment.folder / "heartbeat", hang_seconds)
     stop_at: float | None = None
     while True:
         ended = child.poll() is not None
@@ -140,7 +157,7 @@ def _watch(
         if ended:
             return _conclude(child.returncode, progress, experiment, signals)
         if signals.received and stop_at is None:
-            stop_at = time.monotonic() + STOP_SECONDS
+            stop_at = time.monotonic() + stop_seconds
             # Ranks that are not up yet have nothing to save.
             if not processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM):
                 stop_at = 0.0
@@ -178,6 +195,9 @@ def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Si
 
 def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> bool:
     """End all processes of the job; returns whether there were any left."""
+    if child.poll() is None and child.args[0] == "srun":  # type: ignore[index]
+        # SIGTERM to srun kills the ranks on all nodes; killed itself, it would leave those elsewhere.
+        processes.end([psutil.Process(child.pid)], grace_seconds=SRUN_SECONDS)
     left = processes.family(child.pid) if child.poll() is None else []
     left += processes.rank_processes(experiment.folder / "heartbeat")
     processes.end(left, grace_seconds=1.0)
@@ -224,23 +244,48 @@ DISK_FULL = ("No space left on device", "File too large", "FileStream.Write inco
 PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
 """What horovodrun puts before each line of a rank."""
 
+START = "\n$ "
+"""Divides the launcher's output where an experiment was started again."""
+
 FAILURES = (
     # horovodrun: a line for each rank that ends badly.
     re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
     # torchrun: a table, in which the root cause has its own part.
     re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL),
+    # srun: a line for a rank that it could not start, else one for each node with the tasks that ended alike.
+    re.compile(r"error: task (?P<rank>\d+) (?P<code>launch failed: [^\n]+)"),
+    re.compile(r"error: \S+: tasks? (?P<rank>\d+)[-,\d]*: (?:Exited with exit code )?(?P<code>[\w ]+)"),
 )
 """What launchers print of ranks that fail; the first one is the cause."""
 
 
 def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
     """Number of the rank that failed first, and how."""
-    text = _read(experiment.folder / "ranks" / "launcher.txt").rsplit("\n$ ", 1)[-1]
+    text = launcher_output(experiment)
     for pattern in FAILURES:
         match = pattern.search(text)
         if match is not None:
-            return int(match["rank"]), _describe_code(int(match["code"]))
+            return int(match["rank"]), _describe(match["code"])
     return 0, _describe_code(code)
+
+
+WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -11, "Bus error": -7}
+"""What srun prints instead of a number."""
+
+
+def launcher_output(experiment: Experiment) -> str:
+    """What the launcher printed since the latest start."""
+    return _read(experiment.folder / "ranks" / "launcher.txt").rsplit(START, 1)[-1].partition("\n")[2]
+
+
+def _describe(told: str) -> str:
+    """In words what a launcher told: a number, a signal's name, or why nothing began."""
+    word = told.strip().partition(" (core")[0]
+    if word.startswith("launch failed"):
+        return f"could not be started: {word.partition(': ')[2]}; slurmd's log on its node tells why"
+    if word == "Out Of Memory":
+        return "was killed: its node is out of memory"
+    return _describe_code(int(word) if word.lstrip("-").isdigit() else WORDS.get(word, 1))
 
 
 def _describe_code(code: int) -> str:
@@ -252,14 +297,14 @@ def _describe_code(code: int) -> str:
 
 def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
     """The last lines that a rank wrote."""
-    text = "".join(map(_read, _rank_files(experiment.folder / "ranks", rank)))
+    text = "".join(map(_read, _rank_files(experiment.folder / "ranks", rank))) or launcher_output(experiment)
     plain = (PREFIX.sub("", line).rstrip() for line in text.splitlines())
     lines = [line for line in plain if line]
     return tuple(lines[-LAST_LINES:])
 
 
 def _rank_files(folder: Path, rank: int) -> list[Path]:
-    """Files of one rank as its launcher named them; the launcher's own output where it has none."""
+    """Files of one rank as its launcher named them; none for a launcher that makes none."""
     # horovodrun pads the number with zeros to the width of the largest.
     for candidate in folder.glob("rank.*"):
         if int(candidate.name[5:]) == rank:
@@ -268,7 +313,7 @@ def _rank_files(folder: Path, rank: int) -> list[Path]:
     starts = sorted(folder.glob(f"*/attempt_*/{rank}"), key=lambda path: path.stat().st_mtime)
     if starts:
         return [starts[-1] / "stdout.log", starts[-1] / "stderr.log"]
-    return [folder / "launcher.txt"]
+    return []
 
 
 def _read(path: Path) -> str:

@@ -20,10 +20,11 @@ from encore.errors import EncoreError
 from encore.job import Command, Job, Mount
 from encore.node import Node
 from encore.preflight import Check
-from encore.runtimes import apptainer, docker, enroot, podman
+from encore.runtimes import apptainer, docker, enroot, podman, pyxis
 from encore.runtimes.container import Container
 
 RENDERERS = {
+    "pyxis": pyxis.render,
     "docker": docker.render,
     "podman": podman.render,
     "apptainer": apptainer.render,
@@ -65,13 +66,16 @@ class Target:
 ON_HOST = Target()
 
 
-def choose(runtime: str, choice: Choice, machine: Node, device: str, image: str | None = None) -> Target:
+def choose(
+    runtime: str, choice: Choice, machine: Node, device: str, image: str | None = None, in_slurm: bool = False
+) -> Target:
     """The runtime that was asked for, or with ``auto`` the first that has an image of the benchmark."""
     if runtime not in RUNTIMES:
         raise names.unknown("runtime", runtime, RUNTIMES)
     if runtime != "auto":
         return _look(runtime, choice, "asked for", image)
-    tried = [_look(name, choice, f"{name} has the image", image) for name in RENDERERS if _is_here(name)]
+    here = [name for name in RENDERERS if _is_here(name, in_slurm)]
+    tried = [_look(name, choice, f"{name} has the image", image) for name in here]
     for target in tried:
         if target.problem is None:
             return target
@@ -80,7 +84,11 @@ def choose(runtime: str, choice: Choice, machine: Node, device: str, image: str 
     return Target("host", f"no container engine has an image of {choice.name}")
 
 
-def _is_here(name: str) -> bool:
+def _is_here(name: str, in_slurm: bool) -> bool:
+    if name == "pyxis":
+        with contextlib.suppress(EncoreError):
+            return in_slurm and bool(engines.connect(name))
+        return False
     return bool(engines.programs(name))
 
 
@@ -96,12 +104,17 @@ def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
         found = engines.inspect(engine, reference) if built else None
         if built and found is None:
             problem = building.not_built(choice, runtime)
-        elif not built and not Path(reference).exists():
-            remedy = f"encore images convert {choice.name} --to {runtime}"
+        elif not built and not _is_in_registry(runtime, reference) and not Path(reference).exists():
+            remedy = f"encore images convert {choice.name} --to {'enroot' if runtime == 'pyxis' else runtime}"
             problem = EncoreError(f"no image file {reference}", remedy=remedy)
     except EncoreError as error:
         problem = error
     return Target(runtime, why, engine, reference, found, problem)
+
+
+def _is_in_registry(runtime: str, reference: str) -> bool:
+    """Pyxis imports ``nvcr.io#nvidia/mxnet:24.06-py3`` itself; a file is an absolute path."""
+    return runtime == "pyxis" and not reference.startswith(("/", "."))
 
 
 def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Command:

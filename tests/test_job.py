@@ -92,6 +92,16 @@ def test_pytorch_starts_by_torchrun() -> None:
     [
         ("Process 1 exit with status code 9.", (1, "failed with exit code 9")),
         (
+            "srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Terminated",
+            (1, "was killed by SIGKILL"),
+        ),
+        ("srun: error: n[1-2]: tasks 0-3: Exited with exit code 2", (0, "failed with exit code 2")),
+        ("slurmstepd: error: n2: task 3: Out Of Memory", (3, "was killed: its node is out of memory")),
+        (
+            "srun: error: task 1 launch failed: Unspecified error\nsrun: error: n1: task 0: Killed",
+            (1, "could not be started: Unspecified error; slurmd's log on its node tells why"),
+        ),
+        (
             "Root Cause (first observed failure):\n[0]:\n  time : x\n  rank      : 3 (local_rank: 3)\n"
             "  exitcode  : -9 (pid: 8)\n",
             (3, "was killed by SIGKILL"),
@@ -100,5 +110,7 @@ def test_pytorch_starts_by_torchrun() -> None:
 )
 def test_first_failing_rank(said: str, expected: tuple[int, str], tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
-    (tmp_path / "ranks" / "launcher.txt").write_text(said, encoding="utf-8")
+    (tmp_path / "ranks" / "launcher.txt").write_text(
+        f"Process 0 exit with status code 4\n{supervise.START}horovodrun\n{said}", encoding="utf-8"
+    )
     assert supervise.first_failure(Experiment(0, tmp_path), 1) == expected

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from encore import __version__
-from encore.cli import bench, compare, data, doctor, images, report, results, run, show
+from encore.cli import bench, compare, data, doctor, images, report, results, run, show, submit
 from encore.errors import EncoreError, ExitCode
 
 app = typer.Typer(
@@ -37,7 +37,7 @@ def options(
     """Options of all commands."""
 
 
-for module in (run, show, data, doctor, bench, images, results, compare, report):
+for module in (run, submit, show, data, doctor, bench, images, results, compare, report):
     module.register(app)
 
 

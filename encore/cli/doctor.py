@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,17 +17,48 @@ from encore import catalogue, data, engines, environment, node, paths
 from encore.cli.run import print_checks
 from encore.errors import EncoreError, ExitCode
 from encore.preflight import Check, Level
+from encore.slurm import doctor as slurm_doctor
+
+EPILOG = """
+Examples:
+
+  encore doctor
+
+  encore doctor --json
+
+  encore doctor --cluster                                   on a login node of a Slurm cluster
+
+  encore doctor --cluster-file slurm/cluster.example.toml
+"""
 
 
 def register(app: typer.Typer) -> None:
     """Adds ``doctor`` to the command line."""
-    app.command("doctor", epilog="Examples:\n\n  encore doctor\n\n  encore doctor --json")(doctor)
+    app.command("doctor", epilog=EPILOG)(doctor)
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Check the Slurm cluster and cluster.toml instead.")
+    ] = False,
+    cluster_file: Annotated[
+        Path | None, typer.Option("--cluster-file", help="Cluster file; default: the one at its usual place.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Check this machine; exit code 2 if something makes every run impossible."""
     machine = node.this_node()
-    found = [*_machine(machine), *_tools(), *_engines(machine), *_environments(), *_data(), *_folders()]
+    if cluster or cluster_file is not None:
+        _tell(machine, slurm_doctor.check(cluster_file), as_json)
+    else:
+        _tell(machine, _all(machine), as_json)
+
+
+def _all(machine: node.Node) -> list[Check]:
+    return [*_machine(machine), *_tools(), *_engines(machine), *_environments(), *_data(), *_folders()]
+
+
+def _tell(machine: node.Node, found: list[Check], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"node": machine.as_json(), "checks": [vars(c) for c in found]}, indent=2))
     else:

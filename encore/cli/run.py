@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from encore import data, judge, planning, preflight, run_folder, runner
+from encore import data, judge, passport, planning, preflight, run_folder, runner
 from encore.cli.live import RunView, clock
 from encore.cli.tables import plain_table
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 from encore.run_folder import Experiment, RunFolder
+from encore.slurm import job_runs
 from encore.supervise import Outcome
 
 EPILOG = """
@@ -31,6 +34,8 @@ Examples:
 
   encore run --resume results/20261120T101500Z-resnet-mxnet-cpu
 
+  srun --nodes=2 --pty bash, and there: encore run resnet      all GPUs of the Slurm job
+
 Exit codes: 0 target reached, 3 not reached, 2 refused before the start, 1 failed, 130 interrupted.
 """
 
@@ -41,10 +46,13 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    context: typer.Context,
     benchmark: Annotated[str | None, typer.Argument(help="Benchmark, such as resnet.")] = None,
     gpus: Annotated[
-        int | None, typer.Argument(help="GPUs; on a machine without any, ranks on the CPU.")
+        int | None,
+        typer.Argument(help="GPUs, without any: ranks on the CPU; in a Slurm job by default all it has."),
     ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes of the Slurm job to use; default: all.")] = None,
     system: Annotated[str | None, typer.Option(help="Configuration to take, such as dgxa100.")] = None,
     round_name: Annotated[str | None, typer.Option("--round", help="MLPerf round, such as v0.7.")] = None,
     data_folder: Annotated[
@@ -66,10 +74,14 @@ def run(
     hang_seconds: Annotated[
         float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")
     ] = 600.0,
-    runtime: Annotated[str, typer.Option(help="auto, host, docker, podman, apptainer or enroot.")] = "auto",
+    runtime: Annotated[
+        str | None,
+        typer.Option(help="auto, host, docker, podman, apptainer, enroot or pyxis; default: auto."),
+    ] = None,
     image: Annotated[
         str | None, typer.Option(help="Image to run in; default: the benchmark's that was built last.")
     ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -77,32 +89,36 @@ def run(
     """Train a benchmark, follow it, and judge the result."""
     console = Console(stderr=as_json, soft_wrap=True)
     if resume is not None:
-        new = (benchmark, gpus, system, round_name, data_folder, results, seed, settings, environment, image)
-        _refuse_with_resume(any(each is not None for each in new) or runs != 1 or runtime != "auto")
+        new = (
+            benchmark,
+            gpus,
+            nodes,
+            runtime,
+            cluster,
+            system,
+            round_name,
+            data_folder,
+            results,
+            seed,
+            settings,
+            environment,
+            image,
+        )
+        _refuse_with_resume(any(each is not None for each in new) or runs != 1)
         _resume(console, resume.absolute(), hang_seconds, dry_run, as_json)
         return
-    if benchmark is None or gpus is None:
-        raise EncoreError("no benchmark or no number of GPUs given", expected="encore run BENCHMARK GPUS")
-    request = planning.Request(
-        name=benchmark,
-        gpus=gpus,
-        system=system,
-        round=round_name,
-        data=data_folder,
-        results=results,
-        runs=runs,
-        seed=seed,
-        settings=tuple(settings or ()),
-        environment=tuple(environment or ()),
-        drop_caches=drop_caches,
-        runtime=runtime,
-        image=image,
-    )
-    plan = planning.make_plan(request)
+    if benchmark is None:
+        raise EncoreError("no benchmark given", expected="encore run BENCHMARK GPUS")
+    plan = planning.make_plan(as_request(context.params))
     if dry_run:
         _print_plan(console, plan, as_json)
         return
-    if runtime == "auto":
+    begun = _begun(plan)
+    if begun is not None:
+        console.print(f"going on with {begun}", highlight=False)
+        _resume(console, begun, hang_seconds, dry_run, as_json)
+        return
+    if plan.target.why != "asked for":
         console.print(f"runtime {plan.target.runtime}: {plan.target.why}", highlight=False)
     for check in planning.refuse(plan):
         console.print(f"[yellow]warning[/] {check.name}: {check.found}", highlight=False)
@@ -110,6 +126,38 @@ def run(
     with RunView(console) as view:
         code = runner.execute(plan, folder, python, _hooks(console, view, folder), hang_seconds)
     _finish(console, folder, code, as_json)
+
+
+def as_request(given: Mapping[str, Any]) -> planning.Request:
+    """The request in the options of ``encore run``, by their names above."""
+    same = (
+        "gpus",
+        "nodes",
+        "system",
+        "results",
+        "runs",
+        "seed",
+        "drop_caches",
+        "runtime",
+        "image",
+        "cluster",
+    )
+    return planning.Request(
+        name=given["benchmark"],
+        round=given["round_name"],
+        data=given["data_folder"],
+        settings=tuple(given["settings"] or ()),
+        environment=tuple(given["environment"] or ()),
+        **{name: given[name] for name in same},
+    )
+
+
+def _begun(plan: planning.Plan) -> Path | None:
+    """The run folder of this very call, if its Slurm job was requeued or shares it with other tasks."""
+    if plan.allocation is None:
+        return None
+    folder = job_runs.begun(plan.results, plan.allocation, passport.redact_arguments(sys.argv[1:]))
+    return folder.path if folder is not None else None
 
 
 def _refuse_with_resume(something_new: bool) -> None:

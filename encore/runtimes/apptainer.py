@@ -23,7 +23,8 @@ def render(job: Job, container: Container) -> Command:
             *job.outer,
             container.program or "apptainer",
             "run",
-            "--cleanenv",
+            # A task of srun has the job's own environment already, and what Slurm told this rank alone.
+            *([] if job.outer else ["--cleanenv"]),
             "--home",
             home,
             "--pwd",

@@ -14,7 +14,7 @@ def render(job: Job, container: Container) -> Command:
     for mount in job.mounts:
         flags = "x-create=dir,rbind" + (",ro" if mount.read_only else "")
         mounts += ["--mount", f"{mount.source}:{mount.target}:none:{flags}"]
-    variables = [option for name in sorted(job.environment) for option in ("--env", name)]
+    variables = [option for name in sorted({*job.environment, *job.passed}) for option in ("--env", name)]
     # Enroot's hook hands out the GPUs that NVIDIA_VISIBLE_DEVICES names.
     gpus = {"NVIDIA_VISIBLE_DEVICES": "all" if job.gpus else "void"}
     for name, value in {**containers.inside(job, container), **gpus}.items():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 from encore import paths
 from encore.job import Command, Job
 from encore.runtimes import container as containers
@@ -23,17 +26,28 @@ def command(job: Job, container: Container, options: list[str], engine: str) -> 
         ),
         environment=containers.client_environment(job, container),
         working_directory=paths.ROOT,
-        cleanup=(program, "rm", "--force", "--volumes", container.name),
+        cleanup=_removal(job, container, program),
         runtime=engine,
     )
+
+
+LABEL = "encore.run"
+"""Label of the containers that a launcher starts: one a rank, on any node, so that none has a fixed name."""
+
+
+def _removal(job: Job, container: Container, program: str) -> tuple[str, ...]:
+    if not job.outer:
+        return (program, "rm", "--force", "--volumes", container.name)
+    wanted = json.dumps({"engine": program, "label": f"{LABEL}={container.name}"})
+    remove = (sys.executable, "-m", "encore.slurm.on_node", "remove-containers", wanted)
+    return (*job.everywhere, *remove)
 
 
 def shared_options(job: Job, container: Container) -> list[str]:
     """Everything but what the two engines do differently. No TTY: the output goes to a file."""
     return [
         "--rm",
-        "--name",
-        container.name,
+        *(["--label", f"{LABEL}={container.name}"] if job.outer else ["--name", container.name]),
         "--pull",
         "never",
         "--workdir",
@@ -76,7 +90,7 @@ def _mounts(job: Job) -> list[str]:
 
 
 def _environment(job: Job, container: Container) -> list[str]:
-    by_name = [option for name in sorted(job.environment) for option in ("--env", name)]
+    by_name = [option for name in sorted({*job.environment, *job.passed}) for option in ("--env", name)]
     given = containers.inside(job, container).items()
     return by_name + [option for name, value in given for option in ("--env", f"{name}={value}")]
 

@@ -1,0 +1,121 @@
+"""``encore submit``: a batch job of `encore run`, checked before it waits in the queue."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.main
+from rich.console import Console
+
+from encore import preflight, runner
+from encore.cli.run import as_request
+from encore.cli.run import register as register_run
+from encore.errors import EncoreError
+from encore.slurm import submission as submissions
+from encore.slurm.submission import Wanted
+
+EPILOG = """
+Examples:
+
+  encore submit resnet --nodes 4 --gpus-per-node 8 --system dgxa100 --data /data/imagenet
+
+  encore submit resnet --nodes 2 --array 5            5 runs, each a task of an array
+
+  encore submit resnet --nodes 4 --runtime pyxis --dry-run
+
+  encore submit --resume results/20261120T101500Z-resnet-mxnet-dgxa100-job12
+
+All options of `encore run` may follow. What is particular to the cluster stands in cluster.toml.
+"""
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds ``submit`` to the command line."""
+    app.command("submit", epilog=EPILOG, context_settings=PASS_ON)(submit)
+
+
+def submit(
+    context: typer.Context,
+    benchmark: Annotated[str | None, typer.Argument(help="Benchmark, such as resnet.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes; default: 1.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(help="GPUs of each node, without any: ranks; default: cluster.toml's, or 1.")
+    ] = None,
+    minutes: Annotated[
+        int | None, typer.Option("--time", help="Minutes; default: from the published time, with a margin.")
+    ] = None,
+    array: Annotated[int | None, typer.Option(help="So many runs, each as a task of an array.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
+    account: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="A further option of sbatch.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and do nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write a batch script, check it against the cluster, and hand it to sbatch."""
+    wanted = Wanted(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        minutes=minutes,
+        array=array,
+        partition=partition,
+        account=account,
+        more=tuple(sbatch or ()),
+        cluster=cluster,
+    )
+    rest = tuple(context.args)
+    if resume is not None:
+        _refuse_extra(benchmark, rest)
+        prepared = submissions.prepare_resume(resume.absolute(), wanted)
+    elif benchmark is None:
+        raise EncoreError("no benchmark given", expected="encore submit BENCHMARK --nodes NODES")
+    else:
+        prepared = submissions.prepare(as_request(_run_options(benchmark, rest)), rest, wanted)
+    if not dry_run:
+        preflight.refuse_failed(submissions.checks(prepared))
+    job = None if dry_run else submissions.submit(prepared)
+    if as_json:
+        typer.echo(json.dumps(_as_json(prepared, job), indent=2))
+    elif dry_run:
+        typer.echo(prepared.script, nl=False)
+        typer.echo("\n# What it starts on its first node, for each run:")
+        typer.echo("\n".join(f"#   {line}" for line in runner.as_shell(prepared.step).splitlines()))
+    else:
+        console = Console(soft_wrap=True)
+        console.print(f"time limit: {prepared.estimate.reason}", highlight=False)
+        console.print(f"submitted as job {job}; watch it with: encore follow {job}", highlight=False)
+
+
+def _refuse_extra(benchmark: str | None, rest: tuple[str, ...]) -> None:
+    if benchmark is not None or rest:
+        raise EncoreError(
+            f"--resume takes all that is to be run from the run folder, not {shlex.join(rest) or benchmark!r}",
+            remedy="encore submit --resume RUN",
+        )
+
+
+def _run_options(benchmark: str, rest: tuple[str, ...]) -> Mapping[str, Any]:
+    """The rest of the command line as `encore run` reads it, with its own messages for what is wrong."""
+    app = typer.Typer()
+    register_run(app)
+    context = typer.main.get_command(app).make_context("encore run", [benchmark, *rest])
+    return dict(context.params)
+
+
+def _as_json(prepared: submissions.Prepared, job: str | None) -> dict[str, Any]:
+    return {
+        "job": job,
+        "minutes": prepared.submission.minutes,
+        "estimate": prepared.estimate.reason,
+        "script": prepared.script,
+        "step": {"argv": prepared.step.argv, "environment": dict(prepared.step.environment)},
+    }

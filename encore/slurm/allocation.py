@@ -1,0 +1,104 @@
+"""The Slurm job that this process runs in, as Slurm's variables tell it (sbatch(1), "OUTPUT ENVIRONMENT VARIABLES")."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from encore.errors import EncoreError
+from encore.slurm import commands
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Nodes that Slurm has given to this job."""
+
+    job: str
+    """Number of this job; for a task of an array it differs from the array's."""
+    nodes: tuple[str, ...]
+    gpus_per_node: int | None = None
+    """GPUs that Slurm hands out on each node; None where it does not manage them or none were asked for."""
+    tasks_per_node: int | None = None
+    """From --ntasks-per-node."""
+    cores_per_node: int | None = None
+    restarts: int = 0
+    """How often the job was requeued."""
+    array_job: str | None = None
+    array_task: int = 0
+    array_index: int = 0
+    """Position of this task in its array, from 0."""
+    array_count: int = 1
+    partition: str = ""
+    cluster: str = ""
+
+    @property
+    def name(self) -> str:
+        """``12`` or, for a task of an array, ``12_3``: what Slurm's commands take."""
+        return self.job if self.array_job is None else f"{self.array_job}_{self.array_task}"
+
+    @property
+    def folder_mark(self) -> str:
+        """End of the run folder's name; all tasks of an array share a folder."""
+        return f"job{self.array_job or self.job}"
+
+    def as_json(self) -> dict[str, Any]:
+        """What the passport says."""
+        return {
+            "job": self.name,
+            "cluster": self.cluster,
+            "partition": self.partition,
+            "nodes": list(self.nodes),
+        }
+
+
+def current(environment: Mapping[str, str]) -> Allocation | None:
+    """The allocation of this process, or None outside of any."""
+    job = environment.get("SLURM_JOB_ID")
+    node_list = environment.get("SLURM_JOB_NODELIST")
+    if not job or not node_list:
+        return None
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    return Allocation(
+        job=job,
+        nodes=expand(node_list),
+        gpus_per_node=_number(environment.get("SLURM_GPUS_ON_NODE")),
+        tasks_per_node=_number(environment.get("SLURM_NTASKS_PER_NODE")),
+        cores_per_node=_number(environment.get("SLURM_CPUS_ON_NODE")),
+        restarts=_number(environment.get("SLURM_RESTART_COUNT")) or 0,
+        array_job=array,
+        array_task=_number(environment.get("SLURM_ARRAY_TASK_ID")) or 0,
+        array_index=_array_index(environment) if array else 0,
+        array_count=_number(environment.get("SLURM_ARRAY_TASK_COUNT")) or 1,
+        partition=environment.get("SLURM_JOB_PARTITION", ""),
+        cluster=environment.get("SLURM_CLUSTER_NAME", ""),
+    )
+
+
+def _number(text: str | None) -> int | None:
+    match = re.match(r"\d+", text or "")
+    return int(match.group()) if match else None
+
+
+def _array_index(environment: Mapping[str, str]) -> int:
+    """Position of the task in an array of equal steps, such as 0-9 or 1-9:2."""
+    task, first, last, step, count = (
+        _number(environment.get(f"SLURM_ARRAY_TASK_{name}")) or 0
+        for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
+    )
+    index, rest = divmod(task - first, max(step, 1))
+    if rest or (last - first) // max(step, 1) + 1 != count:
+        raise EncoreError(
+            "the tasks of the array are not numbered evenly",
+            expected="--array=FIRST-LAST or FIRST-LAST:STEP",
+            remedy="such as sbatch --array=0-4 slurm/run.sub resnet, for 5 runs",
+        )
+    return index
+
+
+def expand(node_list: str) -> tuple[str, ...]:
+    """``n[1-2]`` to ``n1``, ``n2``; by scontrol, which knows every form."""
+    if not re.search(r"[\[,]", node_list):
+        return (node_list,)
+    return tuple(commands.call("scontrol", "show", "hostnames", node_list).split())

@@ -1,0 +1,95 @@
+"""Call Slurm's own programs; what they refuse becomes an error that says what to do."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+from encore.errors import EncoreError
+
+CALL_SECONDS = 30.0
+"""The controller answers in milliseconds; one that does not answer at all is given up after this long."""
+
+REMEDIES = (
+    ("configuration source", "go to a login node of the cluster, or set SLURM_CONF to its slurm.conf"),
+    ("Unable to contact slurm controller", "the controller does not answer: ask who runs the cluster"),
+    ("Invalid job id", "look at your jobs with: encore status"),
+    ("invalid partition", "see the partitions with: sinfo"),
+    ("Invalid account", "see your accounts with: sacctmgr show associations user=$USER"),
+    ("Invalid qos", "see what you may use with: sacctmgr show associations user=$USER"),
+    ("More processors requested than permitted", "ask for fewer nodes or GPUs"),
+    (
+        "Requested node configuration is not available",
+        "see what nodes have with: sinfo --format='%P %D %c %G'",
+    ),
+    ("Node count specification invalid", "see how many nodes there are with: sinfo"),
+    ("Requested time limit is invalid", "ask for less time: --time; see the limits with: sinfo"),
+    ("Access/permission denied", "only the job's owner and operators may do this"),
+)
+
+
+def is_installed() -> bool:
+    """Whether this machine can submit jobs."""
+    return shutil.which("sbatch") is not None
+
+
+def require() -> None:
+    """Refuse where there is no Slurm."""
+    if not is_installed():
+        raise EncoreError(
+            "no Slurm here: sbatch is not on PATH",
+            expected="a login node of a Slurm cluster",
+            remedy="on one machine: encore run BENCHMARK GPUS; to see the script all the same: --dry-run",
+        )
+
+
+def call(*command: str) -> str:
+    """Standard output of one of Slurm's programs; EncoreError with what it said."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CALL_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        require()
+        raise EncoreError(f"{command[0]} is not on PATH", remedy="install Slurm's client programs") from error
+    except subprocess.TimeoutExpired as error:
+        raise EncoreError(
+            f"{command[0]} did not answer within {CALL_SECONDS:g} s",
+            remedy="is the controller up? scontrol ping",
+        ) from error
+    if done.returncode != 0:
+        raise explain(command[0], done.stderr or done.stdout)
+    return done.stdout
+
+
+def call_for_errors(*command: str) -> str:
+    """What a program prints on either stream; for lists that it prints as messages."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
+
+
+def explain(program: str, said: str) -> EncoreError:
+    """What a program refused, in one line, with a remedy where one is known."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no reason given"]
+    worst = next((line for mark in ("fatal: ", "error: ") for line in lines if mark in line), lines[0])
+    remedy = next((what for symptom, what in REMEDIES if symptom in said), "")
+    return EncoreError(f"{program}: {re.sub(r'^.*?(fatal|error): ', '', worst)}", remedy=remedy)
+
+
+def show_job(job: str) -> dict[str, str]:
+    """The fields of ``scontrol show job``; empty if the controller has forgotten the job."""
+    try:
+        text = call("scontrol", "--oneliner", "show", "job", job)
+    except EncoreError:
+        return {}
+    pairs = (word.partition("=") for word in text.split())
+    return {name: value for name, separator, value in pairs if separator}

@@ -1,0 +1,100 @@
+"""The batch script of a submission: Slurm's options first, then the same slurm/run.sub that works by itself."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from encore import __version__, paths
+from encore.slurm.cluster import Cluster
+
+WARNING_SECONDS = 120
+"""Before the time limit: enough for a checkpoint on a slow file system."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is asked of sbatch."""
+
+    name: str
+    """The benchmark, such as resnet."""
+    nodes: int
+    gpus_per_node: int
+    """0 for ranks on the CPU."""
+    minutes: int | None
+    """Time limit; None: the partition's own."""
+    results: Path
+    arguments: tuple[str, ...]
+    """Of ``encore run``, without the benchmark's name."""
+    array: int | None = None
+    """Tasks of an array, one run each."""
+    more: tuple[str, ...] = ()
+    """Further options of sbatch."""
+
+
+def options(submission: Submission, cluster: Cluster) -> list[str]:
+    """Options of sbatch in the order in which the script lists them; what comes later wins."""
+    log = "slurm-%A_%a.out" if submission.array else "slurm-%j.out"
+    given = {
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "array": f"0-{submission.array - 1}" if submission.array else "",
+        "time": clock(submission.minutes) if submission.minutes else "",
+        **_gpus(submission, cluster),
+    }
+    return [
+        f"--job-name=encore-{submission.name}",
+        f"--nodes={submission.nodes}",
+        *(f"--{name}={value}" for name, value in given.items() if value),
+        f"--output={submission.results}/{log}",
+        "--exclusive",
+        "--requeue",
+        "--open-mode=append",
+        f"--signal=B:USR1@{WARNING_SECONDS}",
+        *cluster.sbatch,
+        *submission.more,
+    ]
+
+
+def _gpus(submission: Submission, cluster: Cluster) -> dict[str, str]:
+    count = submission.gpus_per_node
+    if not count or cluster.gpu_option == "none":
+        return {}
+    return {"gres": f"gpu:{count}"} if cluster.gpu_option == "gres" else {"gpus-per-node": str(count)}
+
+
+def clock(minutes: int) -> str:
+    """Slurm's ``hours:minutes:seconds``."""
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def render(submission: Submission, cluster: Cluster, with_name: bool = True) -> str:
+    """The script; a pure function, so that a dry run shows it on a machine without Slurm.
+
+    A run that goes on needs no name of its benchmark (``with_name``).
+    """
+    header = [f"#SBATCH {_in_comment(option)}" for option in options(submission, cluster)]
+    name = [submission.name] if with_name else []
+    command = [str(paths.ROOT / "slurm" / "run.sub"), *name, *submission.arguments]
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# Made by Encore {__version__}: encore submit {submission.name} --nodes {submission.nodes} ...",
+        *header,
+        "set -euo pipefail",
+        f"export ENCORE_ROOT={shlex.quote(str(paths.ROOT))}",
+        f"exec {shlex.join(command)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _in_comment(option: str) -> str:
+    """An option as a #SBATCH line takes it: quoted where it has a blank (sbatch reads double quotes)."""
+    return f'"{option}"' if " " in option else option
+
+
+def with_cluster(arguments: Sequence[str], cluster_file: Path | None) -> tuple[str, ...]:
+    """The arguments of ``encore run`` in the job, which reads the same cluster file."""
+    return (*arguments, *(("--cluster", str(cluster_file)) if cluster_file is not None else ()))

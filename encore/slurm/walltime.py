@@ -1,0 +1,58 @@
+"""How long a job will take, from the published time of its configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from encore.configuration import Configuration
+from encore.results.published import PublishedResult, load_published
+
+MARGIN = 2.0
+"""Own hardware, file system and luck with the seed; Slurm kills at the limit, and waits for none."""
+SETUP_MINUTES = 20
+"""Pulling an image, starting it, reading the data set for the first time, evaluation before the end."""
+SMALL_MINUTES = 15
+"""A small data set on a few cores, set-up of the framework's environment included."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A time limit in whole minutes, and how it came about."""
+
+    minutes: int | None
+    reason: str
+
+
+def estimate(configuration: Configuration, runs: int) -> Estimate:
+    """Time limit for ``runs`` runs one after the other; None where nothing was published."""
+    system = configuration.system
+    if system.kind == "small":
+        return Estimate(
+            SMALL_MINUTES * (1 + runs), f"{SMALL_MINUTES} min a run of the small data set, and set-up"
+        )
+    cell = _published(configuration)
+    if cell is None or cell.score_minutes is None:
+        return Estimate(None, "no published time of this configuration: the partition's own limit holds")
+    submitted = system.nodes * system.gpus_per_node
+    scaled = cell.score_minutes * submitted / configuration.ranks
+    minutes = SETUP_MINUTES + math.ceil(MARGIN * scaled * runs)
+    reason = (
+        f"{cell.name} took {cell.score_minutes:.4g} min on {submitted} GPUs; times {MARGIN:g}, {runs} run(s)"
+    )
+    return Estimate(minutes, f"{reason}, {configuration.ranks} GPUs, and {SETUP_MINUTES} min for set-up")
+
+
+def _published(configuration: Configuration) -> PublishedResult | None:
+    """The published score that the system file names."""
+    system, benchmark = configuration.system, configuration.choice.benchmark.name
+    wanted = system.submission.rsplit("/", 1)[-1]
+    found = [
+        cell
+        for cell in load_published()
+        if cell.round == system.round
+        and cell.benchmark == benchmark
+        and cell.system == wanted
+        and cell.score_minutes is not None
+    ]
+    return found[0] if found else None

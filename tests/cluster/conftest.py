@@ -1,0 +1,96 @@
+"""A real cluster for all tests of this folder. They run where ENCORE_CLUSTER_TESTS is set: `make test-cluster`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encore import paths, run_folder
+from tests.cluster import slurm
+from tests.cluster.slurm import Cluster, wait_for
+
+WANTED = "ENCORE_CLUSTER_TESTS"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes, n1 and n2."""
+    if not os.environ.get(WANTED):
+        pytest.skip(f"{WANTED} is not set: no Slurm is started (make test-cluster does)")
+    missing = slurm.missing_programs()
+    if missing or os.geteuid() != 0:
+        pytest.fail(f"a cluster needs root and {', '.join(slurm.PROGRAMS)}; missing: {missing}")
+    # Not pytest's folder: munge wants one that nobody but root may write to, all the way up.
+    folder = Path(tempfile.mkdtemp(prefix="encore-slurm-", dir="/var/tmp"))
+    try:
+        with slurm.running(folder) as running:
+            yield running
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Submits to the cluster, with a results folder of the test's own."""
+
+    cluster: Cluster
+    results: Path
+    data: Path
+
+    def submit(self, *arguments: str, sbatch: tuple[str, ...] = ("--nodes=2",), tiny: bool = True) -> str:
+        """Number of a job of slurm/run.sub on the digits, with two epochs unless told otherwise."""
+        short = ("--set", "epochs=2", "--set", "quality_target=1.0") if tiny else ()
+        own = ("--results", str(self.results), "--data", str(self.data))
+        script = str(paths.ROOT / "slurm" / "run.sub")
+        log = f"--output={self.results}/slurm-%j.out"
+        self.results.mkdir(exist_ok=True)
+        return self.cluster.call(
+            "sbatch", "--parsable", log, *sbatch, script, "resnet", *own, *short, *arguments
+        )
+
+    def log(self, job: str) -> str:
+        """What the batch script printed."""
+        return "".join(path.read_text() for path in sorted(self.results.glob(f"slurm-{job}*.out")))
+
+    def folder(self, job: str) -> Path:
+        """The run folder of a job, once it is there."""
+        wait_for(lambda: any(self.results.glob(f"[0-9]*-job{job}")), f"run folder of job {job}", 60)
+        (found,) = self.results.glob(f"[0-9]*-job{job}")
+        return found
+
+    def state(self, job: str, number: int = 0) -> dict[str, Any]:
+        """state.json of an experiment."""
+        path = self.folder(job) / f"experiment_{number}" / "state.json"
+        return run_folder.read_json(path) if path.exists() else {"status": "prepared", "reason": ""}
+
+    def wait_for_state(self, job: str, *states: str, seconds: float = 120) -> str:
+        """Wait until Slurm says that the job is in one of these states."""
+        wait_for(lambda: self.cluster.state(job) in states, f"job {job} in {states}", seconds)
+        return self.cluster.state(job)
+
+    def wait_for_step(self, job: str, step: int, number: int = 0) -> None:
+        """Wait until the training has come to a step."""
+        metrics = self.folder(job) / f"experiment_{number}" / "metrics.jsonl"
+        mark = f'"step": {step},'
+        wait_for(lambda: metrics.exists() and mark in metrics.read_text(), f"step {step} of job {job}", 90)
+
+    def start_again(self, job: str) -> None:
+        """Let a requeued job start at once: Slurm holds it back for two minutes."""
+        self.wait_for_state(job, "PENDING", seconds=90)
+        wait_for(self.cluster.is_idle, "idle nodes", 60)
+        self.cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+
+@pytest.fixture
+def jobs(cluster: Cluster, digits: Path, tmp_path: Path) -> Iterator[Jobs]:
+    """Submits jobs; none of them outlives the test."""
+    yield Jobs(cluster, tmp_path / "results", digits)
+    cluster.call("scancel", "--user=root")
+    wait_for(cluster.is_idle, "idle nodes after the test", 60)

@@ -1,0 +1,241 @@
+"""A real Slurm of two nodes on one machine, from the distribution's packages, in a folder and on ports of its own.
+
+    $ python -m tests.cluster.slurm FOLDER       # starts it, and stops it at Ctrl-C
+
+Needs root. Munge and Slurm that may already run on the machine are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "mpirun")
+START_SECONDS = 30.0
+
+CONFIGURATION = """\
+ClusterName=encore
+SlurmctldHost=localhost
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdLogFile={folder}/slurmd.%n.log
+SlurmctldLogFile={folder}/slurmctld.log
+TmpFS={folder}/tmp.%n
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SwitchType=switch/none
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=30
+MinJobAge=600
+JobRequeue=1
+OverTimeLimit=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=batch_sched_delay=1,sched_interval=1,bf_interval=1
+{plugins}
+NodeName=n1 NodeHostname=localhost Port={ports[1]} CPUs={cores} RealMemory={memory}
+NodeName=n2 NodeHostname=localhost Port={ports[2]} CPUs={cores} RealMemory={memory}
+PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=60 State=UP PriorityTier=1
+PartitionName=urgent Nodes=n1,n2 Default=NO MaxTime=60 State=UP PriorityTier=10
+"""
+
+
+def missing_programs() -> list[str]:
+    """What has to be installed before a cluster can start."""
+    return [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]
+
+
+def _search_path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+    """Wait until something holds; AssertionError says what did not come."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+@dataclass
+class Cluster:
+    """A running cluster."""
+
+    folder: Path
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which Slurm's commands find this cluster."""
+        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _search_path()}
+
+    def call(self, *command: str, timeout: float = 60.0) -> str:
+        """Output of one of Slurm's commands, which must succeed."""
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=self.environment, timeout=timeout, check=False
+        )
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def state(self, job: str) -> str:
+        """State of a job, such as RUNNING, COMPLETED, or with requeues PENDING."""
+        return self.field(job, "JobState")
+
+    def field(self, job: str, name: str) -> str:
+        """One field of ``scontrol show job``."""
+        for word in self.call("scontrol", "show", "job", job).split():
+            key, _, value = word.partition("=")
+            if key == name:
+                return value
+        return ""
+
+    def start_node(self, node: str) -> None:
+        """Start the slurmd of a node."""
+        self._daemon(node, ["slurmd", "-D", "-N", node])
+
+    def kill_node(self, node: str) -> None:
+        """Kill a node's slurmd and all that runs under it, as a power cut would."""
+        daemon = self.daemons.pop(node)
+        daemon.kill()
+        for process in self._processes_on(node):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        daemon.wait()
+
+    def _processes_on(self, node: str) -> list[psutil.Process]:
+        """Tasks of a node, which Slurm tells their node's name, and the steps that started them."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                variables = process.environ()
+                if variables.get("SLURMD_NODENAME") == node and str(self.folder) in variables["SLURM_CONF"]:
+                    found += [process, *(p for p in process.parents() if p.name() == "slurmstepd")]
+        return found
+
+    def _daemon(self, name: str, command: list[str]) -> None:
+        log = (self.folder / f"{name}.out").open("ab")
+        self.daemons[name] = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.environment
+        )
+        log.close()
+
+    def start(self) -> None:
+        """Start Munge, the controller and the nodes; returns when both nodes are idle."""
+        self._start_munge()
+        self._daemon("slurmctld", ["slurmctld", "-D", "-c"])
+        for node in ("n1", "n2"):
+            self.start_node(node)
+        wait_for(self.is_idle, f"two idle nodes; see the logs in {self.folder}")
+
+    def is_idle(self) -> bool:
+        """Whether both nodes answer and have nothing to do."""
+        command = ("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%T")
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
+        return done.stdout.split() == ["idle", "idle"]
+
+    def _start_munge(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        options = {
+            "key-file": key,
+            "socket": self.folder / "munge.socket",
+            "pid-file": self.folder / "munge.pid",
+        }
+        options |= {"log-file": self.folder / "munge.log", "seed-file": self.folder / "munge.seed"}
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        self._daemon("munged", ["munged", "--foreground", "--force", *arguments])
+        wait_for((self.folder / "munge.socket").exists, "munge's socket")
+
+    def stop(self) -> None:
+        """End everything that the cluster has started."""
+        for name in sorted(self.daemons, key=["n1", "n2", "slurmctld", "munged"].index):
+            daemon = self.daemons[name]
+            daemon.send_signal(signal.SIGTERM)
+            try:
+                daemon.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        self.daemons.clear()
+        for process in psutil.process_iter(["name"]):
+            with contextlib.suppress(psutil.Error):
+                if process.info["name"] == "slurmstepd" and str(self.folder) in " ".join(
+                    process.environ().values()
+                ):
+                    process.kill()
+
+
+def configure(folder: Path, plugins: str = "") -> None:
+    """Write the configuration of a cluster in ``folder``, which nobody else may write to."""
+    folder.chmod(0o755)
+    for name in ("state", "spool.n1", "spool.n2", "tmp.n1", "tmp.n2"):
+        (folder / name).mkdir()
+    memory = psutil.virtual_memory().total // 2**20 // 2
+    text = CONFIGURATION.format(
+        folder=folder,
+        ports=_free_ports(3),
+        cores=max(1, (os.cpu_count() or 1) // 2),
+        memory=memory,
+        plugins=plugins,
+    )
+    (folder / "slurm.conf").write_text(text, encoding="utf-8")
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def running(folder: Path, plugins: str = "") -> Iterator[Cluster]:
+    """A cluster while the block runs."""
+    configure(folder, plugins)
+    cluster = Cluster(folder)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    with running(folder):
+        print(f"export SLURM_CONF={folder}/slurm.conf", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main()

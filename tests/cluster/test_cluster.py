@@ -1,0 +1,224 @@
+"""Real jobs on a real two-node Slurm: training over PMIx, requeue, faults, arrays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from encore import paths, processes, run_folder
+from tests.cluster.conftest import Jobs
+from tests.cluster.slurm import wait_for
+from tests.conftest import losses
+
+SEED = ("--seed", "5")
+
+
+def nobody_is_left(jobs: Jobs) -> None:
+    """No rank of this test's runs is left on any node, once Slurm says that the job has ended."""
+
+    def ranks() -> list[int]:
+        found = []
+        for process in psutil.process_iter(["pid", "cmdline", "status"]):
+            line = " ".join(process.info["cmdline"] or [])
+            if str(jobs.results) in line and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.info["pid"])
+        return found
+
+    wait_for(lambda: not ranks(), "processes are left", 40)
+
+
+@pytest.fixture(scope="module")
+def unbroken(cluster: object, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of two epochs on two nodes that nothing disturbed."""
+    jobs = Jobs(cluster, tmp_path_factory.mktemp("unbroken"), digits)  # type: ignore[arg-type]
+    job = jobs.submit(*SEED)
+    jobs.wait_for_state(job, "FAILED")
+    assert jobs.state(job)["status"] == "not_reached", jobs.log(job)
+    return losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl")
+
+
+def test_trains_across_two_nodes_to_the_target(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEAK_OF_THE_LOGIN_SHELL", "1")
+    job = jobs.submit(tiny=False)
+    jobs.wait_for_step(job, 5)
+    folder = jobs.folder(job)
+    beats = processes.heartbeats(folder / "experiment_0" / "heartbeat")
+    assert len(beats) == 2
+    for beat in beats:
+        assert "LEAK_OF_THE_LOGIN_SHELL" not in psutil.Process(beat.pid).environ()
+    nodes = {psutil.Process(beat.pid).environ()["SLURMD_NODENAME"] for beat in beats}
+    assert nodes == {"n1", "n2"}
+    jobs.wait_for_state(job, "COMPLETED")
+    assert jobs.state(job)["status"] == "reached"
+    passport = run_folder.open_run(folder).passport()
+    assert (passport["nodes"], passport["ranks_per_node"]) == (2, 1)
+    assert passport["slurm"] == {"job": job, "cluster": "encore", "partition": "debug", "nodes": ["n1", "n2"]}
+    assert passport["environment"]["HOROVOD_CONTROLLER"] == "mpi"
+    assert {path.name for path in (folder / "experiment_0" / "ranks").glob("rank.*")} == {"rank.0", "rank.1"}
+    log = (folder / "result_0.txt").read_text(encoding="utf-8")
+    assert log.count('"key": "run_stop"') == 1
+    nobody_is_left(jobs)
+
+
+def test_several_runs_are_steps_of_one_job(jobs: Jobs) -> None:
+    job = jobs.submit("--runs", "2", "--set", "epochs=1", "--set", "warmup_epochs=0", "--drop-caches")
+    jobs.wait_for_state(job, "FAILED")
+    folder = jobs.folder(job)
+    seeds = set()
+    for number in (0, 1):
+        assert jobs.state(job, number)["status"] == "not_reached"
+        text = (folder / f"result_{number}.txt").read_text(encoding="utf-8")
+        events = [json.loads(line.split(":::MLLOG ")[1]) for line in text.splitlines() if ":::MLLOG" in line]
+        (cleared,) = [event["value"] for event in events if event["key"] == "cache_clear"]
+        assert cleared is os.access("/proc/sys/vm/drop_caches", os.W_OK)
+        seeds |= {event["value"] for event in events if event["key"] == "seed"}
+    assert len(seeds) == 2
+
+
+def test_the_warning_before_the_time_limit_requeues_and_resumes(jobs: Jobs, unbroken: list[float]) -> None:
+    job = jobs.submit(*SEED)
+    jobs.wait_for_step(job, 30)
+    # What Slurm itself sends by --signal=B:USR1@120.
+    jobs.cluster.call("scancel", "--batch", "--signal=USR1", job)
+    jobs.start_again(job)
+    assert jobs.state(job) | {"started": "", "ended": ""} == {
+        "status": "interrupted",
+        "reason": "stopped by SIGUSR1, a checkpoint was written",
+        "started": "",
+        "ended": "",
+    }
+    jobs.wait_for_state(job, "FAILED")
+    assert jobs.state(job)["status"] == "not_reached"
+    assert losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl") == unbroken
+    assert "going on with" in jobs.log(job)
+    nobody_is_left(jobs)
+
+
+def test_the_time_limit_itself_is_survived(jobs: Jobs) -> None:
+    limit = ("--nodes=2", "--time=1", "--signal=B:USR1@25")
+    job = jobs.submit("--set", "epochs=300", sbatch=limit)
+    jobs.wait_for_state(job, "PENDING", seconds=20)
+    jobs.wait_for_state(job, "RUNNING")
+    jobs.wait_for_state(job, "PENDING", seconds=100)
+    assert jobs.cluster.field(job, "Restarts") == "1"
+    assert jobs.state(job)["reason"] == "stopped by SIGUSR1, a checkpoint was written"
+
+
+def test_scancel_writes_a_checkpoint_and_leaves_nothing(jobs: Jobs) -> None:
+    job = jobs.submit("--set", "epochs=50")
+    jobs.wait_for_step(job, 5)
+    jobs.cluster.call("scancel", job)
+    jobs.wait_for_state(job, "CANCELLED")
+    wait_for(lambda: jobs.state(job)["status"] == "interrupted", "interrupted", 40)
+    assert jobs.state(job)["reason"] == "stopped by SIGTERM, a checkpoint was written"
+    nobody_is_left(jobs)
+
+
+def rank_of(jobs: Jobs, job: str, rank: int) -> int:
+    return processes.heartbeats(jobs.folder(job) / "experiment_0" / "heartbeat")[rank].pid
+
+
+def test_a_killed_rank_ends_the_job_with_the_reason(jobs: Jobs) -> None:
+    job = jobs.submit("--set", "epochs=50")
+    jobs.wait_for_step(job, 5)
+    os.kill(rank_of(jobs, job, 1), signal.SIGKILL)
+    jobs.wait_for_state(job, "FAILED")
+    assert jobs.state(job)["status"] == "failed"
+    assert "rank 1 was killed by SIGKILL" in jobs.state(job)["reason"]
+    nobody_is_left(jobs)
+
+
+def test_a_hanging_rank_ends_the_job_with_the_reason(jobs: Jobs) -> None:
+    job = jobs.submit("--set", "epochs=50", "--hang-seconds", "8")
+    jobs.wait_for_step(job, 5)
+    os.kill(rank_of(jobs, job, 1), signal.SIGSTOP)
+    jobs.wait_for_state(job, "FAILED")
+    assert "rank 1 hangs" in jobs.state(job)["reason"]
+    nobody_is_left(jobs)
+
+
+def test_a_lost_node_requeues_the_job(jobs: Jobs, unbroken: list[float]) -> None:
+    job = jobs.submit(*SEED)
+    jobs.wait_for_step(job, 30)
+    jobs.cluster.kill_node("n2")
+    jobs.wait_for_state(job, "PENDING", seconds=90)
+    jobs.cluster.start_node("n2")
+    jobs.start_again(job)
+    jobs.wait_for_state(job, "FAILED")
+    assert jobs.state(job)["status"] == "not_reached", jobs.log(job)
+    assert losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl") == unbroken
+    nobody_is_left(jobs)
+
+
+def test_a_preempted_job_goes_on(jobs: Jobs, unbroken: list[float]) -> None:
+    job = jobs.submit(*SEED)
+    jobs.wait_for_step(job, 30)
+    urgent = ("--nodes=2", "--partition=urgent", "--exclusive", "--wrap=srun true")
+    other = jobs.cluster.call("sbatch", "--parsable", f"--output={jobs.results}/urgent.out", *urgent)
+    jobs.wait_for_state(other, "COMPLETED", seconds=60)
+    jobs.start_again(job)
+    jobs.wait_for_state(job, "FAILED")
+    assert losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl") == unbroken
+
+
+def test_the_tasks_of_an_array_share_a_run_folder(jobs: Jobs) -> None:
+    array = jobs.submit(sbatch=("--nodes=1", "--array=0-2"))
+    folder = jobs.folder(array)
+    done = {"not_reached"}
+    wait_for(lambda: {jobs.state(array, number)["status"] for number in range(3)} == done, "3 runs", 150)
+    assert len(list(jobs.results.glob("[0-9]*"))) == 1
+    configs = [run_folder.read_json(folder / f"experiment_{number}" / "config.json") for number in range(3)]
+    assert len({config["seed"] for config in configs}) == 3
+    curves = [losses(folder / f"experiment_{number}" / "metrics.jsonl") for number in range(3)]
+    assert len(curves[0]) == len(curves[1]) == len(curves[2])
+    assert curves[0] != curves[1] != curves[2]
+
+
+def test_a_full_file_system_ends_the_job_with_the_reason(jobs: Jobs, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1100m", "none", str(small)], check=True)
+    try:
+        on_small = Jobs(jobs.cluster, small / "results", jobs.data)
+        job = on_small.submit("--set", "epochs=300")
+        on_small.wait_for_step(job, 5)
+        with (small / "filler").open("wb") as file:
+            try:
+                while file.write(b"\0" * 2**20):
+                    file.flush()
+            except OSError:
+                pass
+        on_small.wait_for_state(job, "FAILED")
+        # The reason itself finds no room; the batch script's output may not either.
+        (small / "filler").unlink(missing_ok=True)
+        assert on_small.cluster.field(job, "ExitCode") == "1:0"
+        nobody_is_left(on_small)
+    finally:
+        time.sleep(1)
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+def test_what_a_node_lacks_ends_the_job_within_seconds(jobs: Jobs) -> None:
+    started = time.monotonic()
+    job = jobs.submit("--runtime", "docker", "--image", "encore/nowhere:none")
+    jobs.wait_for_state(job, "FAILED", seconds=30)
+    assert time.monotonic() - started < 30
+    assert "do this:" in jobs.log(job)
+    assert not list(jobs.results.glob("[0-9]*"))
+
+
+def test_sbatch_from_another_folder_finds_the_checkout(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "slurm.out"
+    done = subprocess.run(
+        ["sbatch", "--parsable", "--nodes=1", f"--output={log}", paths.ROOT / "slurm" / "run.sub", "nosuch"],
+        cwd=tmp_path, env=jobs.cluster.environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    jobs.wait_for_state(done.stdout.strip(), "FAILED", seconds=30)
+    assert "unknown benchmark 'nosuch'" in log.read_text(encoding="utf-8")

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+cd /encore && env -i HOME=/home/me PATH=/usr/bin:/bin USER=me PYTHONUNBUFFERED=1 HOROVOD_CONTROLLER=mpi HOROVOD_CPU_OPERATIONS=mpi \
+  srun \
+  --nodes=4 \
+  --ntasks=32 \
+  --ntasks-per-node=8 \
+  --mpi=pmix \
+  --distribution=block \
+  --export=ALL \
+  --kill-on-bad-exit=1 \
+  --input=none \
+  --open-mode=truncate \
+  --output=/results/TIME-resnet-mxnet-dgxa100-jobJOB/experiment_0/ranks/rank.%t/stdout \
+  --error=/results/TIME-resnet-mxnet-dgxa100-jobJOB/experiment_0/ranks/rank.%t/stderr \
+  --cpu-bind=none docker run \
+  --rm \
+  --label encore.run=encore-TIME-resnet-mxnet-dgxa100-jobJOB-0-078e9726 \
+  --pull never \
+  --workdir /workspace/encore \
+  --pid host \
+  --uts host \
+  --network host \
+  --ipc host \
+  --ulimit stack=67108864 \
+  --ulimit memlock=-1 \
+  --mount type=bind,source=/data/imagenet,target=/data/imagenet,readonly \
+  --mount type=bind,source=/results/TIME-resnet-mxnet-dgxa100-jobJOB/experiment_0,target=/results/TIME-resnet-mxnet-dgxa100-jobJOB/experiment_0 \
+  --mount type=bind,source=/var/spool/slurmd,target=/var/spool/slurmd \
+  --env HOROVOD_CONTROLLER \
+  --env HOROVOD_CPU_OPERATIONS \
+  --env PMIX_BFROP_BUFFER_TYPE \
+  --env PMIX_DSTORE_21_BASE_PATH \
+  --env PMIX_DSTORE_ESH_BASE_PATH \
+  --env PMIX_GDS_MODULE \
+  --env PMIX_HOSTNAME \
+  --env PMIX_NAMESPACE \
+  --env PMIX_RANK \
+  --env PMIX_SECURITY_MODE \
+  --env PMIX_SERVER_TMPDIR \
+  --env PMIX_SERVER_URI2 \
+  --env PMIX_SERVER_URI21 \
+  --env PMIX_SERVER_URI3 \
+  --env PMIX_SERVER_URI4 \
+  --env PMIX_SERVER_URI41 \
+  --env PMIX_SYSTEM_TMPDIR \
+  --env PMIX_VERSION \
+  --env PYTHONUNBUFFERED \
+  --env SLURM_JOB_ID \
+  --env SLURM_LOCALID \
+  --env SLURM_NODEID \
+  --env SLURM_NTASKS \
+  --env SLURM_PROCID \
+  --env SLURM_STEP_ID \
+  --env SLURM_STEP_NUM_TASKS \
+  --env SLURM_STEP_TASKS_PER_NODE \
+  --env HOME=/tmp \
+  --env PYTHONNOUSERSITE=1 \
+  --env PYTHONPATH=/workspace/encore \
+  --user 1000:1000 \
+  --gpus all encore/resnet:latest python -m benchmarks.resnet.mxnet.train \
+  --config /results/TIME-resnet-mxnet-dgxa100-jobJOB/experiment_0/config.json \
+  --data /data/imagenet \
+  --output /results/TIME-resnet-mxnet-dgxa100-jobJOB/experiment_0

@@ -1,0 +1,260 @@
+"""Slurm without a Slurm: scripts and srun lines word for word, what is read from its variables, refusals."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encore import engines, node, paths, planning, runner
+from encore.cli.run import as_request
+from encore.cli.submit import _run_options
+from encore.errors import EncoreError
+from encore.slurm import allocation, cluster, commands, job_runs, partitions, script, submission
+from encore.slurm.partitions import Partition
+from encore.slurm.submission import Prepared, Wanted
+from tests.conftest import Encore
+
+GOLDEN = Path(__file__).parent / "golden_slurm"
+IMAGES = {
+    "host": (),
+    "pyxis": ("--runtime", "pyxis", "--image", "/images/resnet.sqsh"),
+    "apptainer": ("--runtime", "apptainer", "--image", "/images/resnet.sif"),
+    "docker": ("--runtime", "docker", "--image", "encore/resnet:latest"),
+}
+NODES = (1, 2, 4, 32)
+
+
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither Slurm nor an engine nor a caller's variables, so that every machine renders the same."""
+
+    def no_engine(name: str) -> engines.Engine:
+        raise EncoreError(f"no {name}")
+
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "ENCORE_CLUSTER", "XDG_", "APPTAINER_", "DOCKER_")):
+            monkeypatch.delenv(name)
+    for name in ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ", "LOGNAME", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("USER", "me")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(node, "cores", lambda: 16)
+    monkeypatch.setattr(commands, "is_installed", lambda: False)
+    monkeypatch.setattr(engines, "connect", no_engine)
+    monkeypatch.setattr(cluster, "places", lambda: ())
+
+
+def prepared(runtime: str, nodes: int, *more: str, **wanted: Any) -> Prepared:
+    """Eight GPUs a node of DGX A100, by the given runtime; on the host the small CPU system."""
+    of_gpus = (
+        ("--system", "dgxa100", "--data", "/data/imagenet") if runtime != "host" else ("--data", "/data/d")
+    )
+    rest = ("--results", "/results", *of_gpus, *IMAGES[runtime], *more)
+    per_node = wanted.pop("gpus_per_node", 8 if runtime != "host" else 2)
+    asked = Wanted(nodes=nodes, gpus_per_node=per_node, **wanted)
+    return submission.prepare(as_request(_run_options("resnet", rest)), rest, asked)
+
+
+def plain(text: str) -> str:
+    """Without what differs from checkout to checkout."""
+    text = text.replace(str(paths.ROOT), "/encore").replace(sys.executable, "/encore/.venv/bin/python")
+    text = re.sub(r"[^\s:=']*/environments/mxnet-[0-9a-f]+", "/cache/mxnet", text)
+    text = re.sub(r"nofile=\d+:\d+|nproc=-?\d+:-?\d+", "LIMIT", text)
+    text = re.sub(r"--user \d+:\d+", "--user 1000:1000", text)
+    return re.sub(r"Encore \d[\w.]*", "Encore VERSION", text)
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("runtime", IMAGES)
+def test_scripts_are_as_recorded(runtime: str, nodes: int, tmp_path: Path) -> None:
+    found = prepared(runtime, nodes)
+    step = runner.as_shell(found.step).replace(" --", " \\\n  --")
+    text = plain(found.script), "#!/usr/bin/env bash\n" + plain(step) + "\n"
+    files = GOLDEN / f"{runtime}_{nodes}.sub", GOLDEN / f"{runtime}_{nodes}_step.sh"
+    if os.environ.get("ENCORE_RECORD"):
+        GOLDEN.mkdir(exist_ok=True)
+        for file, content in zip(files, text, strict=True):
+            file.write_text(content, encoding="utf-8")
+    assert [file.read_text(encoding="utf-8") for file in files] == list(text)
+
+
+def test_recorded_scripts_pass_shellcheck() -> None:
+    checker = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert checker is not None
+    files = sorted([*GOLDEN.iterdir(), paths.ROOT / "slurm" / "run.sub"])
+    assert len(files) == 2 * len(IMAGES) * len(NODES) + 1
+    done = subprocess.run([checker, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_every_node_count_is_served() -> None:
+    for nodes in range(1, 65):
+        argv = prepared("apptainer", nodes).step.argv
+        assert {f"--nodes={nodes}", f"--ntasks={8 * nodes}", "--ntasks-per-node=8"} <= set(argv)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_the_array_and_the_cluster_file_reach_sbatch(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        'partition = "gpu"\naccount = "team"\ngpu_option = "gres"\nsbatch = ["--constraint=a100&nvlink"]\n'
+        'results = "/shared/results"\nmax_requeues = 2\n',
+        encoding="utf-8",
+    )
+    text = prepared("pyxis", 4, cluster=file, array=5, minutes=90, account="other").script
+    for line in (
+        "--partition=gpu", "--account=other", "--gres=gpu:8", "--array=0-4", "--time=01:30:00",
+        "--constraint=a100&nvlink", "--output=/results/slurm-%A_%a.out",
+    ):  # fmt: skip
+        assert f"#SBATCH {line}\n" in text
+    assert f"--cluster {file}" in text
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_the_time_limit_comes_from_the_published_time() -> None:
+    # v0.7 ResNet on DGX A100, 8 GPUs: 39.78 minutes; twice that for 4 times the GPUs, and the set-up.
+    found = prepared("docker", 4)
+    assert found.submission.minutes == 20 + 20
+    assert "39.78" in found.estimate.reason
+    assert prepared("docker", 1, "--runs", "5").submission.minutes == 20 + 398
+
+
+BAD = [
+    (("--nodes", "0"), "--nodes 0"),
+    (("--nodes", "2", "--gpus-per-node", "99"), "--gpus-per-node 99"),
+    (("--nodes", "2", "--array", "0"), "--array 0"),
+    (("--nodes", "2", "--array", "3", "--runs", "2"), "in an array of 3 tasks"),
+    (("--nodes", "2", "--cluster", "/nosuch.toml"), "no cluster file"),
+    (("--nodes", "2", "--sbatch", "constraint"), "no option of sbatch"),
+    (("--nodes", "2", "--set", "epoch=2"), "unknown configuration key 'epoch'"),
+    (("--nodes", "2", "--resume", "x"), "--resume takes all"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), BAD)
+def test_bad_submissions_are_refused(encore: Encore, options: tuple[str, ...], said: str) -> None:
+    done = encore("submit", "resnet", *options, "--dry-run")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_slurm_nothing_is_submitted(encore: Encore, tmp_path: Path) -> None:
+    done = encore("submit", "resnet", environment={"PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert "no Slurm here" in done.stderr
+    assert encore("doctor", "--cluster", environment={"PATH": str(tmp_path)}).returncode == 2
+
+
+def test_unknown_keys_of_the_cluster_file_are_refused(encore: Encore, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text('partitoin = "gpu"\n', encoding="utf-8")
+    done = encore("submit", "resnet", "--cluster", str(file), "--dry-run")
+    assert done.returncode == 2
+    assert "partitoin" in done.stderr
+
+
+def test_the_example_of_a_cluster_file_is_valid() -> None:
+    found, file = cluster.load(paths.ROOT / "slurm" / "cluster.example.toml")
+    assert found.gpus_per_node == 8
+    assert file is not None
+
+
+SLURM = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n1", "SLURM_CPUS_ON_NODE": "64"}
+
+
+def test_the_allocation_comes_from_slurms_variables() -> None:
+    assert allocation.current({}) is None
+    alone = allocation.current(SLURM)
+    assert alone is not None
+    assert (alone.name, alone.folder_mark, alone.nodes, alone.cores_per_node) == ("12", "job12", ("n1",), 64)
+    array = {
+        "JOB_ID": "10",
+        "TASK_ID": "5",
+        "TASK_MIN": "1",
+        "TASK_MAX": "9",
+        "TASK_STEP": "2",
+        "TASK_COUNT": "5",
+    }
+    task = allocation.current({**SLURM, **{f"SLURM_ARRAY_{name}": value for name, value in array.items()}})
+    assert task is not None
+    assert (task.name, task.folder_mark, task.array_index, task.array_count) == ("10_5", "job10", 2, 5)
+    with pytest.raises(EncoreError, match="not numbered evenly"):
+        allocation.current(
+            {**SLURM, **{f"SLURM_ARRAY_{n}": v for n, v in array.items()}, "SLURM_ARRAY_TASK_MAX": "19"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "expected"),
+    [
+        (None, None, (4, 8)),
+        (32, None, (4, 8)),
+        (4, None, (4, 1)),
+        (2, None, (1, 2)),
+        (8, 2, (2, 4)),
+        (6, 1, (1, 6)),
+    ],
+)
+def test_gpus_are_spread_over_the_nodes(
+    gpus: int | None, nodes: int | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = planning.Request("resnet", gpus, nodes=nodes)
+    held = submission.pretended(4, 8, None)
+    assert planning.spread_over(held, request, cluster.Cluster(), node.this_node()) == expected
+
+
+@pytest.mark.parametrize(("gpus", "nodes", "said"), [(6, None, "evenly"), (8, 5, "5 nodes asked for")])
+def test_gpus_that_cannot_be_spread_are_refused(gpus: int, nodes: int | None, said: str) -> None:
+    request = planning.Request("resnet", gpus, nodes=nodes)
+    with pytest.raises(EncoreError, match=said):
+        planning.spread_over(submission.pretended(4, 8, None), request, cluster.Cluster(), node.this_node())
+
+
+def test_partitions_are_read_from_sinfo(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "gpu*|6|idle|2-00:00:00|gpu:a100:8(S:0-1)\ngpu*|2|down*|2-00:00:00|gpu:a100:8(S:0-1)\n"
+        "gpu*|1|mix|2-00:00:00|gpu:a100:8\ncpu|10|alloc|infinite|(null)\n"
+    )
+    monkeypatch.setattr(commands, "call", lambda *command: text)
+    assert partitions.partitions() == {
+        "gpu": Partition("gpu", True, 7, 2880, 8),
+        "cpu": Partition("cpu", False, 10, None, None),
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"nodes": 8}, "has 7 that are up"),
+        ({"gpus_per_node": 16}, "has 8"),
+        ({"minutes": 3000}, "allows 48:00:00"),
+    ],
+)
+def test_what_would_wait_for_ever_is_refused(wanted: dict[str, int], said: str) -> None:
+    asked = script.Submission(**{"nodes": 1, "gpus_per_node": 8, "minutes": 60, **wanted}, name="resnet",
+                              results=Path("/r"), arguments=())  # fmt: skip
+    with pytest.raises(EncoreError, match=said):
+        partitions.refuse_impossible(asked, Partition("gpu", True, 7, 2880, 8))
+
+
+def test_slurms_refusals_name_the_remedy() -> None:
+    error = commands.explain(
+        "sbatch", "sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job"
+    )
+    assert error.found == "sbatch: invalid partition specified: gpuu"
+    assert "sinfo" in error.remedy
+
+
+def test_a_job_that_was_not_requeued_starts_a_new_run(tmp_path: Path) -> None:
+    assert job_runs.begun(tmp_path, submission.pretended(1, 1, None), ["run", "resnet"]) is None
