@@ -119,6 +119,8 @@ def test_run_on_two_ranks_reaches_the_target(encore: Encore, digits: Path, tmp_p
     errors = [finding for finding in compliance["findings"] if finding["severity"] == "error"]
     assert {finding["kind"] for finding in errors} == {"small_data"}
     assert compliance["passed_but_for_data"]
+    system = json.loads((only_run(tmp_path) / "system.json").read_text(encoding="utf-8"))
+    assert system["other_software_stack"]["pytorch_version"].startswith("2.")
     lines = (only_run(tmp_path) / "result_0.txt").read_text(encoding="utf-8").splitlines()
     keys = [json.loads(line.removeprefix(":::MLLOG "))["key"] for line in lines]
     for key in ("init_start", "init_stop", "run_start", "run_stop", "seed", "global_batch_size"):
