@@ -31,7 +31,7 @@ class Implementation(_Strict):
     framework: str
     """Names the environment (requirements/environments.toml) and the container base."""
     module: str
-    """Python package that holds train.py, config.py, bench.py and systems/."""
+    """Python package that holds train.py, config.py and bench.py."""
 
 
 class Round(_Strict):
@@ -87,6 +87,8 @@ class System(_Strict):
     submitter: str
     submission: str
     """Name of the result folder in the round's repository; empty where there is none."""
+    framework: str = ""
+    """What it was submitted or published with; empty: any. With another one it is not the same configuration."""
     source: str
     nodes: int = Field(ge=1)
     gpus_per_node: int = Field(ge=1)
@@ -94,6 +96,8 @@ class System(_Strict):
     keep_global_batch: bool = False
     """With another number of ranks: keep the global batch, not the batch of a rank."""
     config: dict[str, Any]
+    implementations: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Values that one implementation must have instead of those in ``config``."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the ranks."""
     file: str = ""
@@ -169,10 +173,19 @@ def choose(name: str) -> Choice:
 
 
 def systems(choice: Choice) -> list[System]:
-    """Every system of an implementation, ordered by round, number of GPUs and name."""
-    files = (choice.folder / "systems").glob("*.toml")
-    found: list[System] = [parse(System, path).model_copy(update={"file": path.name}) for path in files]
+    """Every system of an implementation, ordered by round, number of GPUs and name.
+
+    Those in the benchmark's folder are for all implementations, those in the implementation's for it alone.
+    """
+    folders = (choice.folder.parent / "systems", choice.folder / "systems")
+    found = [_read_system(path, choice) for folder in folders for path in folder.glob("*.toml")]
     return sorted(found, key=lambda s: (s.round, s.nodes * s.gpus_per_node, s.system))
+
+
+def _read_system(path: Path, choice: Choice) -> System:
+    system = parse(System, path)
+    config = {**system.config, **system.implementations.get(choice.implementation_name, {})}
+    return system.model_copy(update={"file": path.name, "config": config})
 
 
 def find_system(choice: Choice, name: str, round_name: str | None) -> System:

@@ -66,18 +66,30 @@ class Configuration:
         return self.values[name].value
 
 
-@cache
-def config_class(folder: Path) -> type[Any]:
-    """The Config dataclass of an implementation, loaded from its file: host code imports no benchmark."""
-    path = folder / "config.py"
-    name = f"_config_of_{folder.parent.name}_{folder.name}"
+def _config_files(folder: Path) -> list[Path]:
+    """What the implementations of a benchmark have in common, if anything, and the implementation's own."""
+    return [path for path in (folder.parent / "config.py", folder / "config.py") if path.exists()]
+
+
+def _load(path: Path, name: str) -> Any:
+    """The module in ``path``, known as ``name`` from now on."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise EncoreError(f"{path} cannot be loaded", remedy="restore the file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    found: type[Any] = module.Config
+    return module
+
+
+@cache
+def config_class(folder: Path) -> type[Any]:
+    """The Config dataclass of an implementation, loaded from its file: host code imports no benchmark."""
+    *shared, own = _config_files(folder)
+    for path in shared:
+        # By the name under which the implementation imports it, so that no package has to be imported.
+        _load(path, f"benchmarks.{folder.parent.name}.config")
+    found: type[Any] = _load(own, f"_config_of_{folder.parent.name}_{folder.name}").Config
     return found
 
 
@@ -211,6 +223,9 @@ def resolve(
         name, value = parse_setting(setting, wanted)
         overrides[name] = Value(value, "--set")
     deviations = _deviations(system, nodes, ranks_per_node, values, overrides)
+    framework = choice.implementation.framework
+    if system.framework not in ("", framework):
+        deviations = (f"{framework} instead of {system.framework}", *deviations)
     values.update(overrides)
     _validate(config, values)
     return Configuration(choice, system, nodes, ranks_per_node, values, deviations)
@@ -233,9 +248,10 @@ def describe_scale(configuration: Configuration) -> str:
 
 
 def fields_with_meaning(folder: Path) -> dict[str, str]:
-    """The comment behind each field in config.py: its unit and meaning."""
+    """The comment behind each field in config.py: its unit and meaning; an implementation's own counts."""
     meanings = {}
-    for line in (folder / "config.py").read_text(encoding="utf-8").splitlines():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in _config_files(folder))
+    for line in text.splitlines():
         name, colon, rest = line.strip().partition(":")
         if colon and " # " in rest and name.isidentifier():
             meanings[name] = rest.split(" # ", 1)[1]

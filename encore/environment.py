@@ -25,7 +25,14 @@ from filelock import FileLock, Timeout
 from encore import catalogue, names, paths
 from encore.errors import EncoreError, ExitCode
 
-TOLD = {"mxnet": "mxnet", "horovod": "horovod", "nvidia-dali-cuda120": "dali", "numpy": "numpy"}
+TOLD = {
+    "mxnet": "mxnet",
+    "tensorflow-cpu": "tensorflow",
+    "torch": "pytorch",
+    "horovod": "horovod",
+    "nvidia-dali-cuda120": "dali",
+    "numpy": "numpy",
+}
 """Packages whose versions a system description names, and how it calls them."""
 
 OnStep = Callable[[str], None]

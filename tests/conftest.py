@@ -33,6 +33,12 @@ def pytorch_python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def tensorflow_python() -> Path:
+    """Python of the TensorFlow environment, which is made if need be."""
+    return environment.ensure_environment("tensorflow", lambda text: print(text, file=sys.stderr))
+
+
+@pytest.fixture(scope="session")
 def digits(mxnet_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small data set of resnet."""
     folder = tmp_path_factory.mktemp("digits") / "resnet"
@@ -81,6 +87,17 @@ def in_mxnet(mxnet_python: Path) -> Callable[..., str]:
     def run(program: str, *arguments: str, ranks: int = 1) -> str:
         launcher = () if ranks == 1 else ("horovodrun", "--gloo", "-np", str(ranks))
         return inside(mxnet_python, launcher, program, *arguments)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def in_tensorflow(tensorflow_python: Path) -> Callable[..., str]:
+    """Runs a program of tests/inside in TensorFlow's environment on so many ranks; returns its output."""
+
+    def run(program: str, *arguments: str, ranks: int = 1) -> str:
+        launcher = () if ranks == 1 else ("horovodrun", "--gloo", "-np", str(ranks))
+        return inside(tensorflow_python, launcher, program, *arguments)
 
     return run
 

@@ -56,9 +56,9 @@ def train(encore: Encore, digits: Path, results: Path, *arguments: str, ranks: i
 class Started:
     """A run in the background."""
 
-    def __init__(self, digits: Path, results: Path, *arguments: str) -> None:
+    def __init__(self, digits: Path, results: Path, *arguments: str, name: str = "resnet") -> None:
         command = [
-            sys.executable, "-m", "encore.cli.app", "run", "resnet", "2", "--seed", "7",
+            sys.executable, "-m", "encore.cli.app", "run", name, "2", "--seed", "7",
             "--data", str(digits), "--results", str(results), *arguments,
         ]  # fmt: skip
         self.process = subprocess.Popen(

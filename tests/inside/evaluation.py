@@ -19,7 +19,7 @@ from benchmarks.common.recordio import RecordReader, unpack
 from benchmarks.common.stopping import Heartbeat, StopRequest
 from benchmarks.resnet.mxnet import model, train
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.data import EvaluationInput
+from benchmarks.resnet.mxnet.data import evaluation_input
 from benchmarks.resnet.pipeline import MEAN, STD
 
 data, batch_size = Path(sys.argv[1]), int(sys.argv[2])
@@ -32,7 +32,7 @@ stop.arm()
 ranks = horovod_mxnet.start("cpu")
 network = model.build(config)
 model.initialize(network, config, ranks.context)
-evaluation = EvaluationInput(config, data, ranks)
+evaluation = evaluation_input(config, data, ranks)
 heartbeat = Heartbeat(Path(tempfile.mkdtemp()), ranks.rank)
 passes = [train.evaluate(network, evaluation, stop, heartbeat, 0) for _ in range(2)]
 

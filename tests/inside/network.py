@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import mxnet as mx
 import numpy as np
 
+from benchmarks.resnet.architecture import STAGES
 from benchmarks.resnet.mxnet import model
 from benchmarks.resnet.mxnet.config import Config
 
@@ -78,7 +79,7 @@ image = mx.nd.random.uniform(shape=(2, 3, 32, 32))
 print(
     json.dumps(
         {
-            "parameters": {depth: trainable(depth) for depth in model.STAGES},
+            "parameters": {depth: trainable(depth) for depth in STAGES},
             "strides": strides_of_first_bottleneck(),
             "fused on NGC": choice(gpu, NgcOperators()),
             "fused upstream": choice(gpu, mx.sym),

@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from benchmarks.common import horovod_mxnet
+from benchmarks.common import horovod_mxnet, optimizers
 from benchmarks.resnet.mxnet import optimizer
 from benchmarks.resnet.mxnet.config import Config
 
@@ -22,20 +22,11 @@ SHAPES = {
 
 
 def reference(values, gradients, config, rates, batch):
-    """The papers' formulas, one tensor at a time, in float64."""
-    values = {name: value.astype("float64") for name, value in values.items()}
-    momenta = {name: np.zeros_like(value) for name, value in values.items()}
+    """The definition, in float64."""
+    momenta = {name: np.zeros(value.shape) for name, value in values.items()}
     for step, rate in enumerate(rates):
-        for name, value in values.items():
-            gradient = gradients[step][name].astype("float64") / batch
-            decay = 0.0 if name.endswith(config.no_weight_decay) else config.weight_decay
-            local = rate
-            if config.optimizer == "lars" and name.endswith("weight"):
-                weight_norm, gradient_norm = np.linalg.norm(value), np.linalg.norm(gradient)
-                if weight_norm > 0 and gradient_norm > 0:
-                    local *= config.lars_eta * weight_norm / (gradient_norm + decay * weight_norm)
-            momenta[name] = config.momentum * momenta[name] - local * (gradient + decay * value)
-            value += momenta[name]
+        averaged = {name: gradient.astype("float64") / batch for name, gradient in gradients[step].items()}
+        values, momenta = optimizers.step(values, momenta, averaged, rate, config)
     return values
 
 

@@ -13,7 +13,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.common.recordio import RecordReader, unpack
 from benchmarks.resnet import pipeline
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.data import TrainingInput
+from benchmarks.resnet.mxnet.data import training_input
 
 data = Path(sys.argv[1])
 config = dataclasses.replace(
@@ -23,7 +23,7 @@ config = dataclasses.replace(
 
 
 def source(shard, shards):
-    return TrainingInput(config, data, Ranks(shard, shards, shard, shards, mx.cpu()))
+    return training_input(config, data, Ranks(shard, shards, shard, shards, mx.cpu()))
 
 
 def labels_of_files():
@@ -41,7 +41,7 @@ unbroken = source(0, 1)
 for _ in range(40):
     unbroken.next()
 state = unbroken.checkpoint()
-resumed = TrainingInput(config, data, Ranks(0, 1, 0, 1, mx.cpu()), state)
+resumed = training_input(config, data, Ranks(0, 1, 0, 1, mx.cpu()), state)
 same = True
 for _ in range(40):
     for left, right in zip(unbroken.next(), resumed.next()):
@@ -57,7 +57,7 @@ shape = pipeline.training_pipeline(padded, augmentation, None).run()[0].as_tenso
 # Two ranks over the same single shard would draw the same images in the same order, but other crops.
 first = source(0, 1).next()[0].asnumpy()
 other = (
-    TrainingInput(dataclasses.replace(config, seed=6), data, Ranks(0, 1, 0, 1, mx.cpu())).next()[0].asnumpy()
+    training_input(dataclasses.replace(config, seed=6), data, Ranks(0, 1, 0, 1, mx.cpu())).next()[0].asnumpy()
 )
 print(
     json.dumps(

@@ -1,124 +1,31 @@
-"""Hyperparameters of ResNet in MXNet: one flat, frozen dataclass; standard library only.
-
-The host side loads this file to check a configuration before anything starts, the training code to run it.
-Values come from ``systems/*.toml`` and the command line; the defaults are what NVIDIA's submissions of v0.6
-and v0.7 have in common (the argument dumps in their logs), and ours where those say nothing. "Epoch" is one
-pass over the training images, "step" one update of the weights.
-"""
+"""Configuration of ResNet in MXNet: the common hyperparameters and what MXNet adds; standard library only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Literal
 
-try:
-    from typing import Literal
-except ImportError:  # Python 3.7 of the oldest NGC images
-    from typing_extensions import Literal  # type: ignore[assignment]
+from benchmarks.resnet.config import Hyperparameters, refuse
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Hyperparameters):
     """Everything that train.py needs to know, besides where the data and the results lie."""
 
-    # The run
-    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
-    seed: int = 0  # draws weights, image order and crops; a new one for each experiment
-    quality_target: float = 0.759  # top-1 accuracy, as a share of 1, at which the run stops
-    epochs: int = 90  # gives up after so many
-
-    # The network
-    depth: Literal[18, 34, 50, 101, 152] = 50  # layers with weights; 50 is MLPerf's
-    num_classes: int = 1000  # labels in the data set
-    layout: Literal["NHWC", "NCHW"] = "NHWC"  # order of the axes; NHWC is what tensor cores want
     precision: Literal["fp16", "fp32"] = "fp16"  # fp16 keeps fp32 master weights and batch-norm statistics
-    pad_channels: bool = True  # add an empty fourth colour channel, which NHWC fp16 convolutions like
-    zero_init_residual: bool = False  # last batch-norm of a block starts at gamma 0 (arXiv 1706.02677, 5.1)
-    batch_norm_momentum: float = 0.9  # share of the old running statistics kept at each step
-    batch_norm_epsilon: float = 1e-5  # added to the variance
-
-    # The loss
-    label_smoothing: float = 0.1  # probability mass given evenly to all classes, 0 to 1
-    loss_scale: float = 128.0  # factor on the loss so that fp16 gradients do not underflow
-
-    # The optimizer
-    batch_size: int = 208  # images per rank and step
-    optimizer: Literal["sgd", "lars"] = "lars"  # sgd has momentum; lars is arXiv 1708.03888
-    learning_rate: float = 7.4  # base value, after warm-up, for the global batch
-    end_learning_rate: float = 0.0001  # value at the end of the pow2 schedule
-    schedule: Literal["pow2", "step"] = "pow2"  # polynomial of power 2, or drops at decay_epochs
-    warmup_epochs: float = 5.0  # linear from 0
-    decay_epochs: Tuple[int, ...] = ()  # for "step": the learning rate drops after these epochs
-    decay_factor: float = 0.1  # for "step": what it is multiplied with
-    momentum: float = 0.9  # of both optimizers
-    weight_decay: float = 5e-5  # L2 penalty added to the gradient
-    no_weight_decay: Tuple[str, ...] = ("gamma", "beta", "bias")  # parameters without it, by ending
-    lars_eta: float = 0.001  # trust coefficient
-    lars_epsilon: float = 0.0  # added to the denominator of the trust ratio
-
-    # Horovod
-    gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
     gradient_groups: int = 0  # fuse the all-reduce into so many groups; 0 lets Horovod decide by size
-
-    # Evaluation
-    eval_period: int = 4  # epochs between evaluations
-    eval_offset: int = 0  # evaluates after the epochs e, counted from 0, with e % eval_period == eval_offset
-    eval_batch_size: int = 0  # images per rank; 0 means batch_size
-
-    # The input
-    image_size: int = 224  # pixels, after the crop
-    eval_resize: int = 256  # pixels of the shorter side before the centre crop of image_size
-    crop_area: Tuple[float, ...] = (0.05, 1.0)  # smallest and largest share of the image in a training crop
-    crop_ratio: Tuple[float, ...] = (0.75, 1.3333333333333333)  # width to height of a training crop
-    mirror: bool = True  # flip half of the training images left to right
-    dali_threads: int = 3  # CPU threads per rank that decode and augment
-    dali_prefetch: int = 3  # batches kept ready
-    dali_shuffle_buffer: int = 4096  # records from which the next one is drawn
-    dali_decoder_cache_mb: int = 0  # whole decoded images kept in GPU memory; 0 decodes only the crop
-    dali_hw_decoder_load: float = 0.0  # share of images for the GPU's JPEG unit, where there is one
-    dali_mmap: bool = True  # map the record file; off is better on network file systems
-
-    # Reports
-    log_interval: int = 20  # steps per record in the metrics stream
-    checkpoint_interval: int = 4  # epochs between checkpoints; 0 keeps none but on a signal
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
-        for problem, wrong in (
-            ("device=cpu cannot run precision=fp16: set precision=fp32", self._on_cpu("fp16")),
-            ("device=cpu has no NHWC convolution in MXNet: set layout=NCHW", self._on_cpu("NHWC")),
+        super().__post_init__()
+        on_cpu = self.device == "cpu"
+        refuse(
             (
-                "dali_decoder_cache_mb needs device=gpu",
-                self.device == "cpu" and self.dali_decoder_cache_mb > 0,
+                "device=cpu cannot run precision=fp16: set precision=fp32",
+                on_cpu and self.precision == "fp16",
             ),
-            ("schedule=step needs decay_epochs", self.schedule == "step" and not self.decay_epochs),
-            ("eval_offset must lie in 0..eval_period-1", not 0 <= self.eval_offset < self.eval_period),
-            ("batch_size must be at least 1", self.batch_size < 1),
-            ("eval_batch_size must be at least 0", self.eval_batch_size < 0),
-            ("epochs must be at least 1", self.epochs < 1),
             (
-                f"warmup_epochs={self.warmup_epochs:g} must lie in 0..epochs={self.epochs}",
-                not 0 <= self.warmup_epochs <= self.epochs,
+                "device=cpu has no NHWC convolution in MXNet: set layout=NCHW",
+                on_cpu and self.layout == "NHWC",
             ),
-            ("num_classes must be at least 2", self.num_classes < 2),
-            ("label_smoothing must lie in 0..1", not 0 <= self.label_smoothing < 1),
-            ("quality_target must lie in 0..1", not 0 < self.quality_target <= 1),
-            ("image_size must be at least 16", self.image_size < 16),
-            ("eval_resize must not be smaller than image_size", self.eval_resize < self.image_size),
-            ("crop_area needs two values, smallest first, in 0..1", not _is_range(self.crop_area, 1.0)),
-            ("crop_ratio needs two values, smallest first", not _is_range(self.crop_ratio, 1e9)),
-            ("log_interval must be at least 1", self.log_interval < 1),
-            (
-                "dali_threads and dali_prefetch must be at least 1",
-                min(self.dali_threads, self.dali_prefetch) < 1,
-            ),
-        ):
-            if wrong:
-                raise ValueError(problem)
-
-    def _on_cpu(self, value: str) -> bool:
-        return self.device == "cpu" and value in (self.precision, self.layout)
-
-
-def _is_range(values: Tuple[float, ...], largest: float) -> bool:
-    return len(values) == 2 and 0 < values[0] <= values[1] <= largest
+        )

@@ -1,48 +1,22 @@
-"""MXNet's end of the input: batches of the DALI pipelines of benchmarks/resnet/pipeline.py as NDArrays."""
+"""MXNet's end of the input: batches of benchmarks/resnet/inputs.py as NDArrays."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import mxnet as mx
 from nvidia.dali.plugin.mxnet import feed_ndarray
 
 from benchmarks.common.ranks import Ranks
-from benchmarks.resnet import pipeline
+from benchmarks.resnet import inputs
 from benchmarks.resnet.mxnet.config import Config
 
 Batch = Tuple[mx.nd.NDArray, mx.nd.NDArray]
 
 
-def count_records(index: Path) -> int:
-    """Number of records that a RecordIO index lists."""
-    with open(index, "rb") as file:
-        return sum(1 for _ in file)
-
-
-def _source(config: Config, data: Path, split: str, ranks: Ranks, batch_size: int) -> pipeline.Input:
-    return pipeline.Input(
-        records=data / f"{split}.rec",
-        index=data / f"{split}.idx",
-        shard=ranks.rank,
-        shards=ranks.size,
-        batch_size=batch_size,
-        device_id=ranks.local_rank if config.device == "gpu" else None,
-        threads=config.dali_threads,
-        prefetch=config.dali_prefetch,
-        image_size=config.image_size,
-        layout=config.layout,
-        precision=config.precision,
-        pad_channels=config.pad_channels,
-        # Every rank draws crops of its own; the order of the images must be the same on all of them,
-        # and is: the reader cuts the shards before it shuffles.
-        seed=config.seed + 1000 * ranks.rank,
-        mmap=config.dali_mmap,
-    )
-
-
-def _to_ndarray(output: Any, context: mx.Context) -> mx.nd.NDArray:
+def _to_ndarray(context: mx.Context, output: Any) -> mx.nd.NDArray:
     tensor = output.as_tensor()
     array = mx.nd.empty(
         tensor.shape(), context, tensor.dtype_name() if hasattr(tensor, "dtype_name") else None
@@ -51,55 +25,17 @@ def _to_ndarray(output: Any, context: mx.Context) -> mx.nd.NDArray:
     return array
 
 
-class TrainingInput:
-    """An endless stream of training batches of one rank; images in config.layout, labels (batch,)."""
-
-    def __init__(self, config: Config, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None) -> None:
-        self._context = ranks.context
-        source = _source(config, data, "train", ranks, config.batch_size)
-        augmentation = pipeline.Augmentation(
-            crop_area=config.crop_area,
-            crop_ratio=config.crop_ratio,
-            mirror=config.mirror,
-            shuffle_buffer=config.dali_shuffle_buffer,
-            decoder_cache_mb=config.dali_decoder_cache_mb,
-            hw_decoder_load=config.dali_hw_decoder_load,
-        )
-        self._pipeline = pipeline.training_pipeline(source, augmentation, checkpoint)
-
-    def next(self) -> Batch:
-        """The next batch, on this rank's device."""
-        images, labels = self._pipeline.run()
-        return _to_ndarray(images, self._context), _to_ndarray(labels, self._context).reshape((-1,))
-
-    def checkpoint(self) -> bytes:
-        """State after the last batch handed out; give it to a new TrainingInput to go on exactly."""
-        state: bytes = self._pipeline.checkpoint()
-        return state
+def _to_ndarrays(context: mx.Context, images: Any, labels: Any) -> Batch:
+    return _to_ndarray(context, images), _to_ndarray(context, labels).reshape((-1,))
 
 
-class EvaluationInput:
-    """Passes over this rank's share of the validation images, each counted exactly once."""
+def training_input(
+    config: Config, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None
+) -> inputs.TrainingInput:
+    """Training batches on this rank's device, from the beginning or exactly on from ``checkpoint``."""
+    return inputs.TrainingInput(config, data, ranks, partial(_to_ndarrays, ranks.context), checkpoint)
 
-    def __init__(self, config: Config, data: Path, ranks: Ranks) -> None:
-        self._context = ranks.context
-        self._batch_size = config.eval_batch_size or config.batch_size
-        self.total = count_records(data / "val.idx")
-        self._mine = pipeline.shard_size(self.total, ranks.rank, ranks.size)
-        # All ranks run as many batches as the largest shard needs, so that they stay together.
-        largest = -(-self.total // ranks.size)
-        self.batches = -(-largest // self._batch_size)
-        source = _source(config, data, "val", ranks, self._batch_size)
-        cache = config.dali_decoder_cache_mb if config.device == "gpu" else 0
-        self._pipeline = pipeline.evaluation_pipeline(source, config.eval_resize, cache)
 
-    def one_pass(self) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray, int]]:
-        """Batches of images and labels with the number of their first images that count."""
-        for number in range(self.batches):
-            images, labels = self._pipeline.run()
-            valid = max(0, min(self._batch_size, self._mine - number * self._batch_size))
-            yield (
-                _to_ndarray(images, self._context),
-                _to_ndarray(labels, self._context).reshape((-1,)),
-                valid,
-            )
+def evaluation_input(config: Config, data: Path, ranks: Ranks) -> inputs.EvaluationInput:
+    """This rank's share of the validation images."""
+    return inputs.EvaluationInput(config, data, ranks, partial(_to_ndarrays, ranks.context))

@@ -1,28 +1,20 @@
-"""ResNet v1.5 in Gluon: depths 18, 34, 50, 101 and 152 (He et al. 2015, arXiv 1512.03385).
+"""ResNet v1.5 in Gluon; its shape is in benchmarks/resnet/architecture.py.
 
-"v1.5" puts the stride of a bottleneck into its 3x3 convolution, as MLPerf's reference does.
 On GPUs the fused batch-norm operators of NVIDIA's MXNet are used where the installed MXNet has them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Mapping
 
 import mxnet as mx
+import numpy as np
 from mxnet.gluon import HybridBlock, nn
 
+from benchmarks.resnet import weights
+from benchmarks.resnet.architecture import EXPANSION, STAGE_WIDTHS, STAGES, STEM_CHANNELS, image_channels
 from benchmarks.resnet.mxnet.config import Config
-
-STAGES = {
-    18: ("basic", (2, 2, 2, 2)),
-    34: ("basic", (3, 4, 6, 3)),
-    50: ("bottleneck", (3, 4, 6, 3)),
-    101: ("bottleneck", (3, 4, 23, 3)),
-    152: ("bottleneck", (3, 8, 36, 3)),
-}
-STAGE_WIDTHS = (64, 128, 256, 512)
-EXPANSION = {"basic": 1, "bottleneck": 4}
 
 
 @dataclass(frozen=True)
@@ -162,11 +154,11 @@ def build(config: Config, operators: Any = mx.sym) -> HybridBlock:
     network = nn.HybridSequential(prefix="resnet_")
     with network.name_scope():
         network.add(
-            layers.conv(image_channels(config), 64, 7, 2),
-            layers.norm_relu(64),
+            layers.conv(image_channels(config), STEM_CHANNELS, 7, 2),
+            layers.norm_relu(STEM_CHANNELS),
             nn.MaxPool2D(3, 2, 1, layout=config.layout),
         )
-        channels = 64
+        channels = STEM_CHANNELS
         for stage, (width, count) in enumerate(zip(STAGE_WIDTHS, blocks)):
             for block in range(count):
                 stride = 2 if stage > 0 and block == 0 else 1
@@ -180,22 +172,6 @@ def build(config: Config, operators: Any = mx.sym) -> HybridBlock:
     return network
 
 
-def image_channels(config: Config) -> int:
-    """Colour channels of the input."""
-    return 4 if config.pad_channels else 3
-
-
-def input_shape(config: Config) -> Tuple[int, ...]:
-    """Shape of a training batch."""
-    axes = {
-        "N": config.batch_size,
-        "C": image_channels(config),
-        "H": config.image_size,
-        "W": config.image_size,
-    }
-    return tuple(axes[axis] for axis in config.layout)
-
-
 def initialize(network: HybridBlock, config: Config, context: mx.Context) -> None:
     """Draw the weights from config.seed, cast them for config.precision and have the graph compiled."""
     mx.random.seed(config.seed)
@@ -203,6 +179,34 @@ def initialize(network: HybridBlock, config: Config, context: mx.Context) -> Non
     if config.precision == "fp16":
         network.cast("float16")  # Gluon leaves the parameters of batch-norm in fp32
     network.hybridize(static_alloc=True, static_shape=True)
+
+
+def _neutral_names(parameters: List[str], config: Config) -> List[str]:
+    """Names of benchmarks/resnet/weights.py, in the order of Gluon's parameters, which is the network's."""
+    names = list(weights.shapes(config))
+    if len(names) != len(parameters):
+        raise ValueError(f"{len(parameters)} parameters, but ResNet-{config.depth} has {len(names)} arrays")
+    return names
+
+
+def export_weights(network: HybridBlock, config: Config) -> Dict[str, np.ndarray]:
+    """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
+    parameters = network.collect_params()
+    arrays = {}
+    for name, parameter in zip(_neutral_names(list(parameters), config), parameters.values()):
+        array = parameter.data().astype("float32").asnumpy()
+        is_nhwc = array.ndim == 4 and config.layout == "NHWC"  # Gluon has OHWI then
+        arrays[name] = array.transpose(0, 3, 1, 2) if is_nhwc else array
+    return arrays
+
+
+def import_weights(network: HybridBlock, arrays: Mapping[str, np.ndarray], config: Config) -> None:
+    """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
+    parameters = network.collect_params()
+    for name, parameter in zip(_neutral_names(list(parameters), config), parameters.values()):
+        array = arrays[name]
+        is_nhwc = array.ndim == 4 and config.layout == "NHWC"
+        parameter.set_data(mx.nd.array(array.transpose(0, 2, 3, 1) if is_nhwc else array))
 
 
 class SmoothedLoss(HybridBlock):

@@ -6,30 +6,22 @@ scales the momentum of the first few tensors only; hence this one, in MXNet's fu
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Tuple
 
 import mxnet as mx
 from mxnet.gluon.parameter import ParameterDict
 
 from benchmarks.common.horovod_mxnet import hvd
+from benchmarks.common.optimizers import UNSCALED, has_suffix
 from benchmarks.resnet.mxnet.config import Config
 
 # The fused update takes at most so many tensors a call (kMaxNumWeights in MXNet's preloaded_multi_sgd).
 TENSORS_PER_CALL = 45
 
 
-def has_suffix(name: str, suffixes: Sequence[str]) -> bool:
-    """Whether a parameter's name ends in one of ``suffixes`` (gamma, beta, bias, weight)."""
-    return name.endswith(tuple(suffixes))
-
-
 @mx.optimizer.Optimizer.register
 class FusedLARS(mx.optimizer.Optimizer):
-    """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1).
-
-    For the weights: local rate = eta * |w| / (|g| + weight_decay * |w| + epsilon), 1 where a norm is 0.
-    For batch-norm and bias parameters: plain SGD with momentum.
-    """
+    """Layer-wise adaptive rate scaling as benchmarks/common/optimizers.py defines it."""
 
     def __init__(self, momentum: float, eta: float, epsilon: float, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -53,7 +45,7 @@ class FusedLARS(mx.optimizer.Optimizer):
         indices = [self._indices[i] for i in order]
         rates = mx.nd.array(self._get_lrs(indices), ctx=context, dtype="float32")
         decays = mx.nd.array(self._get_wds(indices), ctx=context, dtype="float32")
-        scaled = sum(1 for name in names if not has_suffix(name, ("gamma", "beta", "bias")))
+        scaled = sum(1 for name in names if not has_suffix(name, UNSCALED))
         if scaled:
             weight_sums = mx.nd.multi_sum_sq(*weights[:scaled], num_arrays=scaled)
             gradient_sums = mx.nd.multi_sum_sq(*gradients[:scaled], num_arrays=scaled)
@@ -82,7 +74,7 @@ class FusedLARS(mx.optimizer.Optimizer):
 
     def _update_same_dtype(self, indices: Any, weights: Any, gradients: Any, states: Any) -> None:
         names = [self.param_dict[i].name for i in indices]
-        unscaled = [has_suffix(name, ("gamma", "beta", "bias")) for name in names]
+        unscaled = [has_suffix(name, UNSCALED) for name in names]
         order = sorted(range(len(indices)), key=lambda i: unscaled[i])
         self._indices = indices
         weights, gradients, states, names = (

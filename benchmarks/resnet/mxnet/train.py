@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import List, Optional
 
@@ -24,12 +25,13 @@ from benchmarks.common.checkpoints import Position
 from benchmarks.common.horovod_mxnet import LaggedSums
 from benchmarks.common.metrics import MetricsStream
 from benchmarks.common.mllog import ResultLog
+from benchmarks.common.progress import Progress, StepReports
 from benchmarks.common.stopping import Heartbeat, StopRequest
 from benchmarks.resnet import events
-from benchmarks.resnet.mxnet import model, optimizer
+from benchmarks.resnet.inputs import EvaluationInput, count_records
+from benchmarks.resnet.mxnet import model, optimizer, progress
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.data import EvaluationInput, TrainingInput, count_records
-from benchmarks.resnet.mxnet.progress import Progress, StepReports
+from benchmarks.resnet.mxnet.data import evaluation_input, training_input
 from benchmarks.resnet.schedule import learning_rate
 
 
@@ -69,8 +71,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     stop = StopRequest()
     ranks = horovod_mxnet.start(config.device)
     heartbeat = Heartbeat(arguments.output / "heartbeat", ranks.rank)
-    progress = Progress(arguments.output, ranks)
-    resumed = progress.find_checkpoint()
+    run = Progress(arguments.output, ranks, horovod_mxnet.barrier)
+    resumed = run.find_checkpoint()
     log = ResultLog(arguments.output / "result.txt", ranks.rank)
     metrics = MetricsStream(arguments.output / "metrics.jsonl", ranks.rank)
     if not resumed:
@@ -84,18 +86,19 @@ def main(argv: Optional[List[str]] = None) -> int:
     loss_function.hybridize(static_alloc=True, static_shape=True)
     parameters = network.collect_params()
     trainer = optimizer.build_trainer(parameters, config)
-    progress.restore_or_broadcast(parameters, trainer)
+    progress.restore_or_broadcast(run.checkpoint, parameters, trainer)
+    write = partial(progress.save, parameters=parameters, trainer=trainer)
     train_images = count_records(arguments.data / "train.idx")
     steps_per_epoch = math.ceil(train_images / (config.batch_size * ranks.size))
-    progress.steps_per_epoch = steps_per_epoch
+    run.steps_per_epoch = steps_per_epoch
 
     if not resumed:
         log.end(constants.INIT_STOP)
         log.events(events.hyperparameters(config, ranks.size, steps_per_epoch))
         log.start(constants.RUN_START)
     # The clock runs from here: reading the data set belongs to the run (MLPerf training rules, "timing").
-    training = TrainingInput(config, arguments.data, ranks, progress.input_checkpoint())
-    evaluation = EvaluationInput(config, arguments.data, ranks)
+    training = training_input(config, arguments.data, ranks, run.input_checkpoint())
+    evaluation = evaluation_input(config, arguments.data, ranks)
     if not resumed:
         log.event(constants.TRAIN_SAMPLES, train_images)
         log.event(constants.EVAL_SAMPLES, evaluation.total)
@@ -106,15 +109,15 @@ def main(argv: Optional[List[str]] = None) -> int:
         epochs=config.epochs,
         steps_per_epoch=steps_per_epoch,
         quality_target=config.quality_target,
-        resumed_step=progress.position.step(steps_per_epoch),
+        resumed_step=run.position.step(steps_per_epoch),
     )
     stop.arm()
     loss_scale = mx.nd.full((config.batch_size,), config.loss_scale, ctx=ranks.context)
-    reports = StepReports(metrics, config, ranks.size, steps_per_epoch)
+    reports = StepReports(metrics, config, ranks.size, steps_per_epoch, progress.LossSums())
     outcome = "not_reached"
 
-    for epoch in range(progress.position.epoch, config.epochs):
-        first_step = progress.position.step_in_epoch
+    for epoch in range(run.position.epoch, config.epochs):
+        first_step = run.position.step_in_epoch
         if first_step == 0:
             if events.starts_block(epoch, config):
                 count = events.block_length(epoch, config)
@@ -130,12 +133,12 @@ def main(argv: Optional[List[str]] = None) -> int:
             loss.backward(loss_scale)
             trainer.step(config.batch_size * config.loss_scale)
             heartbeat.beat(step)
-            progress.position = Position(epoch, step_in_epoch + 1)
-            if reports.add(step, loss, stop.requested, trainer.learning_rate):
+            run.position = Position(epoch, step_in_epoch + 1)
+            if reports.add(step, loss.mean(), stop.requested, trainer.learning_rate):
                 outcome = "interrupted"
                 break
         reports.end_epoch(epoch)
-        progress.mark_log()
+        run.mark_log()
         if outcome == "interrupted":
             break
 
@@ -155,13 +158,13 @@ def main(argv: Optional[List[str]] = None) -> int:
             if accuracy >= config.quality_target:
                 outcome = "reached"
                 break
-        progress.position = Position(epoch + 1, 0)
-        progress.mark_log()
+        run.position = Position(epoch + 1, 0)
+        run.mark_log()
         if config.checkpoint_interval and (epoch + 1) % config.checkpoint_interval == 0:
-            progress.save(parameters, trainer, training)
+            run.save(write, training.checkpoint())
 
     if outcome == "interrupted":
-        progress.save(parameters, trainer, training)
+        run.save(write, training.checkpoint())
     else:
         log.end(constants.RUN_STOP, status="success" if outcome == "reached" else "aborted")
     metrics.write("end", outcome=outcome)

@@ -1,0 +1,126 @@
+"""Horovod for TensorFlow: start-up, averages of gradients, small sums over all ranks, and an orderly end."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any, Deque, List, Optional, Sequence
+
+# Before the import: TensorFlow reports every library that it finds or misses otherwise.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# After DALI, for the reason that benchmarks/common/horovod_mxnet.py gives; take hvd from here everywhere.
+import horovod.tensorflow as hvd
+import nvidia.dali.types  # noqa: F401
+import tensorflow as tf
+
+from benchmarks.common.ranks import Ranks
+
+
+def start(device: str) -> Ranks:
+    """Initialize Horovod; each rank sees the GPU of its local rank alone, or its share of the CPU's cores."""
+    hvd.init()
+    if device == "gpu":
+        _show_one_gpu(hvd.local_rank())
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    else:
+        tf.config.set_visible_devices([], "GPU")
+        threads = int(os.environ.get("OMP_NUM_THREADS", "0"))  # 0: all cores
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+    context = "/GPU:0" if device == "gpu" else "/CPU:0"
+    return Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), context)
+
+
+def _show_one_gpu(local_rank: int) -> None:
+    """Hide the other GPUs from CUDA itself: DLPack takes DALI's and TensorFlow's device numbers for the same."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    every = visible.split(",") if visible else []
+    if every and local_rank >= len(every):
+        raise SystemExit(f"local rank {local_rank}, but CUDA_VISIBLE_DEVICES={visible}: start fewer ranks")
+    os.environ["CUDA_VISIBLE_DEVICES"] = every[local_rank] if every else str(local_rank)
+
+
+def finish() -> None:
+    """Leave Horovod."""
+    hvd.shutdown()
+
+
+def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> List[tf.Tensor]:
+    """Mean of each gradient over all ranks, for use in a tf.function.
+
+    ``compression`` is the type in which they travel, none or fp16. ``groups`` above 0 sends them in so many
+    lots; else each one goes when it is ready and Horovod fuses by size.
+    """
+    if hvd.size() == 1:
+        return list(gradients)
+    options = {"op": hvd.Average, "compression": getattr(hvd.Compression, compression)}
+    if groups == 0:
+        return [hvd.allreduce(g, name=f"gradient.{n}", **options) for n, g in enumerate(gradients)]
+    averaged: List[tf.Tensor] = []
+    size = -(-len(gradients) // groups)
+    for first in range(0, len(gradients), size):
+        lot = list(gradients[first : first + size])
+        averaged += hvd.grouped_allreduce(lot, name=f"gradients.{first}", **options)
+    return averaged
+
+
+def total(values: Any, name: str) -> List[float]:
+    """Sum of ``values`` (one-dimensional) over all ranks; waits for it."""
+    return [float(value) for value in _sum(tf.constant(values, tf.float32), name).numpy()]
+
+
+def _sum(values: tf.Tensor, name: str) -> tf.Tensor:
+    return values if hvd.size() == 1 else hvd.allreduce(values, op=hvd.Sum, name=name)
+
+
+def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
+    """Give all ranks the values of rank 0, by a sum to which the others add zeros (see horovod_mxnet.py)."""
+    if hvd.size() == 1:
+        return
+    for number, variable in enumerate(variables):
+        mine = variable.read_value()
+        sent = mine if hvd.rank() == 0 else tf.zeros_like(mine)
+        variable.assign(_sum(sent, f"variable.{number}"))
+
+
+def average_variables(variables: Sequence[tf.Variable], name: str) -> None:
+    """Set each variable to its mean over all ranks."""
+    if hvd.size() == 1:
+        return
+    means = hvd.grouped_allreduce(
+        [variable.read_value() for variable in variables], op=hvd.Average, name=name
+    )
+    for variable, mean in zip(variables, means):
+        variable.assign(mean)
+
+
+def barrier(name: str) -> None:
+    """Wait until all ranks have come here."""
+    total([0.0], name)
+
+
+class LaggedSums:
+    """Sums of a few numbers over all ranks, read ``lag`` steps after they were sent.
+
+    Reading at once would stop the device at every step. All ranks read the same sum at the same step, so that
+    they can agree to stop.
+    """
+
+    def __init__(self, name: str, lag: int = 2) -> None:
+        self._name = name
+        self._lag = lag
+        self._waiting: Deque[tf.Tensor] = deque()
+
+    def send(self, values: tf.Tensor) -> Optional[List[float]]:
+        """Send this step's ``values``; return the sums of ``lag`` steps ago, or None in the first steps."""
+        self._waiting.append(_sum(values, self._name))
+        return self._pop() if len(self._waiting) > self._lag else None
+
+    def drain(self) -> List[List[float]]:
+        """Wait for all sums that were not handed out yet."""
+        return [self._pop() for _ in range(len(self._waiting))]
+
+    def _pop(self) -> List[float]:
+        return [float(value) for value in self._waiting.popleft().numpy()]

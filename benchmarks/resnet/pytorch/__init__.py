@@ -1,0 +1,1 @@
+"""ResNet in PyTorch with DALI input and DistributedDataParallel."""

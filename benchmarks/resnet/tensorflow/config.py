@@ -1,0 +1,28 @@
+"""Configuration of ResNet in TensorFlow: the common hyperparameters and its own; standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.resnet.config import Hyperparameters, refuse
+
+
+@dataclass(frozen=True)
+class Config(Hyperparameters):
+    """Everything that train.py needs to know, besides where the data and the results lie."""
+
+    layout: Literal["NHWC"] = "NHWC"  # order of the axes; TensorFlow's CPU kernels know no other
+    xla: bool = False  # compile forward, backward and update with XLA instead of running operator by operator
+    gradient_groups: int = 0  # fuse the all-reduce into so many groups; 0 lets Horovod decide by size
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work; ValueError says which keys contradict each other."""
+        super().__post_init__()
+        refuse(
+            (
+                f"device=cpu cannot run precision={self.precision}: set precision=fp32 or precision=bf16",
+                self.device == "cpu" and self.precision in ("fp16", "tf32"),
+            ),
+            ("gradient_groups must be at least 0", self.gradient_groups < 0),
+        )

@@ -1,0 +1,171 @@
+"""ResNet v1.5 in plain TensorFlow, no Keras; its shape is in benchmarks/resnet/architecture.py.
+
+Weights are fp32 variables. In fp16 and bf16 the products and what flows between the layers have that type;
+batch-norm's statistics, the logits and the loss are fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.resnet import weights
+from benchmarks.resnet.architecture import STAGES
+from benchmarks.resnet.tensorflow.config import Config
+
+TYPES = {"fp32": tf.float32, "tf32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
+
+
+@dataclass(frozen=True)
+class Network:
+    """The variables under the names of benchmarks/resnet/weights.py, and the way through them.
+
+    Convolutions have TensorFlow's axes (height, width, in, out), the dense layer (channels, classes).
+    """
+
+    config: Config
+    variables: Dict[str, tf.Variable]
+
+    @property
+    def trained(self) -> Dict[str, tf.Variable]:
+        """What the optimizer changes, in the order of the network."""
+        return {name: self.variables[name] for name in weights.trained_names(self.config)}
+
+    @property
+    def statistics(self) -> List[tf.Variable]:
+        """The running means and variances of batch-norm."""
+        return [variable for name, variable in self.variables.items() if name.endswith(("mean", "variance"))]
+
+    def __call__(self, images: tf.Tensor, training: bool) -> tf.Tensor:
+        """Logits (batch, num_classes) in fp32 of images (batch, height, width, channels).
+
+        ``training`` normalizes by the batch and moves the running statistics.
+        """
+        kind, blocks = STAGES[self.config.depth]
+        x = tf.cast(images, TYPES[self.config.precision])
+        x = tf.nn.relu(self._conv_norm(x, "stem.conv", "stem.norm", 2, training))
+        # After ReLU a border of zeros changes no maximum.
+        x = tf.nn.max_pool2d(tf.pad(x, _both_sides(1)), 3, 2, "VALID")
+        for stage, count in enumerate(blocks, 1):
+            for block in range(1, count + 1):
+                stride = 2 if stage > 1 and block == 1 else 1
+                x = self._block(x, f"stage{stage}.block{block}", kind, stride, training)
+        x = tf.reduce_mean(tf.cast(x, tf.float32), axis=(1, 2))
+        x = tf.matmul(tf.cast(x, TYPES[self.config.precision]), self._weight("dense.weight"))
+        return tf.cast(x, tf.float32) + self.variables["dense.bias"]
+
+    def _block(self, x: tf.Tensor, prefix: str, kind: str, stride: int, training: bool) -> tf.Tensor:
+        """basic: two 3x3, the stride in the first; bottleneck: 1x1, 3x3 with the stride, 1x1."""
+        strides = (stride, 1) if kind == "basic" else (1, stride, 1)
+        shortcut, inner = x, x
+        if f"{prefix}.project.conv.weight" in self.variables:
+            project = f"{prefix}.project"
+            shortcut = self._conv_norm(x, f"{project}.conv", f"{project}.norm", stride, training)
+        for number, step in enumerate(strides, 1):
+            inner = self._conv_norm(inner, f"{prefix}.conv{number}", f"{prefix}.norm{number}", step, training)
+            if number < len(strides):
+                inner = tf.nn.relu(inner)
+        return tf.nn.relu(inner + shortcut)
+
+    def _weight(self, name: str) -> tf.Tensor:
+        return tf.cast(self.variables[name], TYPES[self.config.precision])
+
+    def _conv_norm(self, x: tf.Tensor, conv: str, norm: str, stride: int, training: bool) -> tf.Tensor:
+        """A convolution that keeps the size at stride 1, and batch-norm."""
+        weight = self._weight(f"{conv}.weight")
+        edge = weight.shape[0] // 2
+        if stride == 1 or edge == 0:
+            return self._norm(tf.nn.conv2d(x, weight, stride, "SAME"), norm, training)
+        # With stride 2 "SAME" pads one side only, and the other frameworks both.
+        x = tf.pad(x, _both_sides(edge))
+        return self._norm(tf.nn.conv2d(x, weight, stride, "VALID"), norm, training)
+
+    def _norm(self, x: tf.Tensor, name: str, training: bool) -> tf.Tensor:
+        gamma, beta, mean, variance = (self.variables[f"{name}.{part}"] for part in weights.NORM)
+        normalized, batch_mean, batch_variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=x,
+            scale=gamma,
+            offset=beta,
+            mean=tf.constant([]) if training else mean,
+            variance=tf.constant([]) if training else variance,
+            epsilon=self.config.batch_norm_epsilon,
+            is_training=training,
+        )
+        if training:
+            # The variance is that of a sample (divided by n - 1), as cuDNN's.
+            rest = 1.0 - self.config.batch_norm_momentum
+            mean.assign_sub(rest * (mean - batch_mean))
+            variance.assign_sub(rest * (variance - batch_variance))
+        return normalized
+
+
+def _both_sides(edge: int) -> List[List[int]]:
+    """Padding of ``edge`` pixels on all four sides; oneDNN knows no convolution with explicit padding."""
+    return [[0, 0], [edge, edge], [edge, edge], [0, 0]]
+
+
+def build(config: Config) -> Network:
+    """The network of ``config`` with weights drawn from config.seed, the same on every rank."""
+    generator = np.random.RandomState(config.seed)
+    arrays = {name: _initial(generator, name, shape) for name, shape in weights.shapes(config).items()}
+    if config.zero_init_residual:
+        # Stem and shortcut have no number behind "norm".
+        last = f"norm{2 if STAGES[config.depth][0] == 'basic' else 3}.gamma"
+        arrays.update({name: np.zeros_like(a) for name, a in arrays.items() if name.endswith(last)})
+    variables = {
+        name: tf.Variable(to_tensorflow(name, array), trainable=True, name=name.replace(".", "_"))
+        for name, array in arrays.items()
+    }
+    return Network(config, variables)
+
+
+def _initial(generator: np.random.RandomState, name: str, shape: Tuple[int, ...]) -> np.ndarray:
+    """He et al. 2015 (arXiv 1502.01852) for convolutions, as MXNet's model has it; N(0, 0.01) for dense."""
+    if name.endswith(("gamma", "variance")):
+        return np.ones(shape, "float32")
+    if not name.endswith("weight"):
+        return np.zeros(shape, "float32")
+    deviation = 0.01 if name.startswith("dense") else np.sqrt(2.0 / np.prod(shape[1:]))
+    return (generator.standard_normal(shape) * deviation).astype("float32")
+
+
+def to_tensorflow(name: str, array: np.ndarray) -> np.ndarray:
+    """The array called ``name`` in benchmarks/resnet/weights.py, with TensorFlow's axes."""
+    if array.ndim == 4:
+        return array.transpose(2, 3, 1, 0)
+    return array.T if name == "dense.weight" else array
+
+
+def _from_tensorflow(name: str, array: np.ndarray) -> np.ndarray:
+    if array.ndim == 4:
+        return array.transpose(3, 2, 0, 1)
+    return array.T if name == "dense.weight" else array
+
+
+def export_arrays(values: Mapping[str, tf.Tensor]) -> Dict[str, np.ndarray]:
+    """Variables, gradients or momenta with the axes of benchmarks/resnet/weights.py."""
+    return {name: _from_tensorflow(name, value.numpy()) for name, value in values.items()}
+
+
+def export_weights(network: Network) -> Dict[str, np.ndarray]:
+    """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
+    return export_arrays(network.variables)
+
+
+def import_weights(network: Network, arrays: Mapping[str, np.ndarray]) -> None:
+    """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
+    for name, variable in network.variables.items():
+        variable.assign(to_tensorflow(name, arrays[name]))
+
+
+def smoothed_loss(logits: tf.Tensor, labels: tf.Tensor, smoothing: float) -> tf.Tensor:
+    """Cross-entropy with label smoothing, in fp32: logits (batch, classes), labels (batch,) to (batch,)."""
+    logits = tf.cast(logits, tf.float32)
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    if smoothing == 0.0:
+        return loss
+    uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+    return (1.0 - smoothing) * loss + smoothing * uniform

@@ -1,0 +1,86 @@
+"""PyTorch's results of the parity tests against another framework's; prints the differences as JSON.
+
+Arguments: the other framework's file, data folder.
+"""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from benchmarks.common.ranks import Ranks
+from benchmarks.resnet.pytorch import model, optimizer, step
+from benchmarks.resnet.pytorch.config import Config
+from benchmarks.resnet.pytorch.data import training_input
+from tests.inside import parity_task
+
+CPU = torch.device("cpu")
+
+
+def network_with(config, arrays):
+    network = model.place(model.build(config), config, CPU)
+    model.import_weights(network, arrays, config)
+    return network
+
+
+def exported(config, arrays):
+    return model.export_weights(network_with(config, arrays), config)
+
+
+def images_of(config, batch):
+    return torch.from_numpy(batch[0]).to(memory_format=model.memory_format(config))
+
+
+def logits(config, arrays, batch):
+    with torch.no_grad():
+        return network_with(config, arrays).eval()(images_of(config, batch)).numpy()
+
+
+def loss_and_gradients(config, arrays, batch):
+    network = network_with(config, arrays)
+    trainer = optimizer.build(network, config)
+    labels = torch.from_numpy(batch[1])
+    loss = step.forward_backward(network, trainer, config, images_of(config, batch), labels)
+    return loss.item(), {model.neutral_name(n): p.grad.numpy() for n, p in network.named_parameters()}
+
+
+def optimized(config, arrays, gradients, rates):
+    network = network_with(config, arrays)
+    trainer = optimizer.build(network, config)
+    for gradient, rate in zip(gradients, rates):
+        trainer.set_learning_rate(rate)
+        for name, parameter in network.named_parameters():
+            # In the parameter's own memory order, as a backward pass leaves it.
+            parameter.grad = torch.empty_like(parameter).copy_(
+                torch.from_numpy(gradient[model.neutral_name(name)])
+            )
+        trainer.step()
+    return model.export_weights(network, config)
+
+
+def trained(config, arrays, data, rates):
+    network = network_with(config, arrays)
+    trainer = optimizer.build(network, config)
+    training = training_input(config, data, Ranks(0, 1, 0, 1, CPU))
+    losses, first = [], None
+    for rate in rates:
+        trainer.set_learning_rate(rate)
+        images, labels = training.next()
+        first = images.numpy() if first is None else first
+        losses.append(step.forward_backward(network, trainer, config, images, labels).item())
+        trainer.step()
+    return first, np.array(losses)
+
+
+functions = SimpleNamespace(
+    logits=logits,
+    loss_and_gradients=loss_and_gradients,
+    exported=exported,
+    optimized=optimized,
+    trained=trained,
+)
+found = parity_task.run(Config, functions, Path(sys.argv[2]))
+print(json.dumps(parity_task.differences(found, sys.argv[1])))

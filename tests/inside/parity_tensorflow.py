@@ -1,0 +1,78 @@
+"""TensorFlow's results of the parity tests against another framework's; prints the differences as JSON.
+
+Arguments: the other framework's file, data folder.
+"""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from benchmarks.common import horovod_tensorflow
+from benchmarks.common.ranks import Ranks
+from benchmarks.resnet.tensorflow import model, optimizer, train
+from benchmarks.resnet.tensorflow.config import Config
+from benchmarks.resnet.tensorflow.data import training_input
+from tests.inside import parity_task
+
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+
+
+def network_with(config, arrays):
+    network = model.build(config)
+    model.import_weights(network, arrays)
+    return network
+
+
+def exported(config, arrays):
+    return model.export_weights(network_with(config, arrays))
+
+
+def tensors_of(batch):
+    return tf.constant(batch[0].transpose(0, 2, 3, 1)), tf.constant(batch[1].astype("int32"))
+
+
+def logits(config, arrays, batch):
+    return network_with(config, arrays)(tensors_of(batch)[0], training=False).numpy()
+
+
+def loss_and_gradients(config, arrays, batch):
+    network = network_with(config, arrays)
+    loss, gradients = train.compile_backward(network, config)(*tensors_of(batch))
+    return loss.numpy(), model.export_arrays(dict(zip(network.trained, gradients)))
+
+
+def optimized(config, arrays, gradients, rates):
+    network = network_with(config, arrays)
+    updates = optimizer.build(network.trained, config)
+    step = tf.function(updates.step)
+    for gradient, rate in zip(gradients, rates):
+        mine = [tf.constant(model.to_tensorflow(name, gradient[name])) for name in network.trained]
+        step(mine, tf.constant(rate, tf.float32))
+    return model.export_weights(network)
+
+
+def trained(config, arrays, data, rates):
+    network = network_with(config, arrays)
+    step = train.compile_step(network, optimizer.build(network.trained, config), config)
+    training = training_input(config, data, Ranks(0, 1, 0, 1, "/CPU:0"))
+    losses, first = [], None
+    for rate in rates:
+        images, labels = training.next()
+        first = images.numpy().transpose(0, 3, 1, 2) if first is None else first
+        losses.append(step(images, labels, tf.constant(rate, tf.float32)).numpy())
+    return first, np.array(losses)
+
+
+horovod_tensorflow.start("cpu")
+functions = SimpleNamespace(
+    logits=logits,
+    loss_and_gradients=loss_and_gradients,
+    exported=exported,
+    optimized=optimized,
+    trained=trained,
+)
+found = parity_task.run(Config, functions, Path(sys.argv[2]))
+horovod_tensorflow.finish()
+print(json.dumps(parity_task.differences(found, sys.argv[1])))

@@ -1,0 +1,38 @@
+"""Evaluate fixed random weights by the TensorFlow implementation; rank 0 prints the accuracy of two passes.
+
+Arguments: data folder, batch size. Run on any number of ranks: the counts must be the same.
+"""
+
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.common import horovod_tensorflow
+from benchmarks.common.stopping import Heartbeat, StopRequest
+from benchmarks.resnet.tensorflow import model, train
+from benchmarks.resnet.tensorflow.config import Config
+from benchmarks.resnet.tensorflow.data import evaluation_input
+
+data, batch_size = Path(sys.argv[1]), int(sys.argv[2])
+config = dataclasses.replace(
+    Config(), device="cpu", precision="fp32", pad_channels=False, depth=18, num_classes=10,
+    image_size=32, eval_resize=32, batch_size=batch_size, dali_threads=1, seed=5,
+)  # fmt: skip
+stop = StopRequest()
+stop.arm()
+ranks = horovod_tensorflow.start("cpu")
+network = model.build(config)
+fresh = [variable.numpy() for variable in network.statistics]
+# Ranks that saw other images have other statistics; they must evaluate with the mean.
+for variable in network.statistics:
+    variable.assign_add(0.5 * (2 * ranks.rank - ranks.size + 1) + 0.0 * variable)
+evaluation = evaluation_input(config, data, ranks)
+heartbeat = Heartbeat(Path(tempfile.mkdtemp()), ranks.rank)
+hits = train.compile_hits(network, config)
+passes = [train.evaluate(network, hits, evaluation, stop, heartbeat, 0) for _ in range(2)]
+error = max(float(abs(mine.numpy() - new).max()) for mine, new in zip(network.statistics, fresh))
+horovod_tensorflow.finish()
+if ranks.rank == 0:
+    print(json.dumps({"passes": passes, "total": evaluation.total, "error of statistics": error}))
