@@ -8,11 +8,14 @@ from rich import box
 from rich.table import Table
 
 
+WHOLE = ("name", "framework", "data set", "target per round")
+"""Columns that are never broken: a name is there to be copied."""
+
+
 def plain_table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
     """An empty table with these columns, those in ``numbers`` set to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        # A name is there to be copied: it is never broken.
         justify: Literal["left", "right"] = "right" if column in numbers else "left"
-        table.add_column(column, overflow="fold", justify=justify, no_wrap=column == "name")
+        table.add_column(column, overflow="fold", justify=justify, no_wrap=column in WHOLE)
     return table
