@@ -69,6 +69,8 @@ class Benchmark(_Strict):
     metric: str
     default_implementation: str
     default_round: str
+    log_format: Literal["mllog", "v0.5"] = "mllog"
+    """Dialect of the result log: mlperf-logging's, or that of v0.5, which is older."""
     implementations: dict[str, Implementation]
     rounds: dict[str, Round]
     full_data: FullData

@@ -28,6 +28,7 @@ from encore.errors import EncoreError, ExitCode
 TOLD = {
     "mxnet": "mxnet",
     "tensorflow-cpu": "tensorflow",
+    "torch": "pytorch",
     "horovod": "horovod",
     "nvidia-dali-cuda120": "dali",
     "numpy": "numpy",

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from encore import building, catalogue, data, engines, paths, planning, run_folder, runner
+from encore import building, catalogue, configuration, data, engines, paths, planning, run_folder, runner
 from encore.catalogue import Choice
 from encore.engines import Engine, Image
 from encore.errors import EncoreError, ExitCode
@@ -90,13 +90,17 @@ def _training(choice: Choice, engine: Engine) -> str:
     """One epoch on the small data set, with everything that a run does."""
     with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
         small = choice.benchmark.small_data.system
+        # One epoch is all warm-up where there is any.
+        settings = ["epochs=1"]
+        if "warmup_epochs" in configuration.field_types(choice.folder):
+            settings.append("warmup_epochs=0")
         folder = Path(temporary) / choice.benchmark.name
         request = planning.Request(
             name=choice.name,
             gpus=1,
             system=small,
             results=Path(temporary) / "results",
-            settings=("epochs=1", "warmup_epochs=0"),
+            settings=tuple(settings),
             runtime=engine.name,
         )
         plan = planning.make_plan(request, small_data=folder)

@@ -47,6 +47,8 @@ class Job:
     """GPUs per node; 0 on a CPU."""
     outer: tuple[str, ...] = ()
     """A launcher that runs outside, such as srun: it starts the runtime's command once a rank."""
+    export: tuple[str, ...] = ()
+    """Option of ``outer`` that hands on one variable by its name; empty: it hands on all."""
     everywhere: tuple[str, ...] = ()
     """Starts one process on every node; empty for a job on this node alone."""
     passed: tuple[str, ...] = ()
@@ -108,6 +110,7 @@ def training_job(
         ranks=configuration.ranks,
         gpus=configuration.ranks_per_node if configuration.get("device") == "gpu" else 0,
         outer=launch.outer,
+        export=launch.export,
         everywhere=launch.everywhere,
         passed=launch.passed,
     )

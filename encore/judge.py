@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from encore import catalogue
 from encore.follow import read_progress
 from encore.results.compliance import check
 from encore.results.findings import ComplianceReport
@@ -50,7 +51,10 @@ def judge_experiment(experiment: Experiment, ruleset: str | None) -> Judgement:
 
 def judge(run: RunFolder) -> list[Judgement]:
     """Judge every experiment of a run by the rules of its round."""
-    round_name = run.passport()["round"]
+    passport = run.passport()
+    round_name = passport["round"]
+    if catalogue.choose(passport["name"]).benchmark.log_format == "v0.5":
+        return [judge_experiment(experiment, "0.5.0") for experiment in run.experiments()]
     # Rounds before v0.7 logged in other formats; our log is read by the rules of the first with this one.
     ruleset = f"{round_name.removeprefix('v')}.0" if round_name >= "v0.7" else "0.7.0"
     return [judge_experiment(experiment, ruleset) for experiment in run.experiments()]

@@ -23,6 +23,8 @@ class Launch:
     inner: tuple[str, ...] = ()
     outer: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    export: tuple[str, ...] = ()
+    """Option of ``outer`` that hands on one variable by its name, such as ``-x``; empty: it hands on all."""
     everywhere: tuple[str, ...] = ()
     """Starts one process on every node, to clean up; empty where there is this node alone."""
     passed: tuple[str, ...] = ()

@@ -8,12 +8,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from encore import catalogue, launchers, node, passport, paths, preflight, run_folder
+from encore import (
+    catalogue,
+    hosts,
+    launchers,
+    node,
+    over_ssh,
+    passport,
+    paths,
+    preflight,
+    run_folder,
+    ssh_launchers,
+)
 from encore import configuration as configurations
 from encore import targets as runtimes
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration
 from encore.errors import EncoreError
+from encore.hosts import Host
 from encore.launchers import Launch
 from encore.node import Node
 from encore.run_folder import RunFolder
@@ -49,6 +61,9 @@ class Request:
     image: str | None = None
     cluster: Path | None = None
     """cluster.toml; None: the one at its usual place, if any."""
+    hosts: tuple[Host, ...] = ()
+    """Hosts to reach by ssh; empty: this machine, or what the scheduler gave."""
+    launcher: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,10 @@ class Plan:
     allocation: Allocation | None = None
     """The Slurm job that the run takes place in; None: this machine alone."""
     cluster: Cluster = field(default_factory=Cluster)
+    hosts: tuple[Host, ...] = ()
+    """Hosts that ssh reaches, without a scheduler."""
+    launcher: str = ""
+    """Starts the ranks on ``hosts``; empty without them."""
 
     @property
     def label(self) -> str:
@@ -78,6 +97,9 @@ class Plan:
     def launch(self, output: str) -> Launch:
         """How the ranks of the experiment in ``output`` are started."""
         framework = self.configuration.choice.implementation.framework
+        if self.hosts:
+            gpus = self.configuration.get("device") == "gpu"
+            return over_ssh.launch(self.launcher, self.hosts, output, self.extra_environment, gpus)
         if self.allocation is None:
             return launchers.on_one_node(framework, self.configuration.ranks, output)
         # Pyxis finds PMIx itself, and on the host nothing is hidden.
@@ -180,7 +202,8 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
     job to plan for, by default the one that this process runs in.
     """
     choice = catalogue.choose(request.name)
-    allocation = allocation or allocations.current(os.environ)
+    if not request.hosts:
+        allocation = allocation or allocations.current(os.environ)
     cluster, _ = clusters.load(request.cluster)
     _check_numbers(request, allocation)
     machine = node.this_node()
@@ -190,8 +213,10 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
         system = choose_system(choice, total, machine, request.system, request.round, nodes)
     else:
         total = request.gpus or 1
-        system = choose_system(choice, total, machine, request.system, request.round)
-        nodes, per_node = spread(system, total)
+        count = len(request.hosts) or 1
+        system = choose_system(choice, total, machine, request.system, request.round, count)
+        over = request.hosts
+        nodes, per_node = hosts.layout(over, total) if over else spread(system, total)
     check_gpus(total)
     resolved = configurations.resolve(choice, system, nodes, per_node, list(request.settings))
     data = request.data or cluster.data_of(choice.benchmark.name)
@@ -211,7 +236,19 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
         target=runtimes.choose(runtime, choice, machine, device, image, allocation is not None),
         allocation=allocation,
         cluster=cluster,
+        hosts=request.hosts,
+        launcher=choose_launcher(request, choice),
     )
+
+
+def choose_launcher(request: Request, choice: Choice) -> str:
+    """What starts the ranks on the hosts of a request; empty without hosts."""
+    if request.hosts:
+        return ssh_launchers.choose(request.launcher, choice.implementation.framework)
+    if request.launcher is not None:
+        remedy = "name them: --hosts n1:4,n2:4, or --hostfile FILE"
+        raise EncoreError(f"--launcher {request.launcher} without hosts", remedy=remedy)
+    return ""
 
 
 def _check_numbers(request: Request, allocation: Allocation | None) -> None:
@@ -244,6 +281,10 @@ def checks(plan: Plan) -> list[preflight.Check]:
         found = [made if check.name == "data set" else check for check in found]
     folders = [plan.data, plan.results]
     found = [*runtimes.check(plan.target, plan.configuration, plan.machine, folders), *found]
+    if plan.hosts:
+        framework = plan.configuration.choice.implementation.framework
+        mpi = over_ssh.check_mpi(plan.launcher, framework)
+        return [*over_ssh.local_checks(plan.hosts, plan.launcher, plan.target.runtime), *mpi, *found]
     if plan.configuration.nodes > 1 and plan.allocation is None:
         remedy = (
             f"give the GPUs of one node, {plan.configuration.ranks_per_node}, or submit it: "
@@ -284,8 +325,10 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
     )
     machine = node.this_node()
     image = content["image"]["name"] if content["image"] else None
-    allocation = allocation or allocations.current(os.environ)
-    _check_nodes(content["nodes"], allocation, folder)
+    over = tuple(Host(**each) for each in content.get("hosts", ()))
+    if not over:
+        allocation = allocation or allocations.current(os.environ)
+        _check_nodes(content["nodes"], allocation, folder)
     cluster, _ = clusters.load()
     return Plan(
         configuration=resolved,
@@ -299,6 +342,8 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
         target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image),
         allocation=allocation,
         cluster=cluster,
+        hosts=over,
+        launcher=content.get("launcher", ""),
     )
 
 

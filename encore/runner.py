@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from encore import caches, engines, environment, mlperf_header, passport, preflight, run_folder
+from encore import caches, engines, environment, mlperf_header, over_ssh, passport, preflight, run_folder
 from encore import data as data_sets
 from encore import targets as runtimes
 from encore.errors import EncoreError, ExitCode
@@ -50,6 +50,8 @@ def render(plan: Plan, output: Path, python: Path | None) -> Command:
         command = host.render(job, python, os.environ)
     else:
         command = runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
+    if plan.hosts:
+        return over_ssh.complete(command, plan.hosts, output, os.environ)
     if not job.outer:
         return command
     # srun makes files, but no folders; horovodrun and torchrun make both.
@@ -110,6 +112,8 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
         told = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
         told["drop_caches"] = plan.drop_caches
         told["extra_environment"] = passport.redact(plan.extra_environment)
+        told["hosts"] = over_ssh.as_json(plan.hosts)
+        told["launcher"] = plan.launcher
         told["slurm"] = plan.allocation.as_json() if plan.allocation else None
         return told
 
@@ -124,6 +128,8 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
 def check_nodes(plan: Plan, python: Path | None) -> list[dict[str, Any]]:
     """Facts of every node of the Slurm job; refuses one that lacks what the run needs."""
     if plan.allocation is None:
+        gpus = plan.configuration.get("device") == "gpu"
+        over_ssh.refuse_unfit(plan.hosts, plan.data, plan.results, python, gpus, plan.extra_environment)
         return []
     target, image = plan.target, Path(plan.target.image)
     # The name, not the file: another node may have it elsewhere.
@@ -186,6 +192,8 @@ def _run_experiment(
             _clear_remains(experiment)
             cleared = _drop_caches(plan)
             mlperf_header.write(experiment.log, plan.configuration, plan.machine, cleared)
+        if plan.hosts:
+            over_ssh.write_hosts(plan.hosts, experiment.folder)
         experiment.set_state(state)
         hooks.experiment(experiment)
         command = render(plan, experiment.folder, python)

@@ -195,8 +195,8 @@ def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Si
 
 def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> bool:
     """End all processes of the job; returns whether there were any left."""
-    if child.poll() is None and child.args[0] == "srun":  # type: ignore[index]
-        # SIGTERM to srun kills the ranks on all nodes; killed itself, it would leave those elsewhere.
+    if child.poll() is None and child.args[0] in ("srun", "mpirun"):  # type: ignore[index, operator]
+        # SIGTERM to it kills the ranks on all nodes; killed itself, it would leave those elsewhere.
         processes.end([psutil.Process(child.pid)], grace_seconds=SRUN_SECONDS)
     left = processes.family(child.pid) if child.poll() is None else []
     left += processes.rank_processes(experiment.folder / "heartbeat")
@@ -252,6 +252,11 @@ FAILURES = (
     re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
     # torchrun: a table, in which the root cause has its own part.
     re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL),
+    # mpirun: of a rank that is killed, and of one that gives up.
+    re.compile(
+        r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal \d+ \((?P<code>[\w ]+)\)"
+    ),
+    re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
     # srun: a line for a rank that it could not start, else one for each node with the tasks that ended alike.
     re.compile(r"error: task (?P<rank>\d+) (?P<code>launch failed: [^\n]+)"),
     re.compile(r"error: \S+: tasks? (?P<rank>\d+)[-,\d]*: (?:Exited with exit code )?(?P<code>[\w ]+)"),

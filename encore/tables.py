@@ -54,7 +54,7 @@ def targets_table(choice: Choice) -> str:
 
 def systems_table(choice: Choice) -> str:
     """Every system of an implementation with the values that distinguish it."""
-    head = ["round", "system", "kind", "nodes x GPUs", "GPU", "images per GPU", "global batch", "optimizer"]
+    head = ["round", "system", "kind", "nodes x GPUs", "GPU", "batch per GPU", "global batch", "optimizer"]
     head += ["learning rate", "warm-up", "epochs"]
     return markdown(head, [_system_row(choice, system) for system in catalogue.systems(choice)])
 
@@ -62,11 +62,12 @@ def systems_table(choice: Choice) -> str:
 def _system_row(choice: Choice, system: System) -> list[str]:
     resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
     scale = f"{system.nodes} x {system.gpus_per_node}" if system.accelerator else "any number of ranks"
-    values = ["batch_size", "optimizer", "learning_rate", "warmup_epochs", "epochs"]
-    batch, optimizer, rate, warmup, epochs = (resolved.get(name) for name in values)
+    values = ["batch_size", "optimizer", "learning_rate", "epochs"]
+    batch, optimizer, rate, epochs = (resolved.get(name) for name in values)
+    warmup = f"{resolved.get('warmup_epochs'):g}" if "warmup_epochs" in resolved.values else NO_VALUE
     row = [system.round, f"`{system.system}`", system.kind, scale, system.accelerator or "none"]
     row += [str(batch) if system.accelerator else NO_VALUE, str(batch * resolved.ranks), optimizer]
-    return [*row, f"{rate:g}", f"{warmup:g}", str(epochs)]
+    return [*row, f"{rate:g}", warmup, str(epochs)]
 
 
 def published_table(choice: Choice) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from encore import paths
 from tests.conftest import TINY, Encore, losses, only_run, records
+from tests.test_run import Started, assert_none_left
 
 Inside = Callable[..., str]
 NAME = "resnet-pytorch"
@@ -119,6 +117,8 @@ def test_run_on_two_ranks_reaches_the_target(encore: Encore, digits: Path, tmp_p
     errors = [finding for finding in compliance["findings"] if finding["severity"] == "error"]
     assert {finding["kind"] for finding in errors} == {"small_data"}
     assert compliance["passed_but_for_data"]
+    system = json.loads((only_run(tmp_path) / "system.json").read_text(encoding="utf-8"))
+    assert system["other_software_stack"]["pytorch_version"].startswith("2.")
     lines = (only_run(tmp_path) / "result_0.txt").read_text(encoding="utf-8").splitlines()
     keys = [json.loads(line.removeprefix(":::MLLOG "))["key"] for line in lines]
     for key in ("init_start", "init_stop", "run_start", "run_stop", "seed", "global_batch_size"):
@@ -139,38 +139,33 @@ def test_same_seed_same_curve_and_two_ranks_agree(encore: Encore, digits: Path, 
 
 def test_signal_writes_a_checkpoint_and_resume_is_exact(encore: Encore, digits: Path, tmp_path: Path) -> None:
     unbroken = train(encore, digits, tmp_path / "unbroken", ranks=2)
-    results = tmp_path / "broken"
-    command = [
-        sys.executable, "-m", "encore.cli.app", "run", NAME, "2", "--seed", "7",
-        "--data", str(digits), "--results", str(results), *TINY,
-    ]  # fmt: skip
-    started = subprocess.Popen(
-        command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    metrics = wait_for_step(results, 30, started)
-    started.send_signal(signal.SIGTERM)
-    output, _ = started.communicate(timeout=60)
-    assert started.returncode == 130, output
+    started = Started(digits, tmp_path / "broken", *TINY, name=NAME)
+    folder = started.wait_for_step(30)
+    ranks = started.ranks(folder)
+    started.process.send_signal(signal.SIGTERM)
+    code, output, seconds = started.end()
+    assert code == 130, output
+    assert seconds < 10
     assert "a checkpoint was written" in output
-    done = encore("run", "--resume", str(metrics.parent.parent))
+    assert_none_left(ranks)
+    done = encore("run", "--resume", str(folder.parent))
     assert done.returncode == 3, done.stdout + done.stderr
-    assert losses(metrics) == losses(unbroken / "metrics.jsonl")
-    qualities = [
-        [r["quality"] for r in records(path, "eval")] for path in (metrics, unbroken / "metrics.jsonl")
-    ]
+    metrics = folder / "metrics.jsonl", unbroken / "metrics.jsonl"
+    assert losses(metrics[0]) == losses(metrics[1])
+    qualities = [[record["quality"] for record in records(path, "eval")] for path in metrics]
     assert qualities[0] == qualities[1]
 
 
-def wait_for_step(results: Path, step: int, started: subprocess.Popen[str]) -> Path:
-    """Wait until the run has come to ``step``; returns its metrics stream."""
-    end = time.monotonic() + 120
-    while time.monotonic() < end:
-        for metrics in results.glob("[!.]*/experiment_0/metrics.jsonl"):
-            if len(records(metrics, "step")) >= step:
-                return metrics
-        assert started.poll() is None, started.communicate()[0]
-        time.sleep(0.05)
-    raise AssertionError("the run never came so far")
+def test_rank_that_dies_ends_the_run_and_is_named(digits: Path, tmp_path: Path) -> None:
+    started = Started(digits, tmp_path, name=NAME)
+    folder = started.wait_for_step(5)
+    ranks = started.ranks(folder)
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    code, output, seconds = started.end()
+    assert code == 1, output
+    assert "rank 1 was killed by SIGKILL" in output
+    assert seconds < 20
+    assert_none_left(ranks)
 
 
 def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path) -> None:

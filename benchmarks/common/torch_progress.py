@@ -45,13 +45,13 @@ class StepReports:
         self._losses: List[float] = []
         self._no_vote = torch.zeros(1, device=ranks.context)
         self._vote = torch.ones(1, device=ranks.context)
-        self._steps = 0
+        self._samples = 0
         self._input_seconds = 0.0
         self._since = time.time()
 
     def start_epoch(self) -> None:
         """Start the clock of the speed."""
-        self._steps, self._input_seconds, self._since = 0, 0.0, time.time()
+        self._samples, self._input_seconds, self._since = 0, 0.0, time.time()
 
     def timed(self, call: Callable[[], T]) -> T:
         """Call, and count the time as waiting for input."""
@@ -60,10 +60,15 @@ class StepReports:
         self._input_seconds += time.time() - started
         return result
 
-    def add(self, step: int, loss: torch.Tensor, stop: bool, learning_rate: float) -> bool:
-        """Report one step with its mean loss; True when all ranks know that one of them was asked to stop."""
+    def add(
+        self, step: int, loss: torch.Tensor, stop: bool, learning_rate: float, samples: Optional[int] = None
+    ) -> bool:
+        """Report one step with its mean loss; True when all ranks know that one of them was asked to stop.
+
+        Several steps may be reported as one, with the number of their ``samples`` (of all ranks).
+        """
         self._pending.append((step, learning_rate))
-        self._steps += 1
+        self._samples += self._global_batch_size if samples is None else samples
         vote = self._vote if stop else self._no_vote
         sums = self._sums.send(torch.cat((loss.detach().float().reshape(1), vote)))
         return sums is not None and self._receive(sums)
@@ -76,7 +81,7 @@ class StepReports:
         self._metrics.write(
             "epoch",
             epoch=epoch + 1,
-            samples_per_second=round(self._steps * self._global_batch_size / seconds, 2),
+            samples_per_second=round(self._samples / seconds, 2),
             input_share=round(self._input_seconds / seconds, 4),
         )
 

@@ -110,10 +110,15 @@ class GradientBuffer:
         """Set all gradients to zero."""
         self.flat.zero_()
 
-    def average(self) -> None:
-        """Replace the gradients by their mean over all ranks."""
+    def sum(self) -> None:
+        """Replace the gradients by their sum over all ranks."""
         if size() > 1:
             dist.all_reduce(self.flat)
+
+    def average(self) -> None:
+        """Replace the gradients by their mean over all ranks."""
+        self.sum()
+        if size() > 1:
             self.flat.div_(size())
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from encore import data, judge, passport, planning, preflight, run_folder, runner
+from encore import data, hosts, judge, passport, planning, preflight, run_folder, runner
 from encore.cli.live import RunView, clock
 from encore.cli.tables import plain_table
 from encore.errors import EncoreError, ExitCode
@@ -31,6 +31,8 @@ Examples:
   encore run resnet 8 --system dgxa100 --round v0.7 --dry-run
 
   encore run resnet 8 --data /data/imagenet --runtime docker
+
+  encore run resnet 8 --hosts n1:4,n2:4 --data /data/imagenet    two hosts, by ssh
 
   encore run --resume results/20261120T101500Z-resnet-mxnet-cpu
 
@@ -82,6 +84,16 @@ def run(
         str | None, typer.Option(help="Image to run in; default: the benchmark's that was built last.")
     ] = None,
     cluster: Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")] = None,
+    over: Annotated[
+        str | None,
+        typer.Option("--hosts", help="Hosts to reach by ssh, with GPUs: n1:4,n2:4; this one first."),
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="The same from a file, a line a host: n1 slots=4, or n1:4.")
+    ] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help="Over ssh: horovodrun (default), mpirun; torchrun for PyTorch.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -103,6 +115,9 @@ def run(
             settings,
             environment,
             image,
+            over,
+            hostfile,
+            launcher,
         )
         _refuse_with_resume(any(each is not None for each in new) or runs != 1)
         _resume(console, resume.absolute(), hang_seconds, dry_run, as_json)
@@ -141,6 +156,7 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
         "runtime",
         "image",
         "cluster",
+        "launcher",
     )
     return planning.Request(
         name=given["benchmark"],
@@ -148,6 +164,7 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
         data=given["data_folder"],
         settings=tuple(given["settings"] or ()),
         environment=tuple(given["environment"] or ()),
+        hosts=_hosts(given["over"], given["hostfile"]),
         **{name: given[name] for name in same},
     )
 
@@ -158,6 +175,14 @@ def _begun(plan: planning.Plan) -> Path | None:
         return None
     folder = job_runs.begun(plan.results, plan.allocation, passport.redact_arguments(sys.argv[1:]))
     return folder.path if folder is not None else None
+
+
+def _hosts(text: str | None, file: Path | None) -> tuple[hosts.Host, ...]:
+    if text is not None and file is not None:
+        raise EncoreError("--hosts and --hostfile", expected="one of them", remedy="leave one out")
+    if file is not None:
+        return hosts.read(file)
+    return () if text is None else hosts.parse(text)
 
 
 def _refuse_with_resume(something_new: bool) -> None:

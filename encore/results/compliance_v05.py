@@ -51,6 +51,15 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
             "none",
             "drop the page cache before the run and log run_clear_caches",
         )
+    elif all(event.value is False for event in by_key["run_clear_caches"]):
+        yield _finding(
+            by_key["run_clear_caches"][0].line,
+            "caches: flush them or reboot before each run",
+            "run_clear_caches without a value, or true",
+            "run_clear_caches false",
+            "let the launcher drop the page cache (needs root)",
+            "warning",
+        )
     for key, remedy in (
         ("run_final", "log run_final last of all"),
         ("run_set_random_seed", "log the seed used"),

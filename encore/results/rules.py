@@ -140,6 +140,7 @@ _DATA_SIZES = {
     # train_samples of BERT counts the samples trained.
     "bert": DataSize(train=None, evaluate=10_000, source="Wikipedia"),
     "dlrm": DataSize(train=3_772_348_416, evaluate=89_137_318, source="Criteo 1 TB"),
+    "ncf": DataSize(train=19_861_770, evaluate=138_493, source="MovieLens-20M, as NVIDIA's v0.5 logs have it"),
     # Mask R-CNN: train_samples holds iterations in some submitted logs (training_results_v0.7, issue 3).
     "maskrcnn": DataSize(train=None, evaluate=None, source="COCO 2017"),
 }  # fmt: skip

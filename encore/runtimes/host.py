@@ -19,4 +19,6 @@ def render(job: Job, python: Path, caller: Mapping[str, str]) -> Command:
     environment["PATH"] = os.pathsep.join([str(python.parent), caller.get("PATH", os.defpath)])
     environment["PYTHONPATH"] = str(paths.ROOT)
     environment.update(job.environment)
-    return Command(argv=(*job.outer, *job.argv), environment=environment, working_directory=paths.ROOT)
+    exported = [word for name in sorted(environment) for word in (*job.export, name)] if job.export else []
+    argv = (*job.outer, *exported, *job.argv)
+    return Command(argv=argv, environment=environment, working_directory=paths.ROOT)

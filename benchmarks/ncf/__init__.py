@@ -1,0 +1,1 @@
+"""NCF: recommendation on MovieLens with a neural matrix factorisation."""

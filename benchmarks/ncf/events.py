@@ -1,0 +1,35 @@
+"""The MLPerf log events of NCF that do not depend on the framework, with the keys of the v0.5 logs."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+
+def data(facts: Dict[str, Any], train_pairs: int, global_batch_size: int) -> Dict[str, Any]:
+    """Events about the data set, in the order in which they are logged; ``facts`` from the passport."""
+    return {
+        "preproc_hp_num_eval": facts["negatives"],
+        "preproc_hp_sample_eval_replacement": True,
+        "input_hp_sample_train_replacement": True,
+        "preproc_num_train_examples": train_pairs,
+        "preproc_num_eval_examples": facts["users"],
+        "input_size": train_pairs,
+        "input_batch_size": global_batch_size,
+        "input_order": None,
+    }
+
+
+def hyperparameters(config: Any, facts: Dict[str, Any]) -> Dict[str, Any]:
+    """Events about model, optimizer and evaluation."""
+    return {
+        "model_hp_mf_dim": config.factors,
+        "model_hp_mlp_layer_sizes": list(config.layers),
+        "opt_learning_rate": config.learning_rate,
+        "opt_name": "Adam",
+        "opt_hp_Adam_beta1": config.beta1,
+        "opt_hp_Adam_beta2": config.beta2,
+        "opt_hp_Adam_epsilon": config.epsilon,
+        "model_hp_loss_fn": "binary_cross_entropy",
+        "eval_hp_num_users": facts["users"],
+        "eval_hp_num_neg": facts["negatives"],
+    }

@@ -1,0 +1,1 @@
+"""NCF in PyTorch: sampling, training and evaluation on the device, torch.distributed across."""

@@ -1,0 +1,93 @@
+"""Hyperparameters of NCF in PyTorch: one flat, frozen dataclass; standard library only.
+
+The defaults are what NVIDIA's v0.5 submissions have in common (the command lines in their logs), and ours where
+those say nothing. "Epoch" is one pass over the training pairs with fresh negatives, "step" one update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+try:
+    from typing import Literal
+except ImportError:  # Python 3.7 of the oldest NGC images
+    from typing_extensions import Literal  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that train.py needs to know, besides where the data and the results lie."""
+
+    # The run
+    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
+    seed: int = 0  # draws weights, negatives and order; a new one for each experiment
+    quality_target: float = 0.635  # HR@10, as a share of 1, at which the run stops
+    epochs: int = 20  # gives up after so many
+    stop_at_target: bool = True  # false trains all epochs and judges the best of them
+
+    # The network (He et al. 2017, section 3.3)
+    factors: int = 64  # width of the embeddings of the matrix factorisation
+    layers: Tuple[int, ...] = (
+        256,
+        256,
+        128,
+        64,
+    )  # the MLP: both its embeddings side by side, then each layer
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = (
+        "fp16"  # of activations; weights and Adam stay in fp32
+    )
+    loss_scale: float = 8192.0  # factor on the loss so that fp16 gradients do not underflow
+    first_layer: Literal["auto", "tables", "rows"] = "auto"  # tables: multiply each user and item once a step
+
+    # The optimizer
+    batch_size: int = 131072  # pairs per rank and step, negatives included
+    optimizer: Literal["adam"] = "adam"  # Kingma and Ba 2015, over all rows of all tables
+    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = (
+        "auto"  # auto: measured before the first step
+    )
+    learning_rate: float = 0.0045  # constant
+    beta1: float = 0.25  # decay of the first moment
+    beta2: float = 0.5  # decay of the second moment
+    epsilon: float = 1e-8  # added to the root of the second moment
+    negatives: int = 4  # items drawn per training pair and epoch that the user does not train on
+
+    # Evaluation
+    tie_rule: Literal["listed", "worst"] = (
+        "worst"  # who wins a tie: listed, the earlier candidate; worst, the other
+    )
+    eval_batch_size: int = 1048576  # users times candidates scored at once, per rank
+
+    # How it runs
+    cuda_graph: bool = True  # replay each epoch as one graph on a GPU
+    log_interval: int = 100  # steps per record in the metrics stream, and between looks for a signal
+    checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work; ValueError says which keys contradict each other."""
+        low = self.precision in ("fp16", "tf32")
+        for problem, wrong in (
+            (f"device=cpu cannot run precision={self.precision}: set fp32", self.device == "cpu" and low),
+            ("device=cpu has no apex: set optimizer_kernel=auto", self._on_cpu_with_apex()),
+            (
+                "layers needs at least two values, all at least 1",
+                len(self.layers) < 2 or min(self.layers) < 1,
+            ),
+            ("the first of layers must be even: two embeddings share it", self.layers[0] % 2 == 1),
+            ("factors must be at least 1", self.factors < 1),
+            ("batch_size must be at least 1", self.batch_size < 1),
+            ("eval_batch_size must be at least 1", self.eval_batch_size < 1),
+            ("negatives must be at least 1", self.negatives < 1),
+            ("epochs must be at least 1", self.epochs < 1),
+            ("log_interval must be at least 1", self.log_interval < 1),
+            ("checkpoint_interval must be at least 0", self.checkpoint_interval < 0),
+            ("quality_target must lie in 0..1", not 0 < self.quality_target <= 1),
+            ("learning_rate and epsilon must be above 0", min(self.learning_rate, self.epsilon) <= 0),
+            ("loss_scale must be above 0", self.loss_scale <= 0),
+            ("beta1 and beta2 must lie in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
+        ):
+            if wrong:
+                raise ValueError(problem)
+
+    def _on_cpu_with_apex(self) -> bool:
+        return self.device == "cpu" and self.optimizer_kernel == "apex"

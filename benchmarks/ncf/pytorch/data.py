@@ -1,0 +1,138 @@
+"""Training pairs with fresh negatives in a fresh order each epoch, drawn on the device without waiting for it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Dict, NamedTuple, Tuple
+
+import numpy as np
+import torch
+
+from benchmarks.common import file_passport
+from benchmarks.common.ranks import Ranks
+
+
+class DataSet(NamedTuple):
+    """The arrays of a prepared folder, on the device, and the passport's facts."""
+
+    users: int
+    items: int
+    train_users: torch.Tensor
+    """(pairs,) int32, sorted by user, then item."""
+    train_items: torch.Tensor
+    """(pairs,) int32"""
+    test_items: torch.Tensor
+    """(users,) int32"""
+    negatives: np.ndarray
+    """(users, negatives) on the disk: the evaluation takes its share."""
+    facts: Dict[str, Any]
+
+
+class Batch(NamedTuple):
+    """The pairs of one rank in one step."""
+
+    users: torch.Tensor
+    items: torch.Tensor
+    labels: torch.Tensor
+    """1 for a pair that is in the training set."""
+    global_size: int
+    """Pairs of all ranks together."""
+
+
+def load(folder: Path, device: torch.device) -> DataSet:
+    """Read a prepared folder; its files were compared with the passport before the start."""
+    facts = file_passport.read(folder)["facts"]
+
+    def on_device(name: str) -> torch.Tensor:
+        # PyTorch knows few operations on 16-bit unsigned numbers.
+        return torch.from_numpy(np.load(str(folder / name)).astype(np.int32)).to(device)
+
+    return DataSet(
+        users=facts["users"],
+        items=facts["items"],
+        train_users=on_device("train_users.npy"),
+        train_items=on_device("train_items.npy"),
+        test_items=on_device("test_items.npy"),
+        negatives=np.load(str(folder / "test_negatives.npy"), mmap_mode="r"),
+        facts=facts,
+    )
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """Seed of everything drawn in an epoch: a resumed run draws the same without keeping any state."""
+    digest = hashlib.sha256(f"ncf {seed} {epoch}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+class Sampler:
+    """The training pairs of one rank, step by step.
+
+    Sample number n of an epoch belongs to training pair n % pairs; the first ``pairs`` samples are the pairs
+    themselves, the others pair their user with an item that the user does not train on, drawn evenly and with
+    replacement (input_hp_sample_train_replacement). All ranks draw the same numbers and take their own part
+    of each batch, so that the number of ranks changes nothing.
+    """
+
+    def __init__(self, data: DataSet, batch_size: int, negatives: int, ranks: Ranks) -> None:
+        self._data = data
+        self._ranks = ranks
+        self._negatives = negatives
+        self._pairs = len(data.train_users)
+        self.samples = self._pairs * (1 + negatives)
+        self.global_batch_size = batch_size * ranks.size
+        self.steps_per_epoch = -(-self.samples // self.global_batch_size)
+        users = data.train_users.long()
+        met = torch.bincount(users, minlength=data.users)
+        self._first = torch.cumsum(met, 0) - met
+        self._not_met = (data.items - met).to(torch.float64)
+        # Of n items met, sorted as p_0 < p_1 ..., the r-th item not met is r plus the number of j with
+        # p_j - j <= r: no draw is thrown away, so nothing depends on what was drawn.
+        place = torch.arange(self._pairs, device=users.device) - self._first[users]
+        self._keys = users * data.items + data.train_items - place
+        self._bounds = [self._share(step) for step in range(self.steps_per_epoch)]
+
+    def start_epoch(self, seed: int) -> None:
+        """Seed the device's generator; ``draw`` comes next."""
+        torch.manual_seed(seed)
+
+    def draw(self) -> None:
+        """Draw order and negatives of a whole epoch and put this rank's samples in their order."""
+        device = self._data.train_users.device
+        order = torch.randperm(self.samples, device=device)
+        mine = torch.cat([order[first:last] for first, last in self._bounds])
+        draws = torch.rand(self._pairs * self._negatives, device=device)
+        pair = mine % self._pairs
+        users = self._data.train_users[pair].long()
+        is_positive = mine < self._pairs
+        drawn = self._draw_items(users, draws[(mine - self._pairs).clamp_(min=0)])
+        self._users = users
+        self._items = torch.where(is_positive, self._data.train_items[pair].long(), drawn)
+        self._labels = is_positive.float()
+
+    def _draw_items(self, users: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """For each user an item that the user does not train on; ``draws`` are uniform in [0, 1)."""
+        # In fp64: 24 bits of a draw times the number of items must not round up to all of them.
+        number = (draws.double() * self._not_met[users]).long()
+        below = torch.searchsorted(self._keys, users * self._data.items + number, right=True)
+        return number + below - self._first[users]
+
+    def _share(self, step: int) -> Tuple[int, int]:
+        """This rank's part of the global batch of ``step``, which is shorter at the end of an epoch."""
+        begin = step * self.global_batch_size
+        size = min(self.global_batch_size, self.samples - begin)
+        rank, ranks = self._ranks.rank, self._ranks.size
+        return begin + size * rank // ranks, begin + size * (rank + 1) // ranks
+
+    def batch(self, step: int) -> Batch:
+        """The pairs of ``step`` (counted from 0 in the epoch)."""
+        first, last = self._bounds[step]
+        # Each full batch gives every rank the same number, so the samples of earlier steps are known.
+        begin = step * (self._bounds[0][1] - self._bounds[0][0])
+        part = slice(begin, begin + last - first)
+        total = self.seen(step + 1) - self.seen(step)
+        return Batch(self._users[part], self._items[part], self._labels[part], total)
+
+    def seen(self, step: int) -> int:
+        """Samples of all ranks in the steps of an epoch before ``step``."""
+        return min(step * self.global_batch_size, self.samples)

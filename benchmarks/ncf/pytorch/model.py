@@ -1,0 +1,135 @@
+"""NeuMF (He et al. 2017, section 3.3): matrix factorisation and an MLP over user and item embeddings.
+
+score(u, i) = w_g . (p_u * q_i) + w_m . MLP([r_u, s_i]) + b        equations 8 to 12, before the sigmoid
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Tuple
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.ncf.pytorch.config import Config
+
+EMBEDDING_DEVIATION = 0.01
+"""Standard deviation of fresh embeddings, in the authors' code and in MLPerf's reference."""
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a table; their gradients are added up in fp32, whatever the type of the table.
+
+    A popular item is in thousands of pairs of a batch: a sum in 16 bits would stop growing. Nothing here waits
+    for the device, so it can be part of a CUDA graph.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape, ctx.dtype = table.shape, table.dtype
+        return table.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
+        (index,) = ctx.saved_tensors
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        total = torch.zeros(ctx.shape, dtype=dtype, device=gradient.device)
+        return total.index_add_(0, index, gradient.to(dtype)).to(ctx.dtype), None
+
+
+def rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """(n, width): the rows of ``table`` (rows, width) at ``index`` (n,)."""
+    return _Rows.apply(table, index)
+
+
+class NeuMF(torch.nn.Module):
+    """Scores of user-item pairs; ``layers`` as in Config, the first value being both MLP embeddings together.
+
+    The first layer sees [r_u, s_i], so its product is W_u r_u + W_i s_i. With ``by_tables`` both parts are
+    computed for every user and item once and then looked up, which is less work where a batch has more
+    pairs than there are users and items. The result is the same up to rounding.
+    """
+
+    def __init__(
+        self, users: int, items: int, factors: int, layers: Tuple[int, ...], by_tables: bool
+    ) -> None:
+        super().__init__()
+        width = layers[0] // 2
+        self.by_tables = by_tables
+        self.gmf_users = _embedding(users, factors)
+        self.gmf_items = _embedding(items, factors)
+        self.mlp_users = _embedding(users, width)
+        self.mlp_items = _embedding(items, width)
+        shapes = [(layers[number], layers[number + 1]) for number in range(len(layers) - 1)]
+        self.weights = torch.nn.ParameterList([_glorot(before, after) for before, after in shapes])
+        self.biases = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(after)) for _, after in shapes])
+        # Keras' lecun_uniform, as the authors have it.
+        limit = math.sqrt(3.0 / (factors + layers[-1]))
+        self.out_gmf = torch.nn.Parameter(torch.empty(factors).uniform_(-limit, limit))
+        self.out_mlp = torch.nn.Parameter(torch.empty(layers[-1]).uniform_(-limit, limit))
+        self.out_bias = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """(n,) scores before the sigmoid of the pairs ``users`` (n,), ``items`` (n,)."""
+        product = rows(self.gmf_users, users) * rows(self.gmf_items, items)
+        if self.by_tables:
+            of_users, of_items = self.first_layer_tables()
+            hidden = rows(of_users, users) + rows(of_items, items)
+        else:
+            both = torch.cat((rows(self.mlp_users, users), rows(self.mlp_items, items)), dim=1)
+            hidden = F.linear(both, self.weights[0], self.biases[0])
+        hidden = self._upper_layers(hidden)
+        return _dot(product, self.out_gmf) + _dot(hidden, self.out_mlp) + self.out_bias
+
+    def first_layer_tables(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """W_u r_u + b of every user and W_i s_i of every item: (users, layers[1]) and (items, layers[1])."""
+        width = self.mlp_users.shape[1]
+        weight = self.weights[0]
+        of_users = F.linear(self.mlp_users, weight[:, :width], self.biases[0])
+        return of_users, F.linear(self.mlp_items, weight[:, width:])
+
+    def score_candidates(
+        self, users: slice, candidates: torch.Tensor, tables: Tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """(users, candidates) scores of several items for each user; ``tables`` from first_layer_tables."""
+        of_users, of_items = tables
+        hidden = self._upper_layers(of_users[users].unsqueeze(1) + F.embedding(candidates, of_items))
+        weighted = (self.gmf_users[users] * self.out_gmf).unsqueeze(2)
+        product = torch.bmm(F.embedding(candidates, self.gmf_items), weighted).squeeze(2)
+        return product.float() + _dot(hidden, self.out_mlp) + self.out_bias
+
+    def _upper_layers(self, first: torch.Tensor) -> torch.Tensor:
+        hidden = F.relu(first)
+        for weight, bias in zip(self.weights[1:], self.biases[1:]):
+            hidden = F.relu(F.linear(hidden, weight, bias))
+        return hidden
+
+
+def _embedding(count: int, width: int) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty(count, width).normal_(0.0, EMBEDDING_DEVIATION))
+
+
+def _dot(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(...,) fp32: the last axis of ``values`` times ``weight`` (width,), in the type that autocast chooses."""
+    # Not torch.mv: on a CPU autocast leaves its operands in two types.
+    return F.linear(values, weight.unsqueeze(0)).squeeze(-1).float()
+
+
+def _glorot(before: int, after: int) -> torch.nn.Parameter:
+    """(after, before), uniform with Glorot's limit (Keras' default for a dense layer)."""
+    limit = math.sqrt(6.0 / (before + after))
+    return torch.nn.Parameter(torch.empty(after, before).uniform_(-limit, limit))
+
+
+def build(config: Config, users: int, items: int) -> NeuMF:
+    """A fresh network on the CPU, drawn from PyTorch's default generator."""
+    by_tables = config.first_layer == "tables"
+    if config.first_layer == "auto":
+        by_tables = config.batch_size >= users + items
+    return NeuMF(users, items, config.factors, config.layers, by_tables)
+
+
+def loss_sum(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy (equation 7), summed over the pairs; the labels are 0 or 1."""
+    return F.binary_cross_entropy_with_logits(scores, labels, reduction="sum")

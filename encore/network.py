@@ -1,0 +1,152 @@
+"""The network interfaces that ranks talk through: found, never assumed to be called ib0 or eth0."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path("/")
+ETHERNET, INFINIBAND = 1, 32
+"""ARPHRD_ETHER and ARPHRD_INFINIBAND (linux/if_arp.h)."""
+LOCAL_ONLY = re.compile(r"(lo|docker|veth|virbr|vnet|br-|cni|flannel|cali|lxc|ifb|dummy|tun|tap|sit|kube)")
+"""Beginnings of the names of interfaces that never leave the machine, or belong to containers."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface that has an address and is up."""
+
+    name: str
+    type: int
+    """ETHERNET, INFINIBAND (IP over InfiniBand), or another number of the kernel's."""
+    megabits: int
+    """0: the driver does not tell, as in most virtual machines."""
+    is_default: bool
+    """Whether the default route leaves through it."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """An active port of a host channel adapter: InfiniBand, or RoCE where the link layer is Ethernet."""
+
+    adapter: str
+    number: int
+    layer: str
+    """``InfiniBand`` or ``Ethernet``."""
+    gigabits: float
+
+    def __str__(self) -> str:
+        return f"{self.adapter}:{self.number}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """What this machine has to talk to others."""
+
+    interfaces: tuple[Interface, ...]
+    ports: tuple[Port, ...]
+
+
+# -- choice ------------------------------------------------------------------------------------------------
+
+
+def best_interface(interfaces: Iterable[Interface]) -> Interface | None:
+    """The interface for TCP: IP over InfiniBand, then the default route's, then the fastest."""
+
+    def rank(each: Interface) -> tuple[bool, bool, int, str]:
+        return (each.type != INFINIBAND, not each.is_default, -each.megabits, each.name)
+
+    return min(interfaces, key=rank, default=None)
+
+
+def best_ports(ports: Iterable[Port]) -> tuple[Port, ...]:
+    """The InfiniBand ports, else the RoCE ones; of these the fastest, as slower ones serve storage."""
+    all_ports = tuple(ports)
+    layer = "InfiniBand" if any(port.layer == "InfiniBand" for port in all_ports) else "Ethernet"
+    same = [port for port in all_ports if port.layer == layer]
+    fastest = max((port.gigabits for port in same), default=0.0)
+    return tuple(port for port in same if port.gigabits == fastest)
+
+
+def variables(network: Network, nodes: int) -> dict[str, str]:
+    """Settings of NCCL, Gloo and UCX; on one node TCP stays on the loopback, and there is nothing to choose."""
+    if nodes == 1:
+        return {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+    found: dict[str, str] = {}
+    interface = best_interface(network.interfaces)
+    if interface is not None:
+        # "=" asks NCCL for this name and none that begins with it.
+        found["NCCL_SOCKET_IFNAME"] = f"={interface.name}"
+        found["GLOO_SOCKET_IFNAME"] = interface.name
+        found["UCX_NET_DEVICES"] = interface.name
+    ports = best_ports(network.ports)
+    if ports:
+        told = ",".join(map(str, ports))
+        found["NCCL_IB_HCA"] = f"={told}"
+        found["UCX_NET_DEVICES"] = told
+    return found
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Network:
+    """The network of this machine; ``with_address`` are the interfaces that have an address."""
+    named = addressed() if with_address is None else with_address
+    default = default_interface(_text(root / "proc/net/route"))
+    folders = sorted((root / "sys/class/net").glob("*"))
+    interfaces = [_interface(folder, default) for folder in folders if folder.name in named]
+    ports = [_port(folder) for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*"))]
+    return Network(tuple(filter(None, interfaces)), tuple(filter(None, ports)))
+
+
+def addressed() -> frozenset[str]:
+    """Interfaces with an IP address that other machines could reach."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return frozenset(
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(each.family in families and not each.address.startswith("fe80:") for each in addresses)
+    )
+
+
+def default_interface(route: str) -> str | None:
+    """The interface of the default route with the least metric in ``/proc/net/route``."""
+    rows = [line.split() for line in route.splitlines()[1:]]
+    # Interface, destination, gateway, flags, reference count, use, metric, mask.
+    defaults = [(int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"]
+    return min(defaults)[1] if defaults else None
+
+
+def _interface(folder: Path, default: str | None) -> Interface | None:
+    kind = _text(folder / "type")
+    belongs = any((folder / name).exists() for name in ("bridge", "brport", "master"))
+    up = _text(folder / "operstate") in ("up", "unknown")
+    if not kind.isdigit() or belongs or not up or LOCAL_ONLY.match(folder.name):
+        return None
+    speed = _text(folder / "speed")
+    megabits = int(speed) if speed.isdigit() else 0
+    return Interface(folder.name, int(kind), megabits, folder.name == default)
+
+
+def _port(folder: Path) -> Port | None:
+    # "4: ACTIVE", "200 Gb/sec (4X HDR)"
+    if not _text(folder / "state").startswith("4:"):
+        return None
+    rate = _text(folder / "rate").split(" ")[0]
+    gigabits = float(rate) if rate.replace(".", "", 1).isdigit() else 0.0
+    layer = _text(folder / "link_layer") or "InfiniBand"
+    return Port(folder.parent.parent.name, int(folder.name), layer, gigabits)
+
+
+def _text(path: Path) -> str:
+    # The speed of an interface that is down cannot be read.
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,118 @@
+"""NeuMF against a plain float64 model: scores, gradients and one step of Adam; with AMP, roughly."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from benchmarks.common import torch_precision
+from benchmarks.common.ranks import Ranks
+from benchmarks.ncf.pytorch import data, model, steps
+from benchmarks.ncf.pytorch.config import Config
+
+USERS, ITEMS, PAIRS, FACTORS = 40, 30, 500, 4
+HELD_OUT = 29
+LAYERS = (12, 10, 6, 3)
+RATE, BETA1, BETA2, EPSILON = 0.0045, 0.25, 0.5, 1e-8
+CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
+
+
+def reference(values, users, items, labels):
+    """Mean loss of NeuMF as equations 7 to 12 of the paper have it, on float64 tensors."""
+    product = values["gmf_users"][users] * values["gmf_items"][items]
+    hidden = torch.cat((values["mlp_users"][users], values["mlp_items"][items]), 1)
+    for number in range(len(LAYERS) - 1):
+        hidden = torch.relu(hidden @ values[f"weights.{number}"].T + values[f"biases.{number}"])
+    final = torch.cat((values["out_gmf"], values["out_mlp"]))
+    scores = torch.cat((product, hidden), 1) @ final + values["out_bias"]
+    probability = torch.sigmoid(scores)
+    loss = -(labels * probability.log() + (1 - labels) * (1 - probability).log()).mean()
+    return scores, loss
+
+
+def relative(found, expected) -> float:
+    return float((found.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+
+
+def compare(first_layer: str, kernel: str) -> dict:
+    """Largest relative errors of one step."""
+    torch.manual_seed(0)
+    config = Config(
+        device="cpu", precision="fp32", factors=FACTORS, layers=LAYERS, first_layer=first_layer,
+        learning_rate=RATE, beta1=BETA1, beta2=BETA2, epsilon=EPSILON, batch_size=PAIRS, optimizer_kernel=kernel,
+    )  # fmt: skip
+    network = model.build(config, USERS, ITEMS)
+    for parameter in network.parameters():
+        # Larger than fresh weights, so that every layer matters, and biases that are not 0.
+        parameter.data.uniform_(-0.5, 0.5)
+    values = {name: p.detach().double().requires_grad_() for name, p in network.named_parameters()}
+    sampler = data.Sampler(small_data(), PAIRS, 4, CPU)
+    sampler.start_epoch(1)
+    sampler.draw()
+    users, items, labels, _ = sampler.batch(0)
+    expected_scores, expected_loss = reference(values, users, items, labels.double())
+    expected_loss.backward()
+    found = {"scores": relative(network(users, items).detach(), expected_scores.detach())}
+    loss = model.loss_sum(network(users, items), labels) / PAIRS
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+    found["gradients"] = max(relative(gradients[name], values[name].grad) for name in values)
+    network.zero_grad()
+    training = steps.build(config, network, sampler, CPU, None)
+    steps.train_steps(training, 0, 1)
+    found["loss"] = abs(float(training.losses[0]) / float(expected_loss.detach()) - 1)
+    errors = []
+    for name, parameter in network.named_parameters():
+        gradient = values[name].grad
+        # Kingma and Ba 2015, algorithm 1, at t = 1.
+        first = (1 - BETA1) * gradient / (1 - BETA1)
+        second = (1 - BETA2) * gradient**2 / (1 - BETA2)
+        expected = values[name].detach() - RATE * first / (second.sqrt() + EPSILON)
+        # Where a gradient is all but 0, its sign is a matter of rounding.
+        clear = (gradient.abs() > 1e-6) | (gradient == 0)
+        errors.append(float(((parameter.detach().double() - expected).abs() * clear).max()))
+    found["weights after Adam"] = max(errors)
+    found["by tables"] = network.by_tables
+    return found
+
+
+def small_data() -> data.DataSet:
+    generator = torch.Generator().manual_seed(3)
+    met = torch.rand(USERS, ITEMS, generator=generator) < 0.3
+    met[:, 0] = True
+    met[:, HELD_OUT] = False
+    pairs = met.nonzero().int()
+    held_out = torch.full((USERS,), HELD_OUT, dtype=torch.int32)
+    return data.DataSet(USERS, ITEMS, pairs[:, 0], pairs[:, 1], held_out, None, {})  # type: ignore[arg-type]
+
+
+def bf16_error() -> float:
+    """Largest error of a gradient under bf16, relative to the largest gradient of its tensor."""
+    torch.manual_seed(0)
+    network = model.NeuMF(USERS, ITEMS, FACTORS, LAYERS, by_tables=True)
+    for parameter in network.parameters():
+        parameter.data.uniform_(-0.5, 0.5)
+    users, items = torch.randint(USERS, (PAIRS,)), torch.randint(ITEMS, (PAIRS,))
+    labels = (torch.rand(PAIRS) < 0.2).float()
+    found = []
+    for precision in ("fp32", "bf16"):
+        network.zero_grad()
+        with torch_precision.autocast(torch.device("cpu"), precision):
+            scores = network(users, items)
+        model.loss_sum(scores, labels).backward()
+        found.append([parameter.grad.double() for parameter in network.parameters()])
+    return max(relative(low, exact) for exact, low in zip(*found))
+
+
+def main() -> None:
+    found = {
+        f"{first_layer}, {kernel}": compare(first_layer, kernel)
+        for first_layer in ("tables", "rows", "auto")
+        for kernel in ("plain", "fused")
+    }
+    print(json.dumps({"steps": found, "bf16": bf16_error()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""Host lists, the launchers' exact commands for 1 to 32 nodes, and what is refused before the start."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from encore import catalogue, each_host, hosts, over_ssh, paths, processes, ssh, ssh_launchers, supervise
+from encore.configuration import resolve
+from encore.errors import EncoreError
+from encore.hosts import Host
+from encore.job import Places, training_job
+from encore.run_folder import Experiment
+from encore.runtimes import host as host_runtime
+from tests.conftest import Encore
+
+GOLDEN = Path(__file__).parent / "golden"
+PAIR = (Host("n1", 4), Host("n2", 4))
+
+
+def test_host_lists_and_files(tmp_path: Path) -> None:
+    assert hosts.parse("n1:4, n2.cluster:4") == (Host("n1", 4), Host("n2.cluster", 4))
+    file = tmp_path / "hosts"
+    file.write_text(
+        "# the first rack\nn1 slots=4\n\nn2:4 # spare\nn3  slots = 4 max_slots=8\n", encoding="utf-8"
+    )
+    assert hosts.read(file) == (Host("n1", 4), Host("n2", 4), Host("n3", 4))
+    file.write_text(hosts.as_file(PAIR), encoding="utf-8")
+    assert hosts.read(file) == PAIR
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no host with a number of slots"),
+        ("n1", "no host with a number of slots"),
+        ("n1:0", "no host with a number of slots"),
+        ("n1:four", "no host with a number of slots"),
+        ("n1:4,,n2:4", "no host with a number of slots"),
+        ("-oProxyCommand=x:4", "no host with a number of slots"),
+        ("n1;reboot:4", "no host with a number of slots"),
+        ("me@n1:4", "no host with a number of slots"),
+        ("n1:4,n1:4", "n1 stands there twice"),
+    ],
+)
+def test_bad_host_lists_are_refused(text: str, told: str) -> None:
+    with pytest.raises(EncoreError, match=told):
+        hosts.parse(text)
+
+
+def test_bad_host_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# nobody\n", encoding="utf-8")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, told in (("empty", "names no host"), ("binary", "is no text"), ("none", "No such file")):
+        with pytest.raises(EncoreError, match=told):
+            hosts.read(tmp_path / name)
+
+
+def test_slots_must_be_the_gpus_and_alike() -> None:
+    assert hosts.layout(PAIR, 8) == (2, 4)
+    with pytest.raises(EncoreError, match=r"16 GPUs asked for, the hosts have 8 slots"):
+        hosts.layout(PAIR, 16)
+    with pytest.raises(EncoreError, match="different numbers of slots"):
+        hosts.layout((Host("n1", 4), Host("n2", 2)), 6)
+
+
+# -- commands ----------------------------------------------------------------------------------------------
+
+
+def rendered(launcher: str, nodes: int) -> str:
+    """The command of a run on so many nodes with 8 GPUs each, a word group a line."""
+    over = tuple(Host(f"n{number + 1}", 8) for number in range(nodes))
+    choice = catalogue.choose("resnet")
+    resolved = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])
+    launch = ssh_launchers.launch(launcher, over, "/out", "ib0" if nodes > 1 else "", False)
+    job = training_job(resolved, Places("/data", "/out"), (), {"NCCL_DEBUG": "INFO"}, launch)
+    command = host_runtime.render(job, Path("/env/bin/python"), {"PATH": "/usr/bin", "SECRET": "hush"})
+    lines: list[list[str]] = [[]]
+    for word in command.argv:
+        if word.startswith("-") and lines[-1]:
+            lines.append([])
+        lines[-1].append(word)
+    variables = [f"{name}={value}" for name, value in sorted(command.environment.items())]
+    text = "\n".join([*variables, *(shlex.join(line) for line in lines)]) + "\n"
+    return text.replace(sys.executable, "PYTHON").replace(str(paths.ROOT), "ROOT")
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4, 32])
+@pytest.mark.parametrize("launcher", sorted(ssh_launchers.LAUNCHERS))
+def test_commands_are_pinned(launcher: str, nodes: int) -> None:
+    golden = GOLDEN / f"{launcher}_{nodes}.txt"
+    text = rendered(launcher, nodes)
+    if "ENCORE_RECORD" in os.environ:
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+    assert rendered(launcher, nodes) == text
+    assert "hush" not in text
+
+
+def test_mpirun_says_so_when_it_runs_as_root() -> None:
+    assert "--allow-run-as-root" in ssh_launchers.mpirun(PAIR, "/out", "", as_root=True).outer
+
+
+def test_a_launcher_fits_its_framework() -> None:
+    assert ssh_launchers.choose(None, "mxnet") == "horovodrun"
+    assert ssh_launchers.choose(None, "pytorch") == "torchrun"
+    assert ssh_launchers.choose("mpirun", "tensorflow") == "mpirun"
+    with pytest.raises(EncoreError, match="torchrun does not start mxnet"):
+        ssh_launchers.choose("torchrun", "mxnet")
+    with pytest.raises(EncoreError, match="mpirun"):
+        ssh_launchers.choose("mpirn", "mxnet")
+
+
+def test_each_host_gets_its_number_and_the_variables() -> None:
+    text = each_host.script(
+        ("torchrun", "--no-python", "a b"), {"A": "x'y", "SSH_AUTH_SOCK": "/s"}, "/r t", 1
+    )
+    assert text.startswith("cd '/r t' && exec env -i ")
+    done = subprocess.run(
+        ["sh", "-s"], input=each_host.script(("/usr/bin/env",), {"A": "x'y", "SSH_AUTH_SOCK": "/s"}, "/", 1),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == ["A=x'y", "PET_NODE_RANK=1"]
+
+
+# -- what is refused ---------------------------------------------------------------------------------------
+
+WANTED = ssh.Wanted(Path("/root"), Path("/data"), Path("/results/.mark"), Path("/env/python"), "ib0", True)
+GOOD = {"code": "1", "data": "2", "results": "yes", "python": "yes", "interface": "yes", "gpus": "4"}
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"code": "9"}, "n1 has not this checkout in /root"),
+        ({"data": ""}, "n1 has not this data set in /data"),
+        ({"results": "no"}, "n1 does not see the results folder /results"),
+        ({"python": "no"}, "n1 has no /env/python"),
+        ({"interface": "no"}, "n1 has no network interface ib0"),
+        ({"gpus": "2"}, "n1 has 2 GPUs and 4 slots"),
+    ],
+)
+def test_a_host_that_differs_is_named(change: dict[str, str], found: str) -> None:
+    here = ssh.Answer(GOOD)
+    assert ssh.judge(PAIR[0], here, here, WANTED) is None
+    check = ssh.judge(PAIR[0], ssh.Answer({**GOOD, **change}), here, WANTED)
+    assert check is not None
+    assert (check.level, check.found) == ("FAIL", found)
+    assert check.remedy
+
+
+@pytest.mark.parametrize(
+    ("problem", "remedy"),
+    [
+        ("me@n1: Permission denied (publickey).", "ssh-copy-id n1"),
+        ("Host key verification failed.", "ssh n1"),
+        ("ssh: Could not resolve hostname n1: Name or service not known", "~/.ssh/config"),
+        ("ssh: connect to host n1 port 22: Connection refused", "start sshd"),
+        ("no answer within 20 s", "ssh -o BatchMode=yes n1 true"),
+    ],
+)
+def test_a_host_out_of_reach_has_a_remedy(problem: str, remedy: str) -> None:
+    check = ssh.judge(PAIR[0], ssh.Answer({}, problem), ssh.Answer(GOOD), WANTED)
+    assert check is not None
+    assert problem in check.found
+    assert remedy in check.remedy
+
+
+def test_the_question_is_answered_by_a_plain_shell(tmp_path: Path) -> None:
+    wanted = ssh.Wanted(paths.ROOT, tmp_path, tmp_path, Path(sys.executable), "lo")
+    told = ssh.ask(("sh", "-s"), ssh.probe(wanted)).told
+    assert (told["results"], told["python"], told["interface"], told["data"]) == ("yes", "yes", "yes", "")
+    assert told["code"]
+    elsewhere = ssh.ask(
+        ("sh", "-s"), ssh.probe(ssh.Wanted(tmp_path, tmp_path, tmp_path / "x", tmp_path / "y", "z9"))
+    )
+    assert elsewhere.told["code"] != told["code"]
+    assert {elsewhere.told[key] for key in ("results", "python", "interface")} == {"no"}
+    assert ssh.ask(("no-such-program",), "").problem.startswith("no-such-program")
+
+
+def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "experiment_0"
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "--output"]
+    rank = subprocess.Popen([*command, str(folder)])
+    other = subprocess.Popen([*command, f"{folder}0"])
+    try:
+        me = os.uname().nodename
+        beats = [processes.Heartbeat(n, pid, me, 1, 0.0) for n, pid in enumerate((rank.pid, other.pid))]
+        elsewhere = [processes.Heartbeat(2, rank.pid, "another-host", 1, 0.0)]
+        subprocess.run(["sh", "-s"], input=ssh.end_script(folder, elsewhere), text=True, check=True)
+        assert rank.poll() is None
+        subprocess.run(["sh", "-s"], input=ssh.end_script(folder, beats), text=True, check=True)
+        assert rank.wait(timeout=5) == -15
+        assert other.poll() is None
+    finally:
+        rank.kill()
+        other.kill()
+        rank.wait()
+        other.wait()
+
+
+def test_the_first_host_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = (Host("127.0.0.1", 1), Host("127.0.0.2", 1))
+    assert (
+        over_ssh.local_checks(here, "mpirun", "docker")[0].found == "runtime docker is not started over ssh"
+    )
+    assert over_ssh.all_loopback(here)
+    monkeypatch.setattr(over_ssh, "addresses", lambda name: frozenset({"192.0.2.77"}))
+    (check,) = [each for each in over_ssh.local_checks(PAIR, "horovodrun", "host") if each.level == "FAIL"][
+        :1
+    ]
+    assert "n1, is not this machine" in check.found
+    assert not over_ssh.all_loopback(PAIR)
+
+
+def test_a_missing_launcher_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(over_ssh.shutil, "which", lambda name: None)
+    found = {
+        check.found: check.remedy
+        for check in over_ssh.local_checks((Host("127.0.0.1", 1),), "mpirun", "host")
+    }
+    assert "openmpi-bin" in found["no mpirun on PATH"]
+    found = {check.found: check.remedy for check in over_ssh.local_checks(PAIR, "horovodrun", "host")}
+    assert "openssh-client" in found["no ssh on PATH"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--hosts", "n1:4,n2:4", "--hostfile", "x"), "--hosts and --hostfile"),
+        (("--launcher", "mpirun"), "without hosts"),
+        (("--hosts", "n1:4,n2:4"), "2 GPUs asked for, the hosts have 8 slots"),
+        (("--hosts", "n1:1,n2:1", "--launcher", "torchrun"), "torchrun does not start mxnet"),
+        (("--hosts", "127.0.0.1:1,no-such-host.invalid:1"), "no-such-host.invalid cannot be reached by ssh"),
+    ],
+)
+def test_bad_input_is_refused_with_a_remedy(
+    encore: Encore, arguments: tuple[str, ...], told: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    data = request.getfixturevalue("digits") if "cannot be reached" in told else tmp_path
+    done = encore(
+        "run", "resnet", "2", "--data", str(data), "--results", str(tmp_path / "results"), *arguments
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "mpirun noticed that process rank 1 with PID 41 on node n2 exited on signal 9 (Killed).",
+            (1, "was killed by SIGKILL"),
+        ),
+        (
+            "mpirun detected that one or more processes exited with non-zero status\n\n"
+            "  Process name: [[55601,1],3]\n  Exit code:    7\n",
+            (3, "failed with exit code 7"),
+        ),
+    ],
+)
+def test_what_mpirun_says_of_a_failure_is_understood(
+    text: str, told: tuple[int, str], tmp_path: Path
+) -> None:
+    experiment = Experiment(0, tmp_path)
+    (experiment.folder / "ranks").mkdir(parents=True)
+    (experiment.folder / "ranks" / "launcher.txt").write_text(text, encoding="utf-8")
+    assert supervise.first_failure(experiment, 1) == told

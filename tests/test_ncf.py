@@ -1,0 +1,303 @@
+"""NCF: its network, sampler and evaluator against references, whole runs on tiny data, and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from encore import data, paths
+from encore.errors import EncoreError
+from encore.results.compliance import check
+from tests.conftest import Encore, losses, only_run, records
+
+InPytorch = Callable[..., str]
+ARCHIVE = paths.ROOT.parent / "shared" / "data" / "ncf_ml-1m.tar.xz"
+# The real model on a tenth of the small system's width, for runs of seconds.
+SMALL = ("--set", "layers=[32,16,8]", "--set", "factors=8", "--set", "stop_at_target=false")
+
+
+@pytest.fixture(scope="session")
+def tastes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small data set of ncf."""
+    folder = tmp_path_factory.mktemp("tastes") / "ncf"
+    data.prepare("ncf", folder, data.Preparation(), pytorch_python, lambda update: None)
+    return folder
+
+
+def last_line(output: str) -> dict:
+    found: dict = json.loads(output.splitlines()[-1])
+    return found
+
+
+def test_network_is_the_papers(in_pytorch: InPytorch) -> None:
+    found = last_line(in_pytorch("ncf_model.py"))
+    for name, errors in found["steps"].items():
+        assert errors["by tables"] is not name.startswith("rows")
+        assert errors["scores"] < 1e-5, name
+        assert errors["gradients"] < 1e-5, name
+        assert errors["loss"] < 1e-6, name
+        assert errors["weights after Adam"] < 1e-5, name
+    assert 0 < found["bf16"] < 0.05
+
+
+def test_sampler(in_pytorch: InPytorch) -> None:
+    one = last_line(in_pytorch("ncf_sampler.py"))
+    two = last_line(in_pytorch("ncf_sampler.py", ranks=2))
+    three = last_line(in_pytorch("ncf_sampler.py", ranks=3))
+    assert one["first epoch"] == two["first epoch"] == three["first epoch"]
+    assert one["again"] and one["another seed"]
+    samples = one["first epoch"]
+    positives = sorted([user, item] for user, item, label in samples if label)
+    assert positives == one["pairs"], "each training pair once an epoch"
+    assert len(samples) == 5 * len(positives)
+    assert [label for *_, label in samples] != sorted((label for *_, label in samples), reverse=True)
+    assert one["known items drawn"] == 0
+    assert one["chi-squared per item"] == pytest.approx(1.0, abs=0.15)
+    assert one["evaluation draws a known item"] is False
+    assert one["evaluation draws every other item"] is True
+
+
+def test_ties(in_pytorch: InPytorch) -> None:
+    found = last_line(in_pytorch("ncf_sampler.py"))
+    assert found["places"] == {
+        "none ahead, listed": 0, "none ahead, worst": 0,
+        "two ahead, listed": 2, "two ahead, worst": 2,
+        "a tie, listed": 1, "a tie, worst": 1,
+        "one listed twice ahead, listed": 1, "one listed twice ahead, worst": 1,
+        "itself among them, listed": 0, "itself among them, worst": 0,
+        "itself among them, ties before and after, listed": 1,
+        "itself among them, ties before and after, worst": 2,
+        "not a number, listed": 4, "not a number, worst": 4,
+        "a candidate is not a number, listed": 1, "a candidate is not a number, worst": 1,
+    }  # fmt: skip
+    hits, gain, users = found["gains of places 0, 9, 10"]
+    assert (hits, users) == (2, 3)
+    assert gain == pytest.approx(1 + 1 / 3.4594316186)  # 1 / log2(9 + 2)
+
+
+@pytest.mark.skipif(not ARCHIVE.exists(), reason="the NCF authors' weights are not at hand")
+def test_evaluator_gives_the_authors_figures(
+    in_pytorch: InPytorch, pytorch_python: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / "ncf_ml-1m"
+    data.prepare("ncf", tmp_path / "set", data.Preparation(source=source), pytorch_python)
+    weights = sorted(str(path) for path in (source / "reference_weights").glob("*.h5"))
+    found = last_line(in_pytorch("ncf_evaluator.py", str(tmp_path / "set"), *weights))
+    assert round(found["GMF"]["HR@10 listed"], 6) == 0.636755
+    assert round(found["GMF"]["NDCG@10 listed"], 6) == 0.369085
+    assert round(found["MLP"]["HR@10 listed"], 6) == 0.671026
+    assert round(found["MLP"]["NDCG@10 listed"], 6) == 0.396254
+
+
+# -- whole runs ---------------------------------------------------------------------------------------
+
+
+def test_two_ranks_reach_the_target_and_the_log_passes(encore: Encore, tastes: Path, tmp_path: Path) -> None:
+    done = encore("run", "ncf", "2", "--data", str(tastes), "--results", str(tmp_path), "--seed", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = only_run(tmp_path)
+    report = check(folder / "result_0.txt")
+    assert report.ruleset == "0.5.0"
+    errors = [each for each in report.findings if each.severity == "error" and each.kind != "small_data"]
+    assert errors == []
+    assert {each.kind for each in report.findings if each.severity == "error"} == {"small_data"}
+    assert records(folder / "experiment_0" / "metrics.jsonl", "end")[0]["outcome"] == "reached"
+
+
+def train(encore: Encore, data_set: Path, results: Path, ranks: int, *more: str) -> Path:
+    results.mkdir(exist_ok=True)
+    base = ("--data", str(data_set), "--results", str(results), "--seed", "5", *SMALL)
+    done = encore("run", "ncf", str(ranks), *base, *more)
+    assert done.returncode in (0, 3), done.stdout + done.stderr
+    return only_run(results) / "experiment_0" / "metrics.jsonl"
+
+
+def test_ranks_agree(encore: Encore, tastes: Path, tmp_path: Path) -> None:
+    curves, scores = [], []
+    for ranks in (1, 2):
+        metrics = train(encore, tastes, tmp_path / str(ranks), ranks, "--set", "epochs=3")
+        curves.append(losses(metrics))
+        scores.append([record["quality"] for record in records(metrics, "eval")])
+    assert len(curves[0]) == len(curves[1]) == 45
+    # The same pairs in the same steps: only the order of the sums differs.
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+    assert scores[1] == pytest.approx(scores[0], abs=0.01)
+
+
+def test_resume_is_exact(encore: Encore, tastes: Path, tmp_path: Path, pytorch_python: Path) -> None:
+    more = ("--set", "epochs=6", "--set", "eval_batch_size=16384")
+    whole = train(encore, tastes, tmp_path / "whole", 1, *more)
+    expected = losses(whole)
+    # The same run, stopped in the middle of an epoch and resumed, by hand as in a container.
+    output = tmp_path / "stopped"
+    output.mkdir()
+    command = [
+        str(pytorch_python), "-m", "benchmarks.ncf.pytorch.train", "--config",
+        str(whole.parent / "config.json"), "--data", str(tastes), "--output", str(output),
+    ]  # fmt: skip
+    variables = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+    child = subprocess.Popen(command, cwd=paths.ROOT, env=variables)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and child.poll() is None:
+        metrics = output / "metrics.jsonl"
+        if metrics.exists() and len(metrics.read_text().splitlines()) > 20:
+            child.send_signal(signal.SIGTERM)
+            break
+        time.sleep(0.01)
+    assert child.wait(timeout=60) == 0
+    assert records(output / "metrics.jsonl", "end")[0]["outcome"] == "interrupted"
+    assert 0 < len(losses(output / "metrics.jsonl")) < len(expected)
+    subprocess.run(command, cwd=paths.ROOT, env=variables, check=True)
+    assert losses(output / "metrics.jsonl") == expected
+    quality = [
+        [record["quality"] for record in records(path, "eval")] for path in (output / "metrics.jsonl", whole)
+    ]
+    assert quality[0] == quality[1]
+
+
+# -- data ---------------------------------------------------------------------------------------------
+
+RATINGS = [(user, item, 4, 1000 + 10 * user + item) for user in range(1, 7) for item in range(user, user + 5)]
+
+
+def prepare(source: Path, to: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.ncf.prepare", "--from", str(source), "--to", str(to), *more]
+    return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
+
+
+def rows(separator: str, ratings: list[tuple[int, ...]] = RATINGS) -> str:
+    return "".join(separator.join(map(str, row)) + "\n" for row in ratings)
+
+
+def test_the_three_formats_of_movielens_are_read_alike(tmp_path: Path) -> None:
+    sources = {
+        "ratings.csv": "userId,movieId,rating,timestamp\n" + rows(","),
+        "ratings.dat": rows("::"),
+        "u.data": rows("\t"),
+    }
+    found = set()
+    for name, text in sources.items():
+        folder = tmp_path / name.replace(".", "_")
+        folder.mkdir()
+        (folder / name).write_text(text)
+        done = prepare(folder, tmp_path / f"set_{name}", "--name", "mine")
+        assert done.returncode == 0, done.stderr
+        found.add(data.read_passport(tmp_path / f"set_{name}").id)
+    archive = tmp_path / "ml-mine.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("ml-mine/ratings.csv", sources["ratings.csv"])
+    assert prepare(archive, tmp_path / "set_zip", "--name", "mine").returncode == 0
+    found.add(data.read_passport(tmp_path / "set_zip").id)
+    assert len(found) == 1
+    passport = data.read_passport(tmp_path / "set_zip")
+    assert passport.counts == {"train": 24, "test": 6}
+    assert data.check_data(tmp_path / "set_zip", "ncf") == passport
+
+
+def write_ratings(folder: Path, ratings: list[tuple[object, ...]]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "ratings.dat").write_text("".join("::".join(map(str, row)) + "\n" for row in ratings))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda rows: [*rows[:-1], "6::10::4"], "line 30: '6::10::4'"),
+        (lambda rows: [*rows, "-7::1::4::99"], "line 31: '-7::1::4::99'"),
+        (lambda rows: [*rows, "1::1::4::99"], "1 pairs twice, the first is user 0 with item 0"),
+        (lambda rows: [*rows, "9::1::4::99"], "1 users with a single rating"),
+        (lambda rows: [*rows, *(f"9::{item}::4::{item}" for item in range(1, 11))], "user 6 has met all 10 items"),
+        (lambda rows: ["nothing here"], "begins with 'nothing here"),
+    ],
+)  # fmt: skip
+def test_bad_ratings(tmp_path: Path, change: Callable[[list[str]], list[str]], told: str) -> None:
+    (tmp_path / "raw").mkdir()
+    lines = change(rows("::").splitlines())
+    (tmp_path / "raw" / "ratings.dat").write_text("\n".join(lines) + "\n")
+    done = prepare(tmp_path / "raw", tmp_path / "to", "--name", "mine")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "do this:" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "to" / "dataset.json").exists()
+
+
+def test_a_release_must_be_whole(tmp_path: Path) -> None:
+    for folder, name, told in (
+        ("ml-20m", None, "20,000,263 ratings of 138,493 users on 26,744 items, as ml-20m has"),
+        ("other", "ml-1m", "1,000,209 ratings of 6,040 users on 3,706 items, as ml-1m has"),
+        ("other", None, "no known release of MovieLens"),
+    ):
+        source = tmp_path / folder
+        if not source.exists():
+            write_ratings(source, list(RATINGS))
+        done = prepare(source, tmp_path / "to", *(("--name", name) if name else ()))
+        assert done.returncode == 2
+        assert "30 ratings of 6 users on 10 items" in done.stderr
+        assert told in done.stderr
+
+
+def write_paper_files(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "x.train.rating").write_text("0\t1\t5\t9\n0\t2\t5\t9\n1\t0\t5\t9\n1\t3\t5\t9\n")
+    (folder / "x.test.rating").write_text("0\t3\t5\t9\n1\t4\t5\t9\n")
+    (folder / "x.test.negative").write_text("(0,3)\t0\t4\t5\n(1,4)\t1\t2\t5\n")
+    return folder
+
+
+def test_the_papers_files(tmp_path: Path) -> None:
+    done = prepare(write_paper_files(tmp_path / "raw"), tmp_path / "to")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 6 items are held out and never trained on (the first is 4)" in done.stderr
+    passport = data.read_passport(tmp_path / "to")
+    assert (passport.name, passport.counts) == ("x", {"train": 4, "test": 2})
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("x.test.rating", "0\t3\n0\t4\n", "lists user 0 2 times"),
+        ("x.test.rating", "1\t3\n2\t4\n", "does not list the users 0, 1, 2 ... in order"),
+        ("x.test.rating", "0\t3\n1\t-4\n", "has the id -4"),
+        ("x.train.rating", "0\t1\n0\t1\n1\t0\n", "1 pairs twice"),
+        ("x.train.rating", "0\t1\n7\t1\n", "has user 7"),
+        ("x.train.rating", "0\t3\n1\t1\n", "trains on 1 of the held-out pairs"),
+        ("x.train.rating", "0 1\n", "user TAB item"),
+        ("x.test.negative", "(0,3)\t0\t4\t5\n", "has 1 lines"),
+        ("x.test.negative", "(0,3)\t0\t4\t5\n(1,3)\t1\t2\t5\n", "line 2 does not fit"),
+        ("x.test.negative", "(0,3)\t0\t4\t5\n(1,4)\t1\t2\n", "line 2 does not fit"),
+    ],
+)
+def test_bad_files_of_the_paper(tmp_path: Path, file: str, text: str, told: str) -> None:
+    folder = write_paper_files(tmp_path / "raw")
+    (folder / file).write_text(text)
+    done = prepare(folder, tmp_path / "to")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert told in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_changed_data_set_is_refused_before_the_start(
+    encore: Encore, pytorch_python: Path, tmp_path: Path
+) -> None:
+    prepare(write_paper_files(tmp_path / "raw"), tmp_path / "to")
+    with (tmp_path / "to" / "test_negatives.npy").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(EncoreError, match="has changed"):
+        data.check_data(tmp_path / "to", "ncf")
+    done = encore("run", "ncf", "1", "--data", str(tmp_path / "to"), "--results", str(tmp_path / "results"))
+    assert done.returncode == 2
+    assert "has changed" in done.stderr
+    (problem,) = data.verify("ncf", tmp_path / "to", pytorch_python)
+    assert "bytes" in problem.found
