@@ -7,7 +7,6 @@ from typing import Literal
 from rich import box
 from rich.table import Table
 
-
 WHOLE = ("name", "framework", "data set", "target per round")
 """Columns that are never broken: a name is there to be copied."""
 
