@@ -25,7 +25,7 @@ from encore.run_folder import RunFolder
 from encore.scaling.grid import Grid, GridPoint, points, request_of
 
 STUDY = "study.json"
-PointState = Literal["to do", "submitted", "interrupted", "failed", "done"]
+PointState = Literal["to do", "submitted", "running", "interrupted", "failed", "done"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Study:
         states = {experiment.state().status for experiment in run.experiments()}
         if states <= set(run_folder.FINISHED):
             return "done"
-        return "failed" if "failed" in states else "interrupted"
+        return "failed" if "failed" in states else "running" if "running" in states else "interrupted"
 
 
 def create(grid: Grid, results: Path) -> Study:

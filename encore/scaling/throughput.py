@@ -132,7 +132,7 @@ def throughput_table(results: Sequence[Result]) -> Table:
     return Table(
         title="Throughput by number of GPUs",
         columns=(
-            "point", "batch", "samples/s", "spread", "speed-up", "efficiency", "waiting", "minutes", "reached",
+            "point", "batch", "samples/s", "spread", "speed-up", "efficiency", "waiting", "min", "reached",
         ),
         formats={"samples/s": ",.1f", "speed-up": ".3f", "efficiency": ".3f"},
         rows=tuple(_row(each, _base(results, each.point.precision)) for each in results),
