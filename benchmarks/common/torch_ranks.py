@@ -85,9 +85,14 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
 
 def barrier() -> None:
     """Wait until all ranks have come here."""
-    if size() > 1:
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        dist.all_reduce(torch.zeros(1, device=device))
+    if size() == 1:
+        return
+    # Not an all-reduce of a tensor made here: Gloo's thread may be the last to let go of it, and needs Python
+    # for that, which kills a process that is just ending.
+    if dist.get_backend() == "nccl":
+        dist.barrier(device_ids=[torch.cuda.current_device()])
+    else:
+        dist.barrier()
 
 
 class GradientBuffer:
