@@ -37,6 +37,10 @@ bench-%: ## measure a benchmark's step: make bench-resnet
 test: setup ## run the tests; makes the framework environments first
 	@$(PYTHON) -m pytest $(ARGS)
 
+.PHONY: test-cluster
+test-cluster: setup ## run the tests on a real two-node Slurm of their own, as root
+	@ENCORE_CLUSTER_TESTS=1 $(PYTHON) -m pytest tests/cluster $(ARGS)
+
 .PHONY: lint
 lint: setup ## ruff, mypy, shellcheck and hadolint
 	@.venv/bin/ruff check .

@@ -152,7 +152,7 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
     return name, _check_type(name, value, types_of[name])
 
 
-def _scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
+def scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
     """Batch and learning rate for a number of ranks that the system file is not for.
 
     The batch of a rank stays, and the learning rate follows the global batch: in proportion for SGD
@@ -218,7 +218,7 @@ def resolve(
             raise names.unknown(f"key in system {system.system}", name, wanted)
         origin = f"systems/{system.file}"
         values[name] = Value(_check_type(name, value, wanted[name]), origin)
-    overrides = _scaled(system, nodes, ranks_per_node)
+    overrides = scaled(system, nodes, ranks_per_node)
     for setting in settings:
         name, value = parse_setting(setting, wanted)
         overrides[name] = Value(value, "--set")

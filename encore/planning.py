@@ -31,6 +31,7 @@ from encore.node import Node
 from encore.run_folder import RunFolder
 from encore.slurm import allocation as allocations
 from encore.slurm import cluster as clusters
+from encore.slurm import placement
 from encore.slurm import step as slurm_step
 from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster
@@ -104,12 +105,17 @@ class Plan:
             return launchers.on_one_node(framework, self.configuration.ranks, output)
         # Pyxis finds PMIx itself, and on the host nothing is hidden.
         needs_folders = self.target.runtime not in ("host", "pyxis")
+        nodes, per_node = self.configuration.nodes, self.configuration.ranks_per_node
+        # Horovod on CPUs talks by MPI alone, which finds its way itself.
+        by_mpi = self.configuration.get("device") == "cpu" and framework in launchers.HOROVOD
         step = Step(
             framework=framework,
-            nodes=self.configuration.nodes,
-            ranks_per_node=self.configuration.ranks_per_node,
+            nodes=nodes,
+            ranks_per_node=per_node,
             logs=f"{output}/ranks",
             mpi=self.cluster.mpi,
+            binding=placement.cpu_binding(self.cluster, self.allocation, per_node),
+            network={} if by_mpi else placement.interfaces(self.cluster, self.allocation, nodes),
             folders=(slurm_step.spool_folder(),) if needs_folders else (),
         )
         return slurm_step.launch(step, self.allocation, os.environ)

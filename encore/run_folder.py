@@ -37,6 +37,8 @@ class ExperimentState:
     """Why it failed or was interrupted; empty otherwise."""
     started: str = ""
     ended: str = ""
+    job: str = ""
+    """Slurm job in which it ran last: ``12``, or ``12_3`` for a task of an array; empty outside of Slurm."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def create(
     same ``shared_stamp`` get the same folder, whichever of them comes first.
     """
     stamp = shared_stamp or datetime.now(timezone.utc).strftime(STAMP)
-    path = results / f"{stamp}-{label}" if shared_stamp else _free_name(results, f"{stamp}-{label}")
+    path = results / f"{stamp}-{label}" if shared_stamp else free_name(results, f"{stamp}-{label}")
     temporary = results / f".{path.name}.{platform.node()}.{os.getpid()}.writing"
     try:
         temporary.mkdir(parents=True)
@@ -168,7 +170,8 @@ def create(
     return RunFolder(path)
 
 
-def _free_name(results: Path, name: str) -> Path:
+def free_name(results: Path, name: str) -> Path:
+    """A folder called ``name`` in ``results`` that is not there yet; with a number where that is taken."""
     candidate = results / name
     number = 2
     while candidate.exists():

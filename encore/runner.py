@@ -185,9 +185,12 @@ def _run_experiment(
     signals: Signals,
     hang_seconds: float,
 ) -> Outcome:
-    state = ExperimentState("running", started=experiment.state().started or run_folder.utc_now())
+    started = experiment.state().started or run_folder.utc_now()
+    job = plan.allocation.name if plan.allocation else ""
+    state = ExperimentState("running", started=started, job=job)
     try:
-        fresh = not (experiment.folder / "checkpoint").exists()
+        # A folder that was still being written when the ranks were killed is none.
+        fresh = not any((experiment.folder / "checkpoint").glob("step_*"))
         if fresh:
             _clear_remains(experiment)
             cleared = _drop_caches(plan)

@@ -280,7 +280,8 @@ WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -
 
 def launcher_output(experiment: Experiment) -> str:
     """What the launcher printed since the latest start."""
-    return _read(experiment.folder / "ranks" / "launcher.txt").rsplit(START, 1)[-1].partition("\n")[2]
+    _, mark, latest = _read(experiment.folder / "ranks" / "launcher.txt").rpartition(START)
+    return latest.partition("\n")[2] if mark else latest
 
 
 def _describe(told: str) -> str:

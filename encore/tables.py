@@ -118,6 +118,15 @@ def images_table() -> str:
     return markdown(head, rows)
 
 
+def predictions_table(benchmark: str) -> str:
+    """The cost model's predictions beside the published results of a benchmark."""
+    # scipy, which only this table needs, takes half a second to load.
+    from encore.scaling.validation import error_table
+
+    table = error_table(benchmark)
+    return f"{table.as_markdown()}\n\n{table.note}\n"
+
+
 TABLES: dict[str, Callable[[Choice], str]] = {
     "targets": targets_table,
     "systems": systems_table,
@@ -129,14 +138,19 @@ TABLES: dict[str, Callable[[Choice], str]] = {
 GENERAL: dict[str, Callable[[], str]] = {"benchmarks": benchmarks_table, "images": images_table}
 """Tables of everything."""
 
+OF_RESULTS: dict[str, Callable[[str], str]] = {"predictions": predictions_table}
+"""Tables of a benchmark of the published results, which Encore need not implement."""
+
 
 def table(marker: str) -> str:
-    """The table that a marker names: a name of GENERAL, or a name of TABLES with a benchmark."""
+    """The table that a marker names: a name of GENERAL, or another with a benchmark."""
     name, _, benchmark = marker.partition(" ")
     if name in GENERAL:
         return GENERAL[name]()
+    if name in OF_RESULTS:
+        return OF_RESULTS[name](benchmark)
     if name not in TABLES:
-        raise names.unknown("generated table", name, [*GENERAL, *TABLES])
+        raise names.unknown("generated table", name, [*GENERAL, *OF_RESULTS, *TABLES])
     return TABLES[name](catalogue.choose(benchmark))
 
 

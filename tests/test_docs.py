@@ -226,16 +226,21 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"\./run\.sh \w", dry_run_sh),
     (r"encore run --resume RUN$", parse_it),
     (r"encore run \w", dry_run),
+    (r"encore sweep --resume RUN$", parse_it),
+    (r"encore sweep \w", dry_run),
+    (r"encore plan .* -o ", write_it),
     (r"encore data prepare \w", dry_run),
     (r"encore data verify \w", parse_it),
     (r"encore data list$", run_it),
     (r"encore bench \w", parse_it),
+    (r"encore status", run_it),
+    (r"encore (follow|cancel)\b", parse_it),
     (r"encore doctor", run_doctor),
     (r"encore images list$", run_it),
     (r"encore images convert \w", dry_run),
     (r"encore images \w", parse_it),
     (r"encore (report|archive) ", write_it),
-    (r"encore (list|show|published|score|check|compare|explain|tables|--version)\b", run_it),
+    (r"encore (list|show|plan|published|score|check|compare|explain|tables|--version)\b", run_it),
     (r"make [\w-]+", make_it),
     (r"python -m encore\.tables --(check|write)$", check_tables),
     (r"python -m pytest ", find_paths),
@@ -451,7 +456,7 @@ def test_every_benchmark_has_its_page() -> None:
 
 
 def test_examples_of_help_are_understood() -> None:
-    for command in ("run", "show", "list", "bench", "doctor"):
+    for command in ("run", "show", "list", "bench", "doctor", "sweep"):
         found, _ = subcommand(["encore", command])
         for line in (found.epilog or "").splitlines():
             text = re.split(r"\s{3,}", line.strip())[0]

@@ -4,7 +4,7 @@ Kinds of record, told by ``kind``:
 ``start``  ranks, global_batch_size, steps_per_epoch, epochs, quality_target, resumed_step
 ``step``   epoch (from 1), step (from 1 over the whole run), loss, learning_rate
 ``epoch``  epoch, samples_per_second (training alone), input_share (of the time, spent waiting for data)
-``eval``   epoch, quality (the benchmark's metric), seconds
+``eval``   epoch, quality (the benchmark's metric), seconds; DLRM also has log_loss
 ``end``    outcome: reached, not_reached or interrupted
 Every record has ``time``, in Unix seconds.
 """

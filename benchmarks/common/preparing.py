@@ -28,7 +28,16 @@ INTERRUPTED = 130
 """Exit code after SIGINT or SIGTERM."""
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PHASES = {"index": "files", "convert": "images", "join": "bytes", "verify": "bytes"}
+PHASES = {
+    "index": "files",
+    "scan": "bytes",
+    "parse": "bytes",
+    "convert": "images",
+    "tables": "tables",
+    "shuffle": "bytes",
+    "join": "bytes",
+    "verify": "bytes",
+}
 """Each phase of a preparation, and what its ``done`` and ``total`` count."""
 
 

@@ -10,7 +10,21 @@ from typing import Annotated
 import typer
 
 from encore import __version__
-from encore.cli import bench, compare, data, doctor, images, report, results, run, show, submit
+from encore.cli import (
+    bench,
+    compare,
+    data,
+    doctor,
+    images,
+    jobs,
+    plan,
+    report,
+    results,
+    run,
+    show,
+    submit,
+    sweep,
+)
 from encore.errors import EncoreError, ExitCode
 
 app = typer.Typer(
@@ -37,7 +51,9 @@ def options(
     """Options of all commands."""
 
 
-for module in (run, submit, show, data, doctor, bench, images, results, compare, report):
+for module in (
+    run, submit, jobs, sweep, plan, show, data, doctor, bench, images, results, compare, report
+):  # fmt: skip
     module.register(app)
 
 

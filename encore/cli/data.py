@@ -201,10 +201,10 @@ class _Count(ProgressColumn):
 
 
 def amount(phase: str, done: int, total: int | None) -> str:
-    """What ``done`` and ``total`` count in a phase: files, images or bytes."""
-    if phase in ("join", "verify"):
+    """What ``done`` and ``total`` count in a phase: bytes, files, tables or images."""
+    if phase in ("join", "verify", "scan", "parse", "shuffle"):
         return human_bytes(done) + ("" if total is None else f" of {human_bytes(total)}")
-    unit = "files" if phase == "index" else "images"
+    unit = {"index": "files", "tables": "tables"}.get(phase, "images")
     return f"{done:,}" + ("" if total is None else f" of {total:,}") + f" {unit}"
 
 

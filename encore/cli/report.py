@@ -108,7 +108,7 @@ def tables(
         write_json([{"title": t.title, "columns": t.columns, "rows": t.rows, "note": t.note} for t in found])
         return
     for table in found:
-        _print_table(table)
+        print_table(table)
 
 
 def _something(runs: list[Path] | None, *others: str | None) -> None:
@@ -118,7 +118,8 @@ def _something(runs: list[Path] | None, *others: str | None) -> None:
         )
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
+    """A table of the results on the terminal."""
     from encore.cli.tables import plain_table
 
     screen = console()

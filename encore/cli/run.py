@@ -137,10 +137,10 @@ def run(
         console.print(f"runtime {plan.target.runtime}: {plan.target.why}", highlight=False)
     for check in planning.refuse(plan):
         console.print(f"[yellow]warning[/] {check.name}: {check.found}", highlight=False)
-    folder, python = runner.prepare_and_create(plan, _hooks(console, None, None))
+    folder, python = runner.prepare_and_create(plan, hooks(console, None, None))
     with RunView(console) as view:
-        code = runner.execute(plan, folder, python, _hooks(console, view, folder), hang_seconds)
-    _finish(console, folder, code, as_json)
+        code = runner.execute(plan, folder, python, hooks(console, view, folder), hang_seconds)
+    finish(console, folder, code, as_json)
 
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
@@ -202,11 +202,13 @@ def _resume(console: Console, path: Path, hang_seconds: float, dry_run: bool, as
                 typer.echo(runner.as_shell(runner.resumed_command(folder, experiment)))
         return
     with RunView(console) as view:
-        _, code = runner.resume(folder, _hooks(console, view, folder), hang_seconds)
-    _finish(console, folder, code, as_json)
+        _, code = runner.resume(folder, hooks(console, view, folder), hang_seconds)
+    finish(console, folder, code, as_json)
 
 
-def _hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
+def hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
+    """Tell on ``console`` and ``view`` what a run does; without a folder, what comes before it."""
+
     def step(text: str) -> None:
         console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False)
 
@@ -237,7 +239,7 @@ def _hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> 
     )
 
 
-def _finish(console: Console, folder: RunFolder, code: ExitCode, as_json: bool) -> None:
+def finish(console: Console, folder: RunFolder, code: ExitCode, as_json: bool) -> None:
     """Print the judged result and leave with its exit code."""
     judgements = judge.judge(folder)
     if as_json:

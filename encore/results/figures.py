@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which people tell apart whatever their colour vision. The page replaces each by a
 # variable of its own, so that dark and light can differ.
-_SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#b8a800")
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#b8a800")
 _MARKERS = "osD^vPX*"
-_INK, _GRID = "#010203", "#040506"
+INK, _GRID = "#010203", "#040506"
 _WIDTH, _HEIGHT = 7.2, 4.2
 _SMALL = 0.15
 """Times below this share of the longest go into the magnified part."""
@@ -79,21 +79,21 @@ def accuracy_over_epochs(measurements: Sequence[Measurement], benchmark: str) ->
         for position, name in enumerate(names, 1):
             axes = drawing.add_subplot(1, len(names), position)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            _style(axes, "epochs", name if name != "value" else "quality")
+            style_axes(axes, "epochs", name if name != "value" else "quality")
             for number, each in enumerate(ours[:_MOST_LINES]):
                 curves = [curve for curve in each.curves if curve.name == name]
                 for index, curve in enumerate(curves):
-                    _line(
+                    add_line(
                         axes, curve.points, number, each.label if index == 0 else None, thin=len(curves) > 1
                     )
             target = next(
                 (c.target for each in ours for c in each.curves if c.name == name and c.target), None
             )
             if target is not None:
-                axes.axhline(target, color=_INK, linestyle="--", linewidth=1, label=f"target {target:g}")
+                axes.axhline(target, color=INK, linestyle="--", linewidth=1, label=f"target {target:g}")
 
     title = f"Accuracy over epochs: {benchmark}{_of(len(ours))}"
-    return _figure(f"accuracy-{benchmark}", title, draw, accuracy_table(ours))
+    return make_figure(f"accuracy-{benchmark}", title, draw, accuracy_table(ours))
 
 
 def time_over_gpus(measurements: Sequence[Measurement]) -> Figure | None:
@@ -111,17 +111,17 @@ def time_over_gpus(measurements: Sequence[Measurement]) -> Figure | None:
         parts = [(axes, lines)]
         if magnified:
             parts.append((drawing.add_subplot(1, 2, 2), small))
-            parts[1][0].set_title("the short ones, magnified", fontsize=10, color=_INK)
+            parts[1][0].set_title("the short ones, magnified", fontsize=10, color=INK)
         for part, shown in parts:
-            _style(part, "GPUs", "minutes to the target")
-            _gpu_ticks(part, shown)
+            style_axes(part, "GPUs", "minutes to the target")
+            gpu_ticks(part, shown)
             for name, points in shown:
-                _line(part, points, [label for label, _ in lines].index(name), name)
+                add_line(part, points, [label for label, _ in lines].index(name), name)
             part.set_ylim(bottom=0)
 
     rows = tuple((name, int(gpus), minutes) for name, points in every for gpus, minutes in points)
     title = f"Training time over GPUs{_of(len(every))}"
-    return _figure(
+    return make_figure(
         "time", title, draw, Table(title=title, columns=("benchmark", "GPUs", "minutes"), rows=rows)
     )
 
@@ -139,15 +139,15 @@ def efficiency(measurements: Sequence[Measurement]) -> Figure | None:
 
     def draw(drawing: Drawing) -> None:
         axes = drawing.add_subplot()
-        _style(axes, "GPUs", "speed-up over growth in GPUs")
-        _gpu_ticks(axes, list(lines.items()))
-        axes.axhline(1.0, color=_INK, linestyle="--", linewidth=1, label="linear")
+        style_axes(axes, "GPUs", "speed-up over growth in GPUs")
+        gpu_ticks(axes, list(lines.items()))
+        axes.axhline(1.0, color=INK, linestyle="--", linewidth=1, label="linear")
         for number, (name, points) in enumerate(list(lines.items())[:_MOST_LINES]):
-            _line(axes, points, number, _shortened(name))
+            add_line(axes, points, number, _shortened(name))
         axes.margins(y=0.08)
         axes.set_ylim(bottom=0)
 
-    return _figure("efficiency", f"{table.title}{_of(len(lines))}", draw, table)
+    return make_figure("efficiency", f"{table.title}{_of(len(lines))}", draw, table)
 
 
 def relative(measurements: Sequence[Measurement], baseline: str) -> Figure | None:
@@ -175,12 +175,12 @@ def phase_bars(
 
     def draw(drawing: Drawing) -> None:
         axes = drawing.add_subplot()
-        _style(axes, unit, "")
+        style_axes(axes, unit, "")
         labels = [label for label, _ in sides][::-1]
         left = [0.0] * len(sides)
         for number, name in enumerate(names):
             values = [values[number] for _, values in sides][::-1]
-            axes.barh(labels, values, left=left, height=0.5, color=_SERIES[number % len(_SERIES)], label=name)
+            axes.barh(labels, values, left=left, height=0.5, color=SERIES[number % len(SERIES)], label=name)
             left = [a + b for a, b in zip(left, values, strict=True)]
         axes.set_ylim(-0.5, len(sides) - 0.5)
 
@@ -188,7 +188,7 @@ def phase_bars(
     rows: tuple[tuple[Cell, ...], ...] = tuple((label, *values) for label, values in sides)
     columns = ("run", *(f"{name}, {unit}" for name in names))
     table = Table(title=title, columns=columns, rows=rows)
-    return _figure("phases", title, draw, table, height=1.4 + 0.45 * len(sides))
+    return make_figure("phases", title, draw, table, height=1.4 + 0.45 * len(sides))
 
 
 def _bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) -> Figure | None:
@@ -198,16 +198,16 @@ def _bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str)
 
     def draw(drawing: Drawing) -> None:
         axes = drawing.add_subplot()
-        _style(axes, axis, "")
+        style_axes(axes, axis, "")
         labels = [_shortened(", ".join(str(row[column]) for column in label)) for row in rows]
         positions = range(len(rows))[::-1]
-        bars = axes.barh(list(positions), [_real(row[value]) for row in rows], height=0.6, color=_SERIES[0])
+        bars = axes.barh(list(positions), [_real(row[value]) for row in rows], height=0.6, color=SERIES[0])
         axes.set_yticks(list(positions), labels)
-        axes.bar_label(bars, fmt="%.2f", padding=3, color=_INK, fontsize=9)
-        axes.axvline(1.0, color=_INK, linestyle="--", linewidth=1)
+        axes.bar_label(bars, fmt="%.2f", padding=3, color=INK, fontsize=9)
+        axes.axvline(1.0, color=INK, linestyle="--", linewidth=1)
         axes.margins(x=0.12)
 
-    return _figure(key, table.title, draw, table, height=max(2.0, 0.34 * len(rows) + 1.0))
+    return make_figure(key, table.title, draw, table, height=max(2.0, 0.34 * len(rows) + 1.0))
 
 
 def _of(count: int) -> str:
@@ -241,13 +241,13 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 48 else f"{text[:24]}…{text[-22:]}"
 
 
-def _line(
+def add_line(
     axes: Axes, points: Sequence[tuple[float, float]], number: int, label: str | None, thin: bool = False
 ) -> None:
     axes.plot(
         [x for x, _ in points],
         [y for _, y in points],
-        color=_SERIES[number % len(_SERIES)],
+        color=SERIES[number % len(SERIES)],
         marker=_MARKERS[number % len(_MARKERS)],
         markersize=3 if thin else 5,
         linewidth=1 if thin else 1.8,
@@ -255,7 +255,7 @@ def _line(
     )
 
 
-def _gpu_ticks(axes: Axes, lines: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> None:
+def gpu_ticks(axes: Axes, lines: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> None:
     """A tick at each number of GPUs that was run on, but for those whose labels would touch."""
     counts = sorted({x for _, points in lines for x, _ in points})
     logarithmic = counts[-1] / counts[0] > 16
@@ -271,16 +271,16 @@ def _gpu_ticks(axes: Axes, lines: Sequence[tuple[str, Sequence[tuple[float, floa
     axes.minorticks_off()
 
 
-def _style(axes: Axes, x: str, y: str) -> None:
+def style_axes(axes: Axes, x: str, y: str) -> None:
     axes.set_facecolor("none")
-    axes.set_xlabel(x, color=_INK)
-    axes.set_ylabel(y, color=_INK)
-    axes.tick_params(colors=_INK, length=3)
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.tick_params(colors=INK, length=3)
     axes.grid(color=_GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(_INK)
+        spine.set_color(INK)
 
 
 def _legend(drawing: Drawing) -> None:
@@ -293,11 +293,11 @@ def _legend(drawing: Drawing) -> None:
         columns = 1 if max(map(len, handles)) > 32 else min(len(handles), 3)
         drawing.legend(
             handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False,
-            fontsize=9, labelcolor=_INK,
+            fontsize=9, labelcolor=INK,
         )  # fmt: skip
 
 
-def _figure(
+def make_figure(
     key: str, title: str, draw: Callable[[Drawing], None], table: Table, height: float = _HEIGHT
 ) -> Figure:
     """Draw without a display and without pyplot's state, then hand the colours over to the page."""
@@ -326,9 +326,9 @@ def _for_page(svg: str, key: str, title: str) -> str:
     """The SVG as an element of a page: names of its own, colours of the page, and a title to be read out."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{re.escape(key)}-", svg)
-    for number, colour in enumerate(_SERIES, 1):
+    for number, colour in enumerate(SERIES, 1):
         svg = svg.replace(colour, f"var(--series-{number}, {colour})")
-    svg = svg.replace(_INK, "var(--ink, #1b1f24)").replace(_GRID, "var(--grid, #d0d7de)")
+    svg = svg.replace(INK, "var(--ink, #1b1f24)").replace(_GRID, "var(--grid, #d0d7de)")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", svg)
     return re.sub(

@@ -119,7 +119,11 @@ def measurements_of_published(
 
 def write_report(paths: Sequence[Path], folder: Path, **options: Any) -> list[Path]:
     """Write report.md, report.html and every table as CSV into ``folder``; returns the files."""
-    report = build_report(paths, **options)
+    return write_files(build_report(paths, **options), folder)
+
+
+def write_files(report: Report, folder: Path) -> list[Path]:
+    """Write a report that was built into ``folder``; returns the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = {"report.html": render(report, "report.html.j2"), "report.md": render(report, "report.md.j2")}

@@ -39,6 +39,11 @@ class Allocation:
         return self.job if self.array_job is None else f"{self.array_job}_{self.array_task}"
 
     @property
+    def is_real(self) -> bool:
+        """False for one that is made up to show what a job would do."""
+        return self.job.isdigit()
+
+    @property
     def folder_mark(self) -> str:
         """End of the run folder's name; all tasks of an array share a folder."""
         return f"job{self.array_job or self.job}"

@@ -34,6 +34,8 @@ class Cluster(BaseModel):
     results: Path | None = None
     network_interface: str = ""
     """Empty: found on the node."""
+    cpu_bind: str = "auto"
+    """Value of srun --cpu-bind; auto: each rank to the cores of its GPU, where Slurm can bind."""
     mpi: str = "pmix"
     """Plugin of srun --mpi for Horovod."""
     max_requeues: int = Field(default=5, ge=0)

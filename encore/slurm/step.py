@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from encore.launchers import HOROVOD, Launch
-from encore.slurm import commands
+from encore.slurm import placement
 from encore.slurm.allocation import Allocation
 
 HOROVOD_BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
@@ -37,7 +36,9 @@ class Step:
     logs: str
     """Folder of the ranks' output: rank.0/stdout, rank.0/stderr, ..."""
     mpi: str = "pmix"
-    binding: tuple[str, ...] = ("--cpu-bind=none",)
+    binding: tuple[str, ...] = placement.UNBOUND
+    network: Mapping[str, str] = field(default_factory=dict)
+    """Which interface NCCL, Gloo and UCX take."""
     folders: tuple[str, ...] = ()
     """Slurm's own folders, by which a rank in a container reaches PMIx."""
 
@@ -71,7 +72,7 @@ def launch(step: Step, allocation: Allocation, caller: Mapping[str, str]) -> Lau
     return Launch(
         "srun",
         outer=command,
-        environment={**passed, **meeting},
+        environment={**passed, **step.network, **meeting},
         everywhere=once_a_node(step.nodes),
         passed=RANK_VARIABLES,
         cores=allocation.cores_per_node,
@@ -87,14 +88,12 @@ def once_a_node(nodes: int) -> tuple[str, ...]:
 
 def spool_folder() -> str:
     """Folder below which PMIx meets its clients on every node: SlurmdSpoolDir up to its %n or %h."""
-    # A dry run may take place where there is no Slurm: its default then.
-    text = commands.call("scontrol", "show", "config") if commands.is_installed() else ""
-    match = re.search(r"^SlurmdSpoolDir\s*=\s*(\S+)", text, re.MULTILINE)
-    spool = match.group(1) if match else "/var/spool/slurmd"
+    spool = placement.setting("SlurmdSpoolDir") or "/var/spool/slurmd"
     return spool if "%" not in spool else str(Path(spool.partition("%")[0] + "x").parent)
 
 
 def _rendezvous(allocation: Allocation) -> dict[str, str]:
     """Where torch.distributed's ranks meet: rank 0's node, on a port that no other job of the node chose."""
-    port = FIRST_PORT + (int(allocation.job) if allocation.job.isdigit() else 0) % PORTS
-    return {"MASTER_ADDR": allocation.nodes[0], "MASTER_PORT": str(port)}
+    port = FIRST_PORT + (int(allocation.job) if allocation.is_real else 0) % PORTS
+    address = placement.address(allocation.nodes[0]) if allocation.is_real else allocation.nodes[0]
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}

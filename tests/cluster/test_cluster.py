@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -222,3 +223,72 @@ def test_sbatch_from_another_folder_finds_the_checkout(jobs: Jobs, tmp_path: Pat
     )  # fmt: skip
     jobs.wait_for_state(done.stdout.strip(), "FAILED", seconds=30)
     assert "unknown benchmark 'nosuch'" in log.read_text(encoding="utf-8")
+
+
+def encore(jobs: Jobs, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """The command line on the login node of the cluster."""
+    return subprocess.run(
+        [sys.executable, "-m", "encore.cli.app", *arguments],
+        cwd=paths.ROOT, env={**jobs.cluster.environment, "COLUMNS": "160"},
+        capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+def told_states(jobs: Jobs) -> dict[str, str]:
+    """What `encore status` says of each job."""
+    done = encore(jobs, "status", "--results", str(jobs.results), "--json")
+    assert done.returncode == 0, done.stderr
+    return {row["job"]: row["state"] for row in json.loads(done.stdout)["runs"]}
+
+
+def test_submit_status_follow_and_cancel_tell_the_truth(jobs: Jobs) -> None:
+    where = ("--results", str(jobs.results), "--data", str(jobs.data))
+    done = encore(jobs, "submit", "resnet", "--nodes", "2", "--json", *where, "--set", "epochs=40")
+    assert done.returncode == 0, done.stderr
+    first = json.loads(done.stdout)["job"]
+    second = jobs.submit(*SEED)
+    jobs.wait_for_step(first, 5)
+    assert told_states(jobs) == {first: "running", second: "queued"}
+    cancelled = encore(jobs, "cancel", first, "--results", str(jobs.results))
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert "--resume" in cancelled.stdout
+    followed = encore(jobs, "follow", second, "--results", str(jobs.results))
+    assert followed.returncode == 3, followed.stdout + followed.stderr
+    assert "not reached" in followed.stdout
+    wait_for(lambda: told_states(jobs) == {first: "interrupted", second: "not reached"}, "ended states", 40)
+    assert encore(jobs, "cancel", first, "--results", str(jobs.results)).returncode == 2
+    nobody_is_left(jobs)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nodes", "3"), "partition debug has 2 that are up"),
+        (("--nodes", "1", "--partition", "debgu"), "did you mean 'debug'?"),
+        (("--nodes", "1", "--time", "500"), "allows 01:00:00"),
+        (("--nodes", "1", "--data", "/nosuch"), "there is no data set in /nosuch"),
+        (("--nodes", "1", "--results", "/proc/x"), "do this:"),
+        (("--nodes", "1", "--runtime", "pyxis"), "Pyxis is not installed here"),
+        (("--nodes", "1", "--sbatch=--constraint=nosuch"), "sbatch:"),
+    ],
+)
+def test_impossible_submissions_never_reach_the_queue(
+    jobs: Jobs, options: tuple[str, ...], said: str
+) -> None:
+    where = () if "--data" in options else ("--data", str(jobs.data))
+    done = encore(jobs, "submit", "resnet", *where, *options)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert jobs.cluster.call("squeue", "--noheader") == ""
+
+
+def test_doctor_checks_the_cluster(jobs: Jobs, tmp_path: Path) -> None:
+    good = encore(jobs, "doctor", "--cluster", "--json")
+    assert good.returncode == 0, good.stdout
+    file = tmp_path / "cluster.toml"
+    file.write_text('partition = "gpu"\nruntime = "pyxis"\nnetwork_interface = "nosuch0"\n', encoding="utf-8")
+    bad = encore(jobs, "doctor", "--cluster-file", str(file), "--json")
+    assert bad.returncode == 2
+    levels = {check["name"]: check["level"] for check in json.loads(bad.stdout)["checks"]}
+    assert (levels["partition"], levels["runtime"], levels["network"]) == ("FAIL", "FAIL", "WARN")

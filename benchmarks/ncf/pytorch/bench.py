@@ -25,6 +25,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.ncf.pytorch import data, model, steps
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import DataSet, Sampler
+from benchmarks.ncf.pytorch.train import train_step
 
 TITLES = {
     "bare": "plain PyTorch epoch, negatives drawn by numpy",
@@ -92,14 +93,17 @@ def training_epoch(config: Config, sampler: Sampler, data_set: DataSet, ranks: R
     """The epoch of train.py."""
     network = model.build(config, data_set.users, data_set.items).to(ranks.context)
     training = steps.build(config, network, sampler, ranks, None)
-    graph = steps.capture_epoch(training) if config.device == "gpu" and config.cuda_graph else None
+    graph = (
+        steps.capture_epoch(training, train_step) if config.cuda_graph and config.device == "gpu" else None
+    )
 
     def epoch() -> None:
         if graph is not None:
             graph.replay()
             return
         sampler.draw()
-        steps.train_steps(training, 0, sampler.steps_per_epoch)
+        for step_in_epoch in range(sampler.steps_per_epoch):
+            train_step(training, step_in_epoch)
 
     return epoch
 

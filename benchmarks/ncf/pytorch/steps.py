@@ -1,4 +1,4 @@
-"""The update steps of an epoch, one by one or replayed as one CUDA graph."""
+"""What a training step works on, and a whole epoch of steps as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import torch
 
-from benchmarks.common import torch_optimizers, torch_precision
+from benchmarks.common import torch_optimizers
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_ranks import GradientBuffer
-from benchmarks.ncf.pytorch import model
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import Sampler
 from benchmarks.ncf.pytorch.model import NeuMF
@@ -47,26 +46,8 @@ def build(config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, kernel
     return Training(network, optimizer, name, GradientBuffer(parameters), sampler, losses, config)
 
 
-def train_steps(training: Training, first: int, last: int) -> None:
-    """The steps ``first`` to ``last`` - 1 of the epoch that the sampler has drawn; never waits for the device."""
-    network, optimizer, _, gradients, sampler, losses, config = training
-    scale = config.loss_scale if config.precision == "fp16" else 1.0
-    for step in range(first, last):
-        users, items, labels, global_size = sampler.batch(step)
-        with torch_precision.autocast(losses.device, config.precision):
-            scores = network(users, items)
-        loss = model.loss_sum(scores, labels) / global_size
-        (loss * scale).backward()
-        gradients.sum()
-        if scale != 1.0:
-            gradients.flat.mul_(1.0 / scale)
-        optimizer.step()
-        gradients.zero()
-        losses[step] = loss.detach()
-
-
-def capture_epoch(training: Training) -> torch.cuda.CUDAGraph:
-    """A whole epoch as one CUDA graph: drawing the samples and every step.
+def capture_epoch(training: Training, step: Callable[[Training, int], None]) -> torch.cuda.CUDAGraph:
+    """A whole epoch as one CUDA graph: drawing the samples and every ``step`` of it, given by its number.
 
     The warm-up before the capture trains; weights and optimizer are put back to where they were. The graph
     takes its random numbers from the device's generator, so seeding that before a replay decides the epoch.
@@ -76,7 +57,8 @@ def capture_epoch(training: Training) -> torch.cuda.CUDAGraph:
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         training.sampler.draw()
-        train_steps(training, 0, min(WARMUP_STEPS, training.sampler.steps_per_epoch))
+        for step_in_epoch in range(min(WARMUP_STEPS, training.sampler.steps_per_epoch)):
+            step(training, step_in_epoch)
     torch.cuda.current_stream().wait_stream(side)
     with torch.no_grad():
         for parameter, value in zip(training.network.parameters(), kept):
@@ -89,7 +71,8 @@ def capture_epoch(training: Training) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         training.sampler.draw()
-        train_steps(training, 0, training.sampler.steps_per_epoch)
+        for step_in_epoch in range(training.sampler.steps_per_epoch):
+            step(training, step_in_epoch)
     return graph
 
 

@@ -28,6 +28,23 @@ from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.evaluation import Candidates
 
 
+def train_step(training: steps.Training, step_in_epoch: int) -> None:
+    """Forward, backward and update of one step of the epoch that the sampler drew; never waits for the device."""
+    network, optimizer, _, gradients, sampler, losses, config = training
+    scale = config.loss_scale if config.precision == "fp16" else 1.0
+    users, items, labels, global_size = sampler.batch(step_in_epoch)
+    with torch_precision.autocast(losses.device, config.precision):
+        scores = network(users, items)
+    loss = model.loss_sum(scores, labels) / global_size
+    (loss * scale).backward()
+    gradients.sum()
+    if scale != 1.0:
+        gradients.flat.mul_(1.0 / scale)
+    optimizer.step()
+    gradients.zero()
+    losses[step_in_epoch] = loss.detach()
+
+
 @torch.no_grad()
 def evaluate(
     network: model.NeuMF, candidates: Candidates, config: Config, users: int, stop: StopRequest
@@ -88,7 +105,9 @@ def main(argv: Optional[List[str]] = None) -> int:
             for key, value in values.items():
                 log.event(key, value)
         log.event("train_loop")
-    graph = steps.capture_epoch(training) if config.device == "gpu" and config.cuda_graph else None
+    graph = (
+        steps.capture_epoch(training, train_step) if config.cuda_graph and config.device == "gpu" else None
+    )
     if resumed:
         training.optimizer.load_state_dict(shared["optimizer"])
     steps_per_epoch = progress.steps_per_epoch = sampler.steps_per_epoch
@@ -119,7 +138,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         for first in range(first_step, steps_per_epoch, stride):
             last = min(first + stride, steps_per_epoch)
             if graph is None:
-                steps.train_steps(training, first, last)
+                for step_in_epoch in range(first, last):
+                    train_step(training, step_in_epoch)
             else:
                 graph.replay()
             step = epoch * steps_per_epoch + last - 1

@@ -1,0 +1,1 @@
+"""DLRM on Criteo's click logs: the task, once for all implementations."""

@@ -1,0 +1,84 @@
+"""The on-disk format: rows of clicks in blocks of columns, read through a memory map.
+
+A file holds ``ceil(rows / BLOCK_ROWS)`` blocks. A block has one line of BLOCK_ROWS four-byte little-endian words
+per column: the label (int32, 0 or 1), 13 numbers (float32, log(1 + max(0, x))), 26 table rows (int32). So a
+rank that owns some tables reads their columns alone, and any range of rows is a few long reads. What is behind
+the last row of the last block is zero.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterator, Sequence, Tuple
+
+import numpy as np
+
+NUMBERS = 13
+"""Integer features of a row."""
+TABLES = 26
+"""Categorical features of a row, each with its embedding table."""
+COLUMNS = 1 + NUMBERS + TABLES
+FIRST_TABLE = 1 + NUMBERS
+"""Column of the first table."""
+BLOCK_ROWS = 1024
+"""Divides the submitted global batch of 55,296."""
+WORD = np.dtype("<i4")
+ROW_BYTES = COLUMNS * WORD.itemsize
+
+
+def file_bytes(rows: int) -> int:
+    """Size of a file with so many rows."""
+    return -(-rows // BLOCK_ROWS) * BLOCK_ROWS * ROW_BYTES
+
+
+def create(path: Path, rows: int) -> None:
+    """Make a file of zeros, as large as ``rows`` need."""
+    with path.open("wb") as file:
+        file.truncate(file_bytes(rows))
+
+
+def open_blocks(path: Path, rows: int, writable: bool = False) -> np.ndarray:
+    """The file as an array (blocks, COLUMNS, BLOCK_ROWS) of words.
+
+    Raises:
+        ValueError: it has another size than ``rows`` ask for.
+    """
+    size = path.stat().st_size
+    if size != file_bytes(rows):
+        raise ValueError(f"{path} has {size:,} bytes, {rows:,} rows need {file_bytes(rows):,}")
+    shape = (size // (ROW_BYTES * BLOCK_ROWS), COLUMNS, BLOCK_ROWS)
+    return np.memmap(path, dtype=WORD, mode="r+" if writable else "r", shape=shape)
+
+
+def write_column(blocks: np.ndarray, column: int, first_row: int, values: np.ndarray) -> None:
+    """Put four-byte ``values`` into a column from ``first_row`` on."""
+    words = values.view(WORD)
+    done = 0
+    while done < len(words):
+        block, lane = divmod(first_row + done, BLOCK_ROWS)
+        if lane == 0 and len(words) - done >= BLOCK_ROWS:
+            count = (len(words) - done) // BLOCK_ROWS
+            part = words[done : done + count * BLOCK_ROWS].reshape(count, BLOCK_ROWS)
+            blocks[block : block + count, column] = part
+            done += count * BLOCK_ROWS
+        else:
+            count = min(BLOCK_ROWS - lane, len(words) - done)
+            blocks[block, column, lane : lane + count] = words[done : done + count]
+            done += count
+
+
+def read_columns(blocks: np.ndarray, first_column: int, end_column: int, rows: int) -> np.ndarray:
+    """All rows of some columns, (columns, rows) of words."""
+    part = blocks[:, first_column:end_column].transpose(1, 0, 2)
+    return np.ascontiguousarray(part.reshape(end_column - first_column, -1)[:, :rows])
+
+
+def outside(
+    blocks: np.ndarray, sizes: Sequence[int], chosen: Sequence[int]
+) -> Iterator[Tuple[int, int, int]]:
+    """Tables of the ``chosen`` blocks with an index below 0 or past the table: table, least, largest index."""
+    for table, size in enumerate(sizes):
+        column = blocks[list(chosen), FIRST_TABLE + table]
+        least, most = int(column.min()), int(column.max())
+        if least < 0 or most >= size:
+            yield table, least, most

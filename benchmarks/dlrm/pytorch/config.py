@@ -1,0 +1,96 @@
+"""Hyperparameters of DLRM in PyTorch: one flat, frozen dataclass; standard library only.
+
+The host side loads this file to check a configuration before anything starts, the training code to run it.
+Values come from ``systems/*.toml`` and the command line; the defaults are those of NVIDIA's v0.7 submissions (the
+flags that their logs print), and ours where those say nothing. "Epoch" is one pass over the training rows, "step"
+one update of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+try:
+    from typing import Literal
+except ImportError:  # Python 3.7 of the oldest NGC images
+    from typing_extensions import Literal  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that train.py needs to know, besides where the data and the results lie."""
+
+    # The run
+    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
+    seed: int = 0  # draws weights and the order of the rows; a new one for each experiment
+    quality_target: float = 0.8025  # AUC at which the run stops
+    epochs: int = 1  # gives up after so many
+
+    # The network (arXiv 1906.00091); the last width of bottom_mlp is that of the tables
+    bottom_mlp: Tuple[int, ...] = (512, 256, 128)  # widths of the layers over the 13 numbers
+    top_mlp: Tuple[int, ...] = (1024, 1024, 512, 256, 1)  # widths of the layers over the interaction
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = (
+        "fp16"  # of activations; weights and tables stay fp32
+    )
+
+    # The loss
+    loss_scale: float = 1024.0  # for fp16: factor on the loss so that gradients do not underflow
+
+    # The optimizer
+    batch_size: int = 6912  # rows per rank and step
+    optimizer: Literal["sgd"] = "sgd"  # without momentum, for tables and MLPs alike
+    learning_rate: float = 24.0  # base value, after warm-up, for the global batch
+    end_learning_rate: float = 0.0  # least value of the decay
+    warmup_steps: int = 2750  # linear from 0
+    decay_start_step: int = 49315  # step at which the decay begins
+    decay_steps: int = 27772  # length of the decay; 0 means none
+    decay_power: float = 2.0  # of the polynomial
+    weight_decay: float = 0.0  # L2 penalty on the weights of the MLPs; the tables have none
+    table_learning_rate_factor: float = 1.0  # learning rate of the tables, as a multiple of that of the MLPs
+
+    # How it is computed
+    embedding_update: Literal["scatter", "sorted"] = "scatter"  # sorted adds in a fixed order on a GPU too
+    cuda_graph: bool = True  # on a GPU: record a step once and replay it
+
+    # The input
+    shuffle: Literal["blocks", "rows"] = "blocks"  # order of 1,024-row blocks, or of rows held on the device
+    prefetch: int = 2  # batches read ahead by a thread; 0 reads in the loop
+    cache_eval_data: bool = True  # keep the evaluation rows on the device after the first pass
+
+    # Evaluation
+    eval_interval: int = 3792  # steps between evaluations
+    eval_batch_size: int = 16384  # rows per rank
+
+    # Reports
+    log_interval: int = 100  # steps per record in the metrics stream
+    checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work; ValueError says which keys contradict each other."""
+        for problem, wrong in (
+            (
+                "device=cpu cannot run precision=fp16 or tf32: set precision=fp32 or bf16",
+                self.device == "cpu" and self.precision in ("fp16", "tf32"),
+            ),
+            ("device=cpu has no CUDA graphs: set cuda_graph=false", self.device == "cpu" and self.cuda_graph),
+            ("bottom_mlp needs at least one layer", not self.bottom_mlp),
+            ("top_mlp must end in 1", not self.top_mlp or self.top_mlp[-1] != 1),
+            ("widths of layers must be at least 1", min((*self.bottom_mlp, *self.top_mlp, 1)) < 1),
+            ("batch_size must be at least 1", self.batch_size < 1),
+            ("eval_batch_size must be at least 1", self.eval_batch_size < 1),
+            ("epochs must be at least 1", self.epochs < 1),
+            ("eval_interval must be at least 1", self.eval_interval < 1),
+            ("log_interval must be at least 1", self.log_interval < 1),
+            ("prefetch must be at least 0", self.prefetch < 0),
+            ("loss_scale must be above 0", self.loss_scale <= 0),
+            ("quality_target must lie in 0..1", not 0 < self.quality_target <= 1),
+            ("warmup_steps and decay_steps must be at least 0", min(self.warmup_steps, self.decay_steps) < 0),
+            (
+                f"decay_start_step={self.decay_start_step} must not come before "
+                f"warmup_steps={self.warmup_steps}",
+                self.decay_steps > 0 and self.decay_start_step < self.warmup_steps,
+            ),
+        ):
+            if wrong:
+                raise ValueError(problem)

@@ -1,0 +1,211 @@
+"""The network: MLPs that every rank has, and embedding tables that are split over the ranks.
+
+A rank keeps its tables as one joint table with offsets. A lookup of the global batch is one gather, an update one
+scatter. All-to-all turns "all rows, my tables" into "my rows, all tables" and back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, List, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.common.ranks import Ranks
+from benchmarks.dlrm.blocks import NUMBERS
+from benchmarks.dlrm.placement import place
+from benchmarks.dlrm.pytorch.config import Config
+
+ALIGNMENT = 8
+"""The top MLP's input is padded to a multiple, as tensor cores want it: 479 becomes 480, as submitted."""
+
+
+def mlp(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
+    """Linear layers with ReLU between them, and behind the last one unless it is linear.
+
+    Weights and biases are normal with variances 2 / (in + out) and 1 / out, as in the reference implementation.
+    """
+    layers: List[nn.Module] = []
+    for number in range(1, len(widths)):
+        before, after = widths[number - 1 : number + 1]
+        linear = nn.Linear(before, after)
+        nn.init.normal_(linear.weight, std=math.sqrt(2 / (before + after)))
+        nn.init.normal_(linear.bias, std=math.sqrt(1 / after))
+        ends_linear = last_is_linear and number == len(widths) - 1
+        layers += [linear] if ends_linear else [linear, nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+class Interaction(torch.autograd.Function):
+    """Dot products of all pairs of a row's vectors; only the lower triangle of their matrix is gathered.
+
+    (rows, vectors, width) to (rows, pairs). ``lower`` lists the pairs' places in the flat matrix, ``mirror`` the
+    pair of each place; the diagonal's entries may be any.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, vectors: torch.Tensor, lower: torch.Tensor, mirror: torch.Tensor) -> torch.Tensor:
+        """Multiply and gather."""
+        ctx.save_for_backward(vectors, mirror)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))
+        return products.view(len(vectors), -1).index_select(1, lower)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
+        """With S the symmetric matrix of the pairs' gradients, d(X X^T) gives S X."""
+        vectors, mirror = ctx.saved_tensors
+        rows, count, _ = vectors.shape
+        symmetric = gradients[0].index_select(1, mirror).view(rows, count, count)
+        symmetric.diagonal(dim1=1, dim2=2).zero_()
+        return torch.bmm(symmetric, vectors), None, None
+
+
+def pair_places(order: Sequence[int]) -> Tuple[List[int], List[int]]:
+    """``lower`` and ``mirror`` of Interaction for vectors that stand in ``order`` (names 0, 1, 2, ...).
+
+    The pairs come out in the order of the names, so that the network does not depend on the placement.
+    """
+    count = len(order)
+    at = {name: place_of for place_of, name in enumerate(order)}
+    lower: List[int] = []
+    mirror = [0] * (count * count)
+    for name in range(1, count):
+        for other in range(name):
+            mirror[at[name] * count + at[other]] = mirror[at[other] * count + at[name]] = len(lower)
+            lower.append(at[name] * count + at[other])
+    return lower, mirror
+
+
+class Network(nn.Module):
+    """What each rank has whole: bottom MLP, interaction, top MLP.
+
+    ``order`` names the tables in the order in which their vectors arrive.
+    """
+
+    def __init__(self, config: Config, order: Sequence[int]) -> None:
+        super().__init__()
+        width, count = config.bottom_mlp[-1], 1 + len(order)
+        pairs = count * (count - 1) // 2
+        self.padding = -(width + pairs) % ALIGNMENT
+        self.bottom = mlp((NUMBERS, *config.bottom_mlp), last_is_linear=False)
+        self.top = mlp((width + pairs + self.padding, *config.top_mlp[:-1]), last_is_linear=False)
+        # In fp32: half-precision log-odds would tie rows that the AUC must tell apart.
+        self.last = mlp((width + pairs + self.padding, *config.top_mlp)[-2:], last_is_linear=True)
+        lower, mirror = pair_places([0, *(1 + table for table in order)])
+        self.register_buffer("lower", torch.tensor(lower), persistent=False)
+        self.register_buffer("mirror", torch.tensor(mirror), persistent=False)
+
+    def score(self, hidden: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Log-odds (rows,) of the bottom MLP's (rows, width) and the tables' (rows, tables, width)."""
+        together = torch.cat((hidden.unsqueeze(1), vectors), dim=1)
+        pairs = Interaction.apply(together, self.lower, self.mirror)
+        parts = [hidden, pairs]
+        if self.padding:
+            parts.append(hidden.new_zeros(len(hidden), self.padding))
+        features = self.top(torch.cat(parts, dim=1))
+        with torch.autocast(features.device.type, enabled=False):
+            return self.last(features.float()).squeeze(1)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Vectors on their way: ``flat`` is whole when ``wait`` returns."""
+
+    flat: torch.Tensor
+    work: Any
+
+    def wait(self) -> torch.Tensor:
+        """The flat vectors of this rank's rows, one rank's tables after the other's."""
+        if self.work is not None:
+            self.work.wait()
+        return self.flat
+
+
+class Tables:
+    """This rank's embedding tables as one, and their exchange with the other ranks.
+
+    Rows of a table start uniform in +-1 / sqrt(rows), by a generator of the table's own, so that they do not
+    depend on the placement.
+    """
+
+    def __init__(self, sizes: Sequence[int], config: Config, ranks: Ranks) -> None:
+        self.placement = place(sizes, ranks.size)
+        self.mine = self.placement[ranks.rank]
+        self.width = config.bottom_mlp[-1]
+        self.count = len(sizes)
+        self._ranks = ranks
+        self._sorted = config.embedding_update == "sorted"
+        self._on_gpu = ranks.context.type == "cuda"
+        rows = [sizes[table] for table in self.mine]
+        starts = [sum(rows[:number]) for number in range(len(rows))]
+        self.offsets = torch.tensor(starts, dtype=torch.int64, device=ranks.context).unsqueeze(1)
+        self.weight = torch.empty(sum(rows), self.width, device=ranks.context)
+        for table, start, count in zip(self.mine, starts, rows):
+            generator = torch.Generator(ranks.context).manual_seed(config.seed * 1000 + table + 1)
+            bound = math.sqrt(1 / count)
+            self.weight[start : start + count].uniform_(-bound, bound, generator=generator)
+
+    @property
+    def order(self) -> List[int]:
+        """The tables in the order in which ``split`` gives their vectors."""
+        return [table for tables in self.placement for table in tables]
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows of the joint table (global batch * my tables) of ``indices`` (my tables, global batch)."""
+        return (indices + self.offsets).t().reshape(-1)
+
+    def send(self, rows: torch.Tensor, batch_size: int, dtype: torch.dtype) -> Sent:
+        """Look ``rows`` up and begin to send each rank the vectors of its ``batch_size`` rows."""
+        found = self.weight.index_select(0, rows).to(dtype).view(-1)
+        if self._ranks.size == 1:
+            return Sent(found, None)
+        flat = found.new_empty(sum(self._shares(batch_size)))
+        own = [batch_size * len(self.mine) * self.width] * self._ranks.size
+        return Sent(flat, self._exchange(flat, found, self._shares(batch_size), own))
+
+    def split(self, flat: torch.Tensor, batch_size: int) -> torch.Tensor:
+        """Vectors (batch_size, tables, width), in ``order``, of what ``send`` brought."""
+        parts = flat.split(self._shares(batch_size))
+        each = [part.view(batch_size, -1, self.width) for part in parts if part.numel()]
+        return each[0] if len(each) == 1 else torch.cat(each, dim=1)
+
+    def send_back(self, gradient: torch.Tensor, batch_size: int) -> Sent:
+        """Begin to send the gradient of ``send``'s flat vectors back to the tables' ranks."""
+        if self._ranks.size == 1:
+            return Sent(gradient, None)
+        own = [batch_size * len(self.mine) * self.width] * self._ranks.size
+        flat = gradient.new_empty(sum(own))
+        return Sent(flat, self._exchange(flat, gradient.contiguous(), own, self._shares(batch_size)))
+
+    def update(self, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
+        """weight[row] -= rate * gradient for each of ``rows``; a row that comes twice gets the sum."""
+        step = gradient.view(-1, self.width).float() * -rate
+        if self._sorted:
+            self.weight.index_put_((rows,), step, accumulate=True)
+        elif self._on_gpu:
+            self.weight.index_add_(0, rows, step)
+        else:
+            # On a CPU index_add_ goes row by row; scatter_add_ of an expanded index sorts and sums.
+            self.weight.scatter_add_(0, rows.unsqueeze(1).expand_as(step), step)
+
+    def _shares(self, batch_size: int) -> List[int]:
+        return [batch_size * len(tables) * self.width for tables in self.placement]
+
+    @staticmethod
+    def _exchange(output: torch.Tensor, values: torch.Tensor, taken: List[int], given: List[int]) -> Any:
+        return dist.all_to_all_single(output, values, taken, given, async_op=True)
+
+
+class FlatWeights:
+    """All parameters of a module as views of one tensor, so that the optimizer's step is one operation."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = list(module.parameters())
+        self.flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        offset = 0
+        for parameter in parameters:
+            parameter.data = self.flat[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()

@@ -1,0 +1,178 @@
+"""What is prepared: Criteo's files as ranges of bytes, cut into training and evaluation; and the made set."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from benchmarks.common.preparing import Problem
+from benchmarks.dlrm.blocks import COLUMNS
+from benchmarks.dlrm.criteo import NEWLINE, TAB
+
+DAYS = 24
+TERABYTE = "criteo-1tb"
+TERABYTE_ROWS = {"train": 4195197692, "val": 89137319}
+"""Samples in NVIDIA's v0.7 logs: days 0 to 22, and the first half of day 23."""
+HELD_OUT = 1 / 7
+"""Share of a single file that is held out: Kaggle's train.txt is seven days in order."""
+SUFFIXES = (".txt", ".csv", ".tsv")
+CHUNK = 8 << 20
+"""Bytes read at once."""
+
+Tell = Callable[[int], None]
+
+
+class Range(NamedTuple):
+    """Bytes of a file that begin and end with whole lines."""
+
+    path: str
+    begin: int
+    end: int
+
+
+class Source(NamedTuple):
+    """The raw data of both splits."""
+
+    name: str
+    train: Tuple[Range, ...]
+    val: Tuple[Range, ...]
+    made: str
+    """How the splits were cut, for the passport."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all text that is read."""
+        return sum(each.end - each.begin for each in (*self.train, *self.val))
+
+
+def list_source(origin: Path, validation_fraction: Optional[float], tell: Tell) -> Source:
+    """Find Criteo's files in a folder, or take the file that is named; ``tell`` gets the bytes looked at."""
+    if origin.is_file():
+        return _single(origin, validation_fraction, tell)
+    if not origin.is_dir():
+        raise Problem(
+            f"no folder {origin}", "Criteo's day_0 to day_23, or train.txt", "name their folder with --from"
+        )
+    compressed = sorted(path.name for path in origin.glob("*.gz"))
+    days = {int(path.name[4:]): path for path in origin.iterdir() if re.fullmatch(r"day_\d+", path.name)}
+    if days:
+        return _days(days, tell)
+    for suffix in SUFFIXES:
+        train, test = origin / f"train{suffix}", origin / f"test{suffix}"
+        if train.exists():
+            # Kaggle's own test.txt has no labels.
+            if test.exists() and _columns(test) == COLUMNS:
+                splits = (_whole(train),), (_whole(test),)
+                return Source(origin.name, *splits, f"{train.name}; {test.name} held out")
+            return _single(train, validation_fraction, tell)
+    if compressed:
+        raise Problem(
+            f"{origin} has compressed files: {', '.join(compressed[:3])}",
+            "text that can be read from any place",
+            "unpack them: gunzip day_*.gz",
+        )
+    raise Problem(
+        f"{origin} has no day_0 and no train.txt, train.csv or train.tsv",
+        "Criteo's day_0 to day_23, or train.txt",
+        "name their folder with --from",
+    )
+
+
+def _days(days: Dict[int, Path], tell: Tell) -> Source:
+    last = max(days)
+    missing = [f"day_{number}" for number in range(last + 1) if number not in days]
+    if missing or last == 0:
+        raise Problem(
+            f"{', '.join(missing)} missing below day_{last}" if missing else "day_0 alone",
+            "day_0 to day_23, or the first few of them: the last one is held out",
+            "put the missing files into the folder",
+        )
+    train = tuple(_whole(days[number]) for number in range(last))
+    held, lines = _first_half(days[last], tell)
+    name = TERABYTE if last + 1 == DAYS else f"criteo-{last + 1}-days"
+    return Source(
+        name, train, (held,), f"days 0 to {last - 1}; the first {lines:,} lines of day {last} held out"
+    )
+
+
+def _single(path: Path, fraction: Optional[float], tell: Tell) -> Source:
+    """The last lines of one file are held out."""
+    share = HELD_OUT if fraction is None else fraction
+    lines = _count_lines(path, tell)
+    held = round(lines * share)
+    if not 0 < held < lines:
+        raise Problem(
+            f"{path} has {lines:,} lines, of which {held:,} are held out",
+            "lines to train on and lines to evaluate on",
+            "a larger file, or another --validation-fraction",
+        )
+    cut = _offset_of_line(path, lines - held, tell)
+    whole = _whole(path)
+    return Source(
+        path.stem if path.parent.name in ("", ".") else path.parent.name,
+        (whole._replace(end=cut),),
+        (whole._replace(begin=cut),),
+        f"{path.name}, its last {held:,} lines held out",
+    )
+
+
+def _first_half(path: Path, tell: Tell) -> Tuple[Range, int]:
+    """The first half of the last day, the odd line included: 89,137,319 lines of the Terabyte logs' day 23."""
+    lines = (_count_lines(path, tell) + 1) // 2
+    return _whole(path)._replace(end=_offset_of_line(path, lines, tell)), lines
+
+
+def _whole(path: Path) -> Range:
+    """All of a file; a file that ends within a row was cut short."""
+    size = path.stat().st_size
+    if size == 0:
+        raise Problem(f"{path} is empty", "rows of clicks", "download it again")
+    with path.open("rb") as file:
+        file.seek(max(0, size - (1 << 16)))
+        tail = file.read()
+    if tail[-1] != NEWLINE:
+        last = tail.rsplit(b"\n", 1)[-1]
+        found = f"{path} ends within a row: {last.count(TAB) + 1} of {COLUMNS} fields, and no line end"
+        raise Problem(found, "whole rows: the file was cut short", "download or unpack it again")
+    return Range(str(path), 0, size)
+
+
+def _columns(path: Path) -> int:
+    with path.open("rb") as file:
+        return file.readline().count(TAB) + 1
+
+
+def _count_lines(path: Path, tell: Tell) -> int:
+    lines = 0
+    with path.open("rb") as file:
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            lines += chunk.count(b"\n")
+            tell(len(chunk))
+    return lines
+
+
+def _offset_of_line(path: Path, line: int, tell: Tell) -> int:
+    """Byte at which a line (from 0) begins."""
+    begin = 0
+    with path.open("rb") as file:
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            count = chunk.count(b"\n")
+            if line <= count:
+                place = -1
+                for _ in range(line):
+                    place = chunk.index(b"\n", place + 1)
+                return begin + place + 1
+            line -= count
+            begin += len(chunk)
+            tell(len(chunk))
+    return begin
+
+
+def ranges(whole: Sequence[Range], size: int) -> List[Range]:
+    """Cuts ranges into pieces of about ``size`` bytes; a piece takes the line that crosses its end."""
+    return [
+        Range(each.path, begin, min(begin + size, each.end))
+        for each in whole
+        for begin in range(each.begin, each.end, size)
+    ]

@@ -1,0 +1,308 @@
+"""``encore status``, ``encore follow``, ``encore cancel``: see and end what runs or waits."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from encore import jobs, paths, status
+from encore.cli.live import RunView, clock
+from encore.cli.run import finish
+from encore.cli.tables import plain_table
+from encore.errors import EncoreError, ExitCode
+from encore.follow import Progress, Tail
+from encore.jobs import Subject
+from encore.run_folder import Experiment, RunFolder
+from encore.slurm import cluster as clusters
+from encore.slurm import commands, queue
+from encore.status import Row, State
+
+MOST = 20
+POLL_SECONDS = 0.5
+QUEUE_SECONDS = 5.0
+"""Time between two questions to Slurm's controller, which all users share."""
+START_SECONDS = 15.0
+"""Longest time from the end of an experiment to the start of the next one."""
+COLOURS: dict[State, str] = {
+    "running": "cyan", "queued": "cyan", "starting": "cyan", "reached": "green", "not reached": "yellow",
+    "interrupted": "yellow", "cancelled": "yellow", "not started": "yellow", "ended": "yellow",
+}  # fmt: skip
+
+STATUS_EPILOG = """
+Examples:
+
+  encore status                 the newest 20 runs, and all that run or wait
+
+  encore status --all --json
+
+States: queued, starting, running, reached, not reached, interrupted, failed, lost (begun, and nothing runs any
+more); before there was a run folder: cancelled, ended, failed; damaged: the run folder cannot be read.
+"""
+FOLLOW_EPILOG = """
+Examples:
+
+  encore follow                 the newest run
+
+  encore follow 12              the run of a Slurm job, which may still wait in the queue
+
+  encore follow 12_3            one task of an array
+
+  encore follow results/20261120T101500Z-resnet-mxnet-cpu
+
+Ctrl-C ends the view; the run goes on. Exit codes are those of the run.
+"""
+CANCEL_EPILOG = """
+Examples:
+
+  encore cancel 12              a Slurm job, or all tasks of an array
+
+  encore cancel 12_3            one task
+
+  encore cancel results/20261120T101500Z-resnet-mxnet-cpu
+"""
+
+Results = Annotated[
+    Path | None, typer.Option(help="Folder of the run folders; default: the cluster file's, or results/.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the command line."""
+    app.command("status", epilog=STATUS_EPILOG)(show_status)
+    app.command("follow", epilog=FOLLOW_EPILOG)(follow)
+    app.command("cancel", epilog=CANCEL_EPILOG)(cancel)
+
+
+def _folder(results: Path | None) -> Path:
+    return (results or clusters.load()[0].results or paths.default_results()).absolute()
+
+
+# -- status ---------------------------------------------------------------------------------------------
+
+
+def show_status(
+    results: Results = None,
+    everything: Annotated[bool, typer.Option("--all", help="All runs, not only the newest.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show jobs and runs: queued, running, ended and how."""
+    folder = _folder(results)
+    seen = status.ask()
+    rows = status.overview(folder, seen, None if everything else MOST)
+    if as_json:
+        content = {"results": str(folder), "note": seen.note, "runs": [row.as_json() for row in rows]}
+        typer.echo(json.dumps(content, indent=2))
+        return
+    console = Console(soft_wrap=not rows)
+    if seen.note:
+        console.print(f"[yellow]warning[/] {escape(seen.note)}", highlight=False)
+    if not rows:
+        console.print(f"no runs in {folder}", highlight=False)
+        return
+    with_jobs = any(row.job for row in rows)
+    columns = (*(["job"] if with_jobs else []), "run", "state", "nodes", "time")
+    table = plain_table(str(folder), *columns, numbers=("nodes", "time"))
+    for row in rows:
+        table.add_row(*([row.job] if with_jobs else []), *_cells(row))
+    console.print(table)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    colour = COLOURS.get(row.state, "red")
+    told = describe(row)
+    return (
+        row.run.name if row.run else "",
+        f"[{colour}]{row.state}[/]" + (f" {escape(told)}" if told else ""),
+        str(row.nodes or ""),
+        "" if row.seconds is None else clock(row.seconds),
+    )
+
+
+def describe(row: Row) -> str:
+    """``experiment 2/5  epoch 3/12  quality 0.9259 of 0.95  1 reached  why``."""
+    parts = []
+    if row.experiments > 1:
+        single = row.run is not None and row.experiment is not None
+        parts.append(
+            f"experiment {(row.experiment or 0) + 1}/{row.experiments}"
+            if single
+            else f"{row.experiments} runs"
+        )
+    if row.epochs:
+        parts.append(f"epoch {max(row.epoch, 1)}/{row.epochs}")
+    if row.quality is not None:
+        parts.append(f"quality {row.quality:.4f} of {row.target:g}")
+    if row.experiments > 1 and row.reached:
+        parts.append(f"{row.reached} reached")
+    return "  ".join([*parts, *([row.reason] if row.reason else [])])
+
+
+# -- follow ---------------------------------------------------------------------------------------------
+
+
+def follow(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB|RUN]", help="Slurm job or run folder; default: the newest run."),
+    ] = None,
+    results: Results = None,
+) -> None:
+    """Watch a run until it ends."""
+    folder = _folder(results)
+    subject = jobs.named(name or str(jobs.newest(folder).path), folder)
+    console = Console(soft_wrap=True)
+    tell = Teller(console)
+    try:
+        run = subject.folder or _wait_for_folder(tell, subject, folder)
+        states = _follow_all(console, tell, subject, run)
+    except KeyboardInterrupt:
+        console.print(
+            f"no longer watched; it goes on. Watch it again with: encore follow {name or ''}".rstrip()
+        )
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    finish(console, run, exit_code(states), as_json=False)
+
+
+def exit_code(states: Sequence[State]) -> ExitCode:
+    """The exit code of a run whose experiments came to these states, as ``encore run`` gives it."""
+    if all(state == "reached" for state in states):
+        return ExitCode.REACHED
+    if all(state in ("reached", "not reached") for state in states):
+        return ExitCode.NOT_REACHED
+    return ExitCode.FAILED if {"failed", "lost"} & set(states) else ExitCode.INTERRUPTED
+
+
+class Teller:
+    """Says each thing once, until another one is said."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = ""
+
+    def __call__(self, text: str) -> None:
+        if text != self._last:
+            self._last = text
+            self._console.print(escape(text), highlight=False)
+
+
+def _wait_for_folder(tell: Teller, subject: Subject, results: Path) -> RunFolder:
+    """Wait until a job has made its run folder; EncoreError if it ends before that."""
+    while True:
+        seen = status.ask(subject.job)
+        folder = jobs.folder_of(subject.job, results)
+        if folder is not None:
+            return folder
+        alive = [job for job in seen.jobs if not job.has_ended]
+        if seen.note:
+            tell(seen.note)
+        elif not alive:
+            raise _ended_without_folder(subject.job, seen.jobs, results)
+        elif all(job.waits for job in alive):
+            tell(_queued(subject.job, alive[0].reason))
+        else:
+            tell(f"job {subject.job} has begun; no run folder in {results} yet")
+        time.sleep(QUEUE_SECONDS)
+
+
+def _queued(job: str, reason: str) -> str:
+    return f"job {job} is queued: {reason}" if reason else f"job {job} is queued"
+
+
+def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -> EncoreError:
+    state = found[0].state if found else "no longer known to Slurm"
+    # Of an array, the first task: the whole has no output of its own.
+    output = commands.show_job(found[0].name if found else job).get("StdOut")
+    output = output or "slurm-JOB.out where it was submitted"
+    return EncoreError(
+        f"job {job} ended without a run folder in {results}: {state}",
+        remedy=f"see what it said in {output}; if its runs are elsewhere: --results DIR",
+        exit_code=ExitCode.FAILED,
+    )
+
+
+def _follow_all(console: Console, tell: Teller, subject: Subject, folder: RunFolder) -> list[State]:
+    """Show one experiment after the other to its end; returns how they stand then."""
+    chosen = jobs.experiments(subject.job, folder, _ask(subject))
+    if not chosen:
+        raise EncoreError(f"{folder.path.name} has no run of job {subject.job}", remedy="see: encore status")
+    count = len(folder.experiments())
+    states: list[State] = []
+    with RunView(console) as view:
+        for experiment in chosen:
+            view.start(f"experiment {experiment.number + 1}/{count}")
+            state, reason = _follow_one(view, tell, Following(folder, subject, experiment))
+            states.append(state)
+            if state in ("reached", "not reached"):
+                continue
+            tell(f"experiment {experiment.number + 1} {state}" + (f": {reason}" if reason else ""))
+            # The tasks of an array do not wait for each other.
+            if not status.is_of_array(folder):
+                break
+    return states
+
+
+def _ask(subject: Subject) -> status.Queue:
+    """The jobs of the subject alone; none outside of Slurm."""
+    return status.ask(subject.job) if subject.job else status.Queue()
+
+
+@dataclass(frozen=True)
+class Following:
+    """An experiment that is watched."""
+
+    folder: RunFolder
+    subject: Subject
+    experiment: Experiment
+
+    def stands(self, seen: status.Queue) -> tuple[State, str]:
+        """Its state, and why."""
+        job = seen.find(status.job_of(self.folder, self.experiment, seen))
+        return status.verdict(self.experiment, job, seen.answers)
+
+
+def _follow_one(view: RunView, tell: Teller, watched: Following) -> tuple[State, str]:
+    """Show an experiment until it has ended and its job will not go on with it."""
+    tail, progress = Tail(watched.experiment.metrics), Progress()
+    begun = asked = time.monotonic()
+    seen = _ask(watched.subject)
+    while True:
+        for record in tail.read():
+            progress.add(record)
+        view.update(progress)
+        state, reason = watched.stands(seen)
+        if state in ("reached", "not reached"):
+            return state, reason
+        if state not in status.ALIVE or time.monotonic() - asked > QUEUE_SECONDS:
+            seen, asked = _ask(watched.subject), time.monotonic()
+            state, reason = watched.stands(seen)
+            if state not in status.ALIVE and not (state == "not started" and _is_early(begun)):
+                return state, reason
+        if state == "queued":
+            tell(_queued(watched.subject.job, reason))
+        time.sleep(POLL_SECONDS)
+
+
+def _is_early(begun: float) -> bool:
+    """Whether a run outside of Slurm may still be between two experiments."""
+    return time.monotonic() - begun < START_SECONDS
+
+
+# -- cancel ---------------------------------------------------------------------------------------------
+
+
+def cancel(
+    name: Annotated[str, typer.Argument(metavar="JOB|RUN", help="Slurm job or run folder.")],
+    results: Results = None,
+) -> None:
+    """End a job or run; it writes a checkpoint and can go on later."""
+    console = Console(soft_wrap=True)
+    for line in jobs.cancel(jobs.named(name, _folder(results))):
+        console.print(escape(line), highlight=False)

@@ -1,0 +1,157 @@
+"""``encore plan``: how to share a machine among benchmarks, from measured curves."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from encore.cli.results import JsonOption, console, say, text, write_json
+from encore.errors import EncoreError
+
+if TYPE_CHECKING:
+    from encore.scaling.curves import Curve
+    from encore.scaling.sharing import Job, Schedule
+    from encore.scaling.steady import SteadyState
+
+_HELP = """Propose how to share a machine among benchmarks: all done soonest, and the most runs a day.
+
+BENCHMARK may be followed by =N: to be run N times. Minutes come from measured curves: a study, a part of the
+names of published results, a CSV file (benchmark,gpus,minutes), or a folder of your own runs or sweeps.
+
+Examples:
+
+    encore plan --gpus 16 resnet ssd ncf
+
+    encore plan --gpus 16 resnet=5 ssd=5 --curves v0.7/NVIDIA/dgxa100 -o sharing
+
+    encore plan --gpus 8 resnet --curves results/20261120T101500Z-sweep-resnet --extrapolate
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds ``plan`` to the command line."""
+    app.command("plan", help=_HELP)(plan)
+
+
+def plan(
+    benchmarks: Annotated[
+        list[str], typer.Argument(metavar="BENCHMARK...", help="Such as resnet or ncf=50.")
+    ],
+    gpus: Annotated[int, typer.Option(help="GPUs of the machine.")],
+    curves: Annotated[
+        list[str] | None,
+        typer.Option("--curves", metavar="SOURCE", help="Where minutes come from; may be given again."),
+    ] = None,
+    extrapolate: Annotated[
+        bool, typer.Option("--extrapolate", help="Outside of what was measured, ask the cost model.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Also write HTML, Markdown and plots."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Share ``gpus`` GPUs among ``benchmarks``."""
+    from encore.planning import check_gpus
+    from encore.scaling.curves import DEFAULT, load_curves
+    from encore.scaling.sharing import shortest
+    from encore.scaling.steady import most_runs
+
+    check_gpus(gpus)
+    sources = curves or [DEFAULT]
+    jobs = _jobs(benchmarks, gpus, sources, load_curves(sources), extrapolate)
+    schedule, steady = shortest(jobs, gpus), most_runs(jobs, gpus)
+    if as_json:
+        write_json(_as_json(jobs, sources, schedule, steady))
+    else:
+        _print(jobs, sources, schedule, steady)
+    if output is not None:
+        _write(schedule, steady, output)
+
+
+def _jobs(
+    wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Curve], extrapolate: bool
+) -> list[Job]:
+    from encore.names import unknown
+    from encore.results.rules import canonical
+    from encore.scaling.curves import options
+    from encore.scaling.sharing import Job
+
+    counts: dict[str, int] = {}
+    for word in wanted:
+        name, equals, number = word.partition("=")
+        if equals and not (number.isdigit() and 1 <= int(number) <= 1000):
+            raise EncoreError(
+                f"{word}: {number!r} is no number of runs", expected="1 to 1000", remedy=f"{name}=5"
+            )
+        benchmark = canonical(name) or name
+        if benchmark not in curves and canonical(name):
+            raise EncoreError(
+                f"no curve of {name} in {', '.join(sources)}",
+                expected=f"one of {', '.join(sorted(curves)) or 'none: no run there reached its target'}",
+                remedy="name another source: --curves",
+            )
+        if benchmark not in curves:
+            raise unknown("benchmark", name, curves)
+        counts[benchmark] = counts.get(benchmark, 0) + int(number or 1)
+    return [
+        Job(benchmark=name, options=options(curves[name], gpus, extrapolate), count=count)
+        for name, count in counts.items()
+    ]
+
+
+def _print(jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState) -> None:
+    from encore.cli.report import print_table
+    from encore.scaling.proposals import schedule_table, sentences, steady_table
+
+    screen = console()
+    for table in (schedule_table(schedule), steady_table(steady)):
+        print_table(table)
+    for line in sentences(jobs, schedule, steady):
+        say(screen, text(line))
+    say(screen, text(f"curves: {', '.join(sources)}", "dim"))
+
+
+def _as_json(
+    jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState
+) -> dict[str, object]:
+    from encore.scaling.sharing import one_by_one
+    from encore.scaling.steady import rounds_one_by_one
+
+    return {
+        "gpus": schedule.gpus,
+        "curves": sources,
+        "benchmarks": [asdict(job) for job in jobs],
+        "shortest": {
+            "minutes": schedule.makespan,
+            "lower_bound": schedule.bound,
+            "is_shortest": schedule.is_shortest,
+            "one_after_the_other": one_by_one(jobs),
+            "runs": [asdict(each) for each in schedule.placements],
+        },
+        "most_runs": {**asdict(steady), "rounds_one_after_the_other": rounds_one_by_one(jobs)},
+    }
+
+
+def _write(schedule: Schedule, steady: SteadyState, folder: Path) -> None:
+    from datetime import datetime, timezone
+
+    from encore.results.report import Report, write_files
+    from encore.results.tables import Table
+    from encore.scaling.figures import gantt
+    from encore.scaling.proposals import schedule_table, steady_table
+
+    table = schedule_table(schedule)
+    report = Report(
+        created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        summary=Table(title="Summary", columns=(), rows=()),
+        sections=(),
+        tables=(table, steady_table(steady)),
+        figures=(gantt(schedule, table),),
+        studies=(),
+    )
+    files = write_files(report, folder)
+    say(console(), text(f"{files[0]} and {len(files) - 1} files beside it"))

@@ -1,0 +1,164 @@
+"""The grid of a sweep: which numbers of GPUs, with which batch, and what each point asks to be run.
+
+from encore.scaling.grid import Grid, points, request_of
+grid = Grid(benchmark="resnet", gpus=(1, 2, 4, 8), mode="strong")
+for point in points(grid):
+    print(point.key, request_of(grid, point, Path("results")).settings)
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from encore import catalogue, configuration, node, planning
+from encore.catalogue import System
+from encore.errors import EncoreError
+from encore.planning import Request
+
+Mode = Literal["strong", "weak"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What a sweep is of; the fields behind ``mode`` are those of a run."""
+
+    benchmark: str
+    gpus: tuple[int, ...]
+    """GPUs of each node; ranks where there are none."""
+    nodes: tuple[int, ...] = (1,)
+    precisions: tuple[str, ...] = ()
+    """Empty: as the system has it."""
+    mode: Mode = "strong"
+    global_batch: int | None = None
+    """Of strong scaling; None: the system's."""
+    runs: int = 1
+    system: str | None = None
+    round: str | None = None
+    data: str | None = None
+    seed: int | None = None
+    settings: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    drop_caches: bool | None = None
+    runtime: str | None = None
+    image: str | None = None
+    cluster: str | None = None
+    """Slurm's cluster file; None: the one at its usual place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridPoint:
+    """One point of a grid."""
+
+    nodes: int
+    gpus_per_node: int
+    precision: str | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs over all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def key(self) -> str:
+        """``2x8-fp16``: the name of the point's folder."""
+        precision = f"-{self.precision}" if self.precision else ""
+        return f"{self.nodes}x{self.gpus_per_node}{precision}"
+
+
+def points(grid: Grid) -> list[GridPoint]:
+    """Every combination, small ones first; EncoreError for numbers that cannot be."""
+    for name, counts in (("--gpus", grid.gpus), ("--nodes", grid.nodes)):
+        if not counts or min(counts) < 1 or max(counts) > planning.MAX_GPUS:
+            raise EncoreError(
+                f"{name} {','.join(map(str, counts))}",
+                expected=f"numbers from 1 to {planning.MAX_GPUS}",
+                remedy=f"such as {name} 1,2,4",
+            )
+    found = [
+        GridPoint(nodes=nodes, gpus_per_node=gpus, precision=precision)
+        for nodes, gpus, precision in itertools.product(
+            dict.fromkeys(grid.nodes), dict.fromkeys(grid.gpus), dict.fromkeys(grid.precisions or (None,))
+        )
+    ]
+    return sorted(found, key=lambda point: (point.gpus, point.nodes, point.precision or ""))
+
+
+def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
+    """The run of a point, whose folder goes into ``results``."""
+    _refuse_settings(grid)
+    system = _system(grid, point)
+    precision = (f"precision={point.precision}",) if point.precision else ()
+    return Request(
+        name=grid.benchmark,
+        gpus=point.gpus,
+        system=system.system,
+        round=grid.round,
+        data=Path(grid.data) if grid.data else None,
+        results=results,
+        runs=grid.runs,
+        seed=grid.seed,
+        # The user's settings come last and win.
+        settings=(*batch_settings(system, point, grid.mode, grid.global_batch), *precision, *grid.settings),
+        environment=grid.environment,
+        drop_caches=grid.drop_caches,
+        runtime=grid.runtime,
+        image=grid.image,
+        cluster=Path(grid.cluster) if grid.cluster else None,
+    )
+
+
+def _refuse_settings(grid: Grid) -> None:
+    """Refuse settings of what the grid itself sets."""
+    if grid.global_batch is not None and (grid.mode == "weak" or grid.global_batch < 1):
+        raise EncoreError(
+            f"--global-batch {grid.global_batch} with {grid.mode} scaling",
+            expected="a positive batch, which strong scaling divides among the ranks",
+            remedy="with --weak, give the batch of a rank: --set batch_size=N",
+        )
+    names = {setting.partition("=")[0].strip() for setting in grid.settings}
+    for name, wrong, option in (
+        ("batch_size", grid.mode == "strong", "--global-batch, or --weak"),
+        ("precision", bool(grid.precisions), "--precision"),
+    ):
+        if wrong and name in names:
+            raise EncoreError(f"--set {name}: the sweep sets it", remedy=f"use {option}")
+
+
+def _system(grid: Grid, point: GridPoint) -> System:
+    """The same system for every point: the one that fits the largest node best, unless it is named."""
+    choice = catalogue.choose(grid.benchmark)
+    return planning.choose_system(choice, max(grid.gpus), node.this_node(), grid.system, grid.round)
+
+
+def batch_settings(
+    system: System, point: GridPoint, mode: Mode, global_batch: int | None = None
+) -> tuple[str, ...]:
+    """What makes the batch of a point strong (one global batch) or weak (one batch per rank).
+
+    The learning rate belongs to the global batch: it stays in strong scaling, and follows Encore's rule for
+    other numbers of GPUs in weak scaling. Empty where the system's own rule already does as wanted.
+    """
+    if global_batch is not None:
+        if global_batch % point.gpus:
+            raise EncoreError(
+                f"{point.gpus} ranks cannot share a global batch of {global_batch} evenly",
+                expected="a multiple of every number of ranks",
+                remedy="another --global-batch",
+            )
+        rate = json.dumps(system.config["learning_rate"])
+        return (f"batch_size={global_batch // point.gpus}", f"learning_rate={rate}")
+    strong = mode == "strong"
+    if strong == system.keep_global_batch:
+        return ()
+    scaled = configuration.scaled(
+        system.model_copy(update={"keep_global_batch": strong}), point.nodes, point.gpus_per_node
+    )
+    names = [name for name in ("batch_size", "learning_rate") if name in system.config]
+    values: dict[str, Any] = {name: system.config[name] for name in names}
+    values.update({name: value.value for name, value in scaled.items()})
+    return tuple(f"{name}={json.dumps(value)}" for name, value in values.items())

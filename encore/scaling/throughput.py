@@ -1,0 +1,222 @@
+"""What the points of a study measured: samples per second in steady state, and the time to the target.
+
+from encore.scaling.throughput import measured, throughput_table
+print(throughput_table(measured(open_study(path))).as_markdown())
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from encore.follow import Tail
+from encore.results.report import Report, build_report, write_files
+from encore.results.statistics import Sample
+from encore.results.tables import Cell, Table
+from encore.run_folder import Experiment, RunFolder
+from encore.scaling.cost_model import Point, fit_steps
+from encore.scaling.fitting import Prediction
+from encore.scaling.grid import GridPoint, points
+from encore.scaling.sweep import PointState, Study
+
+NOTE = (
+    "Point: nodes x GPUs. Samples per second of training, without the first epoch and the evaluations; spread is "
+    "its standard deviation over epochs. Speed-up against the fewest GPUs; efficiency is speed-up over the growth "
+    "in GPUs. Waiting: share of the time without data. Minutes to the target, of the runs that reached it."
+)
+_STEADY = 0.2
+"""Share of the steps that warm up where a run has no second epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What is known of a point."""
+
+    point: GridPoint
+    state: PointState
+    global_batch: int | None = None
+    samples_per_second: Sample | None = None
+    """Training alone, over the epochs of all runs but the first epoch of each; evaluations left out."""
+    input_share: float | None = None
+    """Share of the training time spent waiting for data."""
+    minutes: Sample | None = None
+    """Time to the target of the runs that reached it."""
+    reached: int = 0
+    runs: int = 0
+
+
+def measured(study: Study) -> list[Result]:
+    """One result per point, in the order of the grid."""
+    return [_result(study, point) for point in points(study.grid)]
+
+
+def _result(study: Study, point: GridPoint) -> Result:
+    state, run = study.state(point), study.run_of(point)
+    if run is None or state != "done":
+        return Result(point=point, state=state)
+    streams = [Tail(experiment.metrics).read() for experiment in run.experiments()]
+    speeds = [speed for stream in streams for speed in steady_speeds(stream)]
+    shares = [record["input_share"] for stream in streams for record in stream if record["kind"] == "epoch"]
+    starts = [record for stream in streams for record in stream if record["kind"] == "start"]
+    minutes = _minutes(run)
+    return Result(
+        point=point,
+        state=state,
+        global_batch=starts[0]["global_batch_size"] if starts else None,
+        samples_per_second=Sample.of(speeds) if speeds else None,
+        input_share=statistics.median(shares) if shares else None,
+        minutes=Sample.of(minutes) if minutes else None,
+        reached=len(minutes),
+        runs=len(streams),
+    )
+
+
+def _minutes(run: RunFolder) -> list[float]:
+    """Minutes from run_start to run_stop of the runs that reached the target."""
+    from encore.results.run_log import read_run
+
+    def minutes(experiment: Experiment) -> float | None:
+        return read_run(experiment.result).elapsed_minutes if experiment.result.exists() else None
+
+    ended = [minutes(each) for each in run.experiments() if each.state().status == "reached"]
+    return [each for each in ended if each is not None]
+
+
+def steady_speeds(stream: Sequence[dict[str, Any]]) -> list[float]:
+    """Samples per second of each epoch that did not warm up.
+
+    The first epoch after a start warms up. Where there is no other, the last four fifths of its steps count.
+    """
+    speeds, warm = [], False
+    for record in stream:
+        if record["kind"] == "start":
+            warm = False
+        elif record["kind"] == "epoch":
+            if warm:
+                speeds.append(float(record["samples_per_second"]))
+            warm = True
+    return speeds or _by_steps(stream)
+
+
+def _by_steps(stream: Sequence[dict[str, Any]]) -> list[float]:
+    starts = [record for record in stream if record["kind"] == "start"]
+    steps = [record for record in stream if record["kind"] == "step"]
+    kept = steps[int(_STEADY * len(steps)) :]
+    if not starts or len(kept) < 2 or kept[-1]["time"] <= kept[0]["time"]:
+        return []
+    count = kept[-1]["step"] - kept[0]["step"]
+    return [count * starts[0]["global_batch_size"] / (kept[-1]["time"] - kept[0]["time"])]
+
+
+def _base(results: Sequence[Result], precision: str | None) -> Result | None:
+    known = [r for r in results if r.samples_per_second and r.point.precision == precision]
+    return min(known, key=lambda r: (r.point.gpus, r.point.nodes), default=None)
+
+
+def speed_ups(results: Sequence[Result]) -> dict[str, list[tuple[float, float]]]:
+    """GPUs and speed-up over the fewest GPUs, by precision; the fewest nodes where several points have as many."""
+    lines: dict[str, dict[float, float]] = {}
+    for each in sorted(results, key=lambda r: (r.point.gpus, r.point.nodes)):
+        base = _base(results, each.point.precision)
+        if base and base.samples_per_second and each.samples_per_second:
+            ratio = each.samples_per_second.estimate / base.samples_per_second.estimate
+            lines.setdefault(each.point.precision or "throughput", {}).setdefault(each.point.gpus, ratio)
+    return {name: sorted(found.items()) for name, found in lines.items()}
+
+
+def throughput_table(results: Sequence[Result]) -> Table:
+    """A row per point; speed-up and efficiency against the fewest GPUs of the same precision."""
+    return Table(
+        title="Throughput by number of GPUs",
+        columns=(
+            "point", "batch", "samples/s", "spread", "speed-up", "efficiency", "waiting", "minutes", "reached",
+        ),
+        formats={"samples/s": ",.1f", "speed-up": ".3f", "efficiency": ".3f"},
+        rows=tuple(_row(each, _base(results, each.point.precision)) for each in results),
+        note=NOTE,
+    )  # fmt: skip
+
+
+def _row(each: Result, base: Result | None) -> tuple[Cell, ...]:
+    speed, ratio, efficiency = each.samples_per_second, None, None
+    if speed and base and base.samples_per_second:
+        ratio = speed.estimate / base.samples_per_second.estimate
+        efficiency = ratio * base.point.gpus / each.point.gpus
+    return (
+        each.point.key,
+        each.global_batch,
+        speed.estimate if speed else None,
+        f"{speed.cv:.1%}" if speed and speed.cv is not None else "",
+        ratio,
+        efficiency,
+        f"{each.input_share:.0%}" if each.input_share is not None else "",
+        each.minutes.estimate if each.minutes else None,
+        f"{each.reached} of {each.runs}" if each.state == "done" else each.state,
+    )
+
+
+def predictions(study: Study, results: Sequence[Result], gpus: Sequence[int]) -> Table:
+    """Samples per second on other numbers of GPUs, by the cost model fitted to the points of each precision.
+
+    No row for a precision that ended on one number of GPUs only. Everything on one node is predicted on one
+    node, however many GPUs that would have.
+    """
+    rows: list[tuple[Cell, ...]] = []
+    for precision in dict.fromkeys(each.point.precision for each in results):
+        known = [r for r in results if r.samples_per_second and r.point.precision == precision]
+        if len({each.point.gpus for each in known}) < 2:
+            continue
+        model = fit_steps([_point(each) for each in known])
+        per_node = max(each.point.gpus_per_node for each in known)
+        several = any(each.point.nodes > 1 for each in known)
+        batch = known[0].global_batch or 1
+        for count in gpus:
+            total = batch if study.grid.mode == "strong" else batch // known[0].point.gpus * count
+            nodes = -(-count // per_node) if several else 1
+            step = model.predict(Point(gpus=count, nodes=nodes, samples_per_gpu=total / count))
+            rows.append(_predicted_row(precision, count, nodes, total, step))
+    return Table(
+        title="Predicted throughput",
+        columns=("GPUs", "nodes", "precision", "global batch", "samples/s", "95 % from", "95 % to"),
+        formats={"samples/s": ",.1f", "95 % from": ",.1f", "95 % to": ",.1f"},
+        rows=tuple(rows),
+        note="By the cost model of docs/scaling.md, on as many nodes as stand there; the interval is where a "
+        "measurement would lie. Empty where fewer than two numbers of GPUs have ended.",
+    )
+
+
+def _point(each: Result) -> Point:
+    """A measured point as the cost model wants it: seconds per step."""
+    batch, speed = each.global_batch or 1, each.samples_per_second
+    return Point(
+        gpus=each.point.gpus,
+        nodes=each.point.nodes,
+        samples_per_gpu=batch / each.point.gpus,
+        time=batch / speed.estimate if speed else 0.0,
+    )
+
+
+def _predicted_row(
+    precision: str | None, count: int, nodes: int, total: int, step: Prediction
+) -> tuple[Cell, ...]:
+    return (count, nodes, precision or "", total, total / step.value, total / step.high, total / step.low)
+
+
+def write_study_report(study: Study, extra: Sequence[Table] = ()) -> list[Path]:
+    """Write STUDY/report: the throughput, and all that `encore report` says of the runs that have ended."""
+    from encore.scaling.figures import speed_up
+
+    results = measured(study)
+    runs = [study.run_of(each.point) for each in results if each.state == "done"]
+    table = throughput_table(results)
+    report: Report = build_report([run.path for run in runs if run is not None])
+    figure = speed_up(speed_ups(results), table)
+    report = replace(
+        report,
+        tables=(table, *extra, *report.tables),
+        figures=(*((figure,) if figure else ()), *report.figures),
+    )
+    return write_files(report, study.path / "report")

@@ -1,0 +1,51 @@
+"""Where the ranks of a job sit on its nodes and what they talk through; all nodes are taken to be alike."""
+
+from __future__ import annotations
+
+import re
+
+from encore import binding, network, topology
+from encore.slurm import commands
+from encore.slurm.allocation import Allocation
+from encore.slurm.cluster import Cluster
+
+UNBOUND = ("--cpu-bind=none",)
+
+
+def cpu_binding(cluster: Cluster, allocation: Allocation, ranks_per_node: int) -> tuple[str, ...]:
+    """Options of srun: each rank on the cores and the memory of its own GPU, unless cluster.toml says other.
+
+    Only Slurm's task/affinity plugin can bind; and ranks that share cores are better left to the kernel.
+    """
+    if cluster.cpu_bind != "auto":
+        return (f"--cpu-bind={cluster.cpu_bind}",)
+    crowded = allocation.cores_per_node is not None and ranks_per_node > allocation.cores_per_node
+    if not allocation.is_real or crowded or "affinity" not in setting("TaskPlugin"):
+        return UNBOUND
+    return binding.srun_options(topology.bindings(ranks_per_node))
+
+
+def setting(name: str) -> str:
+    """One value of Slurm's configuration, such as TaskPlugin; empty where there is no Slurm."""
+    # A dry run may take place anywhere.
+    text = commands.call("scontrol", "show", "config") if commands.is_installed() else ""
+    match = re.search(rf"^{name}\s*=\s*(\S+)", text, re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def interfaces(cluster: Cluster, allocation: Allocation, nodes: int) -> dict[str, str]:
+    """Variables of NCCL, Gloo and UCX: the interface that cluster.toml names, else what this node has."""
+    name = cluster.network_interface
+    if name:
+        return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
+    if not allocation.is_real:
+        return {}
+    return network.variables(network.read(), nodes)
+
+
+def address(node: str) -> str:
+    """Where a node can be reached: its name need not be its host's (slurm.conf, NodeAddr)."""
+    if not commands.is_installed():
+        return node
+    match = re.search(r"\bNodeAddr=(\S+)", commands.call("scontrol", "show", "node", node))
+    return match.group(1) if match else node

@@ -1,0 +1,156 @@
+"""Jobs as squeue and sacct tell of them, one for each task of an array."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from dataclasses import dataclass
+from datetime import datetime
+
+from encore.errors import EncoreError
+from encore.slurm import commands
+
+NAME = "encore"
+"""What slurm/run.sub calls its jobs; ``encore submit`` adds the benchmark: ``encore-resnet``."""
+
+SEPARATOR = "\x1f"
+"""Unit separator: the fields before the job's name, which is free text, never hold it."""
+FIELDS = ("%i", "%A", "%T", "%D", "%M", "%V", "%u", "%r", "%j")
+"""Array task, own number, state, nodes, time used, time of submission, user, reason, name (squeue(1))."""
+ACCOUNTED = ("JobID", "JobIDRaw", "State", "NNodes", "Elapsed", "Submit", "User", "Reason", "JobName")
+"""The same of sacct(1)."""
+ACCOUNTED_SINCE = "now-7days"
+
+ENDED = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+    "REVOKED", "TIMEOUT",
+)  # fmt: skip
+"""States that a job does not leave (squeue(1), "JOB STATE CODES")."""
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, or a task of an array."""
+
+    name: str
+    """``12``, or ``12_3`` for a task."""
+    number: str
+    """Slurm's own number, by which a task of an array has one too."""
+    state: str
+    """In Slurm's words, such as PENDING."""
+    nodes: int
+    seconds: float
+    """Time that it has run."""
+    submitted: str
+    """Local time as ISO 8601; after a requeue the time of the requeue."""
+    user: str
+    reason: str
+    title: str
+    """What sbatch --job-name calls it."""
+
+    @property
+    def array(self) -> str:
+        """``12`` for the task ``12_3``, and for the job ``12`` itself."""
+        return self.name.partition("_")[0]
+
+    @property
+    def task(self) -> int | None:
+        """3 for ``12_3``."""
+        number = self.name.partition("_")[2]
+        return int(number) if number.isdigit() else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self.state in ENDED
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in the queue."""
+        return self.state in WAITING
+
+    @property
+    def is_encores(self) -> bool:
+        """Whether its name says that it is a run of Encore's."""
+        return self.title == NAME or self.title.startswith(f"{NAME}-")
+
+    @property
+    def submitted_at(self) -> float:
+        """The same in Unix seconds; 0 if Slurm does not say it."""
+        with contextlib.suppress(ValueError):
+            return datetime.fromisoformat(self.submitted).timestamp()
+        return 0.0
+
+
+def is_there() -> bool:
+    """Whether there is a queue to ask."""
+    return shutil.which("squeue") is not None
+
+
+def own() -> list[Job]:
+    """Jobs of this user that wait, run, or ended some minutes ago; none where there is no Slurm."""
+    if not is_there():
+        return []
+    return parse(commands.call("squeue", "--me", *_options()))
+
+
+def numbered(name: str) -> list[Job]:
+    """The job or tasks called ``12`` or ``12_3``, whoever's they are; none if the controller knows none."""
+    if not is_there():
+        return []
+    number = name.partition("_")[0]
+    try:
+        found = parse(commands.call("squeue", f"--jobs={number}", *_options()))
+    except EncoreError as error:
+        if "Invalid job id" in error.found:
+            return []
+        raise
+    return [job for job in found if name in (job.name, job.number, job.array)]
+
+
+def _options() -> tuple[str, ...]:
+    # squeue draws the waiting tasks of an array together unless it is told --array.
+    return ("--noheader", "--array", "--states=all", f"--format={SEPARATOR.join(FIELDS)}")
+
+
+def accounted() -> list[Job]:
+    """Jobs of this user that accounting has seen end in the last days; none where it is off."""
+    if shutil.which("sacct") is None:
+        return []
+    options = ("--noheader", "--parsable2", "--allocations", f"--starttime={ACCOUNTED_SINCE}")
+    columns = (f"--delimiter={SEPARATOR}", f"--format={','.join(ACCOUNTED)}")
+    try:
+        text = commands.call("sacct", *options, *columns)
+    except EncoreError:
+        return []
+    return [job for job in parse(text) if job.has_ended]
+
+
+def parse(text: str) -> list[Job]:
+    """Jobs in the output of squeue or sacct; lines of another form are passed over."""
+    jobs = []
+    for line in text.split("\n"):
+        fields = line.split(SEPARATOR, len(FIELDS) - 1)
+        if len(fields) != len(FIELDS) or not re.match(r"\d", fields[0]):
+            continue
+        name, number, state, nodes, used, submitted, user, reason, title = (each.strip() for each in fields)
+        # sacct says "CANCELLED by 1000".
+        state = (state.split() or [""])[0]
+        count = int(nodes) if nodes.isdigit() else 0
+        jobs.append(Job(name, number, state, count, seconds_of(used), submitted, user, _said(reason), title))
+    return jobs
+
+
+def _said(reason: str) -> str:
+    return "" if reason in ("None", "(null)") else reason
+
+
+def seconds_of(time: str) -> float:
+    """Seconds of ``4:05``, ``1:04:05`` or ``2-01:04:05``; 0 for a text of another form."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", time)
+    if match is None:
+        return 0.0
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -1,0 +1,345 @@
+"""DLRM: preparing Criteo's logs, the step against a plain model, exact AUC, ranks, resume and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encore import catalogue, configuration, data, paths
+from tests.conftest import Encore, losses, only_run, records
+
+InPytorch = Callable[..., str]
+CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
+CONSTANT_RATE_LOSS = 0.5269
+"""Log loss on the sample's test rows of always giving the training rows' rate of clicks."""
+
+
+def result(output: str) -> Any:
+    return json.loads(output.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def clicks(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small data set."""
+    folder = tmp_path_factory.mktemp("clicks") / "dlrm"
+    data.prepare("dlrm", folder, data.Preparation(), pytorch_python)
+    return folder
+
+
+def prepare(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [str(python), "-m", "benchmarks.dlrm.prepare", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
+
+
+def passport(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    return content
+
+
+def row(number: int) -> str:
+    """A row of Criteo's format that depends on its number."""
+    numbers = [str(number % (column + 2) - 1) if number % 5 else "" for column in range(13)]
+    hashes = [f"{(number * 7919 + column) % (40 + column):08x}" for column in range(26)]
+    return "\t".join([str(number % 3 // 2), *numbers, *hashes]) + "\n"
+
+
+def write_days(folder: Path, days: int, rows: int) -> None:
+    folder.mkdir()
+    for day in range(days):
+        text = "".join(row(day * rows + number) for number in range(rows))
+        (folder / f"day_{day}").write_text(text, encoding="ascii")
+
+
+# -- the step, the AUC, the input ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_step_is_that_of_a_plain_model(in_pytorch: InPytorch, ranks: int) -> None:
+    found = result(in_pytorch("dlrm_step.py", ranks=ranks))
+    assert all(error < 2e-6 for error in found["one step"].values()), found
+    assert found["bf16 scores"] < 0.02
+    assert found["exact"] == [True, True], "scatter and sorted updates equal dense autograd bit for bit"
+    assert sum(found["tables of each rank"]) == 26
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_auc_is_exact_with_ties(in_pytorch: InPytorch, ranks: int) -> None:
+    found = result(in_pytorch("dlrm_auc.py", ranks=ranks))
+    assert set(found["differences"].values()) == {0.0}, found
+    assert "not a number" in found["not a number"]
+    assert "0 negative rows" in found["one class"]
+
+
+def test_input(in_pytorch: InPytorch, pytorch_python: Path, tmp_path: Path) -> None:
+    write_days(tmp_path / "raw", 3, 5001)
+    assert prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "to").returncode == 0
+    found = result(in_pytorch("dlrm_data.py", str(tmp_path / "to")))
+    assert found["parse"] is True
+    assert set(found["malformed"]) == {
+        *("label 2", "no label", "a field short", "a field long", "negative id", "nine digits"),
+        *("no hexadecimal", "no integer", "larger than 32 bits", "sign alone", "empty"),
+    }
+    for shuffle in ("blocks", "rows"):
+        assert set(found[shuffle].values()) == {True}, (shuffle, found[shuffle])
+    assert found["evaluated"] == found["counts"][1]
+    assert found["too large"].startswith("the embedding tables need 512.0 GB on the fullest of 8 ranks")
+    assert "lower --index-limit" in found["too large"]
+    assert "use more ranks" in found["more ranks"]
+    assert max(found["placed"]) == 39979771, "the submission's largest table has a rank of its own"
+    assert found["each once"] is True
+
+
+# -- preparing -----------------------------------------------------------------------------------------
+
+
+def test_days_are_split_shuffled_and_encoded(pytorch_python: Path, tmp_path: Path) -> None:
+    write_days(tmp_path / "raw", 3, 1501)
+    done = prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "one", "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    facts = passport(tmp_path / "one")
+    assert {split: each["count"] for split, each in facts["splits"].items()} == {"train": 3002, "val": 751}
+    assert facts["name"] == "criteo-3-days"
+    # Every value occurs, and each table has a row for each.
+    assert facts["facts"]["table_sizes"] == [40 + column for column in range(26)]
+    done = prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "two", "--workers", 2)
+    assert passport(tmp_path / "two")["id"] == facts["id"], "workers do not change the data"
+    done = prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "three", "--seed", 1)
+    assert passport(tmp_path / "three")["id"] != facts["id"]
+    assert prepare(pytorch_python, "--verify", tmp_path / "one").returncode == 0
+
+
+def test_rare_values_share_a_row(pytorch_python: Path, tmp_path: Path) -> None:
+    write_days(tmp_path / "raw", 2, 300)
+    arguments = ("--from", tmp_path / "raw", "--to", tmp_path / "to", "--frequency-threshold", 8)
+    assert prepare(pytorch_python, *arguments).returncode == 0
+    sizes = passport(tmp_path / "to")["facts"]["table_sizes"]
+    # 300 training rows: values of a table of 40 come 7 or 8 times, those of one of 65 4 or 5 times.
+    assert sizes[25] == 1
+    assert 1 < sizes[0] <= 41
+
+
+def test_preparation_goes_on_where_it_was_killed(pytorch_python: Path, tmp_path: Path) -> None:
+    write_days(tmp_path / "raw", 6, 4000)
+    assert prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "whole").returncode == 0
+    command = [str(pytorch_python), "-m", "benchmarks.dlrm.prepare", "--workers", "1"]
+    command += ["--from", str(tmp_path / "raw"), "--to", str(tmp_path / "to")]
+    with subprocess.Popen(command, cwd=paths.ROOT, stderr=subprocess.DEVNULL) as child:
+        while not list((tmp_path / "to").glob("parts/*.json")):
+            assert child.poll() is None, "it ended before it could be stopped"
+            time.sleep(0.01)
+        child.kill()
+    assert not (tmp_path / "to" / "dataset.json").exists()
+    done = prepare(pytorch_python, *command[3:])
+    assert done.returncode == 0, done.stderr
+    assert passport(tmp_path / "to")["id"] == passport(tmp_path / "whole")["id"]
+    again = prepare(pytorch_python, *command[3:])
+    assert again.returncode == 0
+    assert "nothing to do" in again.stderr
+
+
+def test_bad_sources_are_refused(pytorch_python: Path, tmp_path: Path) -> None:
+    def refusal(folder: Path, *more: object) -> str:
+        done = prepare(pytorch_python, "--from", folder, "--to", tmp_path / "to", *more)
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    write_days(tmp_path / "raw", 3, 200)
+    cut = tmp_path / "raw" / "day_1"
+    whole = cut.read_text(encoding="ascii")
+    cut.write_text(whole[:-50], encoding="ascii")
+    assert "day_1 ends within a row" in refusal(tmp_path / "raw")
+    cut.unlink()
+    assert "day_1 missing below day_2" in refusal(tmp_path / "raw")
+    # Negative ids, as a wrong export of signed hashes has them.
+    cut.write_text(whole.replace("\t000000", "\t-00000"), encoding="ascii")
+    told = refusal(tmp_path / "raw")
+    assert "are malformed; the first is line 1 after byte 0 of" in told
+    done = prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "to", "--skip-corrupt")
+    assert done.returncode == 0, done.stderr
+    assert passport(tmp_path / "to")["facts"]["malformed"] == 200
+    assert "holds the data set criteo-3-days, made from another source" in refusal(
+        tmp_path / "raw", "--seed", 5
+    )
+    (tmp_path / "empty").mkdir()
+    assert "no day_0 and no train.txt" in refusal(tmp_path / "empty")
+    (tmp_path / "empty" / "day_0.gz").write_bytes(b"")
+    assert "compressed files" in refusal(tmp_path / "empty")
+    named = refusal(tmp_path / "raw", "--name", "criteo-1tb", "--overwrite", "--skip-corrupt")
+    assert "expected: 4,195,197,692 + 89,137,319" in named
+
+
+# -- training ------------------------------------------------------------------------------------------
+
+
+def write_config(path: Path, ranks: int, *settings: str) -> Path:
+    """config.json of the small system with a fixed seed."""
+    choice = catalogue.choose("dlrm")
+    system = catalogue.find_system(choice, "cpu", None)
+    resolved = configuration.resolve(choice, system, 1, ranks, ["log_interval=1", *settings])
+    path.write_text(json.dumps({**resolved.plain(), "seed": 3}), encoding="utf-8")
+    return path
+
+
+def start_ranks(
+    python: Path, config: Path, folder: Path, output: Path, ranks: int
+) -> list[subprocess.Popen[str]]:
+    """The ranks of a run, as any launcher starts them."""
+    output.mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(python), "-m", "benchmarks.dlrm.pytorch.train", "--config", str(config)]
+    command += ["--data", str(folder), "--output", str(output)]
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    children = []
+    for rank in range(ranks):
+        variables = {
+            **os.environ,
+            **place,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "OMP_NUM_THREADS": "1",
+        }
+        pipe = subprocess.PIPE
+        children.append(subprocess.Popen(command, env=variables, cwd=paths.ROOT, stderr=pipe, text=True))
+    return children
+
+
+def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit code and last words of each rank."""
+    told = [child.communicate(timeout=120)[1] for child in children]
+    return [(child.returncode, text) for child, text in zip(children, told, strict=True)]
+
+
+def train(python: Path, folder: Path, output: Path, ranks: int, *settings: str) -> list[tuple[int, str]]:
+    config = write_config(output.parent / f"{output.name}.json", ranks, *settings)
+    return finish(start_ranks(python, config, folder, output, ranks))
+
+
+SHORT = ("epochs=2", "quality_target=1.0")
+
+
+def test_same_seed_same_losses_on_one_rank_and_alike_on_two(
+    pytorch_python: Path, clicks: Path, tmp_path: Path
+) -> None:
+    for name, ranks in (("one", 1), ("again", 1), ("two", 2)):
+        ended = train(pytorch_python, clicks, tmp_path / name, ranks, *SHORT)
+        assert [code for code, _ in ended] == [0] * ranks, ended
+    one, again, two = (losses(tmp_path / name / "metrics.jsonl") for name in ("one", "again", "two"))
+    assert one == again
+    assert len(one) == 256
+    # The same rows and weights: sums in another order are the only difference, and training lets it grow.
+    assert two[:128] == pytest.approx(one[:128], abs=1e-4)
+    assert two == pytest.approx(one, abs=5e-3)
+    found = [records(tmp_path / name / "metrics.jsonl", "eval")[-1] for name in ("one", "two")]
+    assert found[1]["quality"] == pytest.approx(found[0]["quality"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings", "steps"),
+    [
+        (1, (), 150),
+        (2, (), 150),
+        # So slow an evaluation that the signal comes within it.
+        (1, ("eval_batch_size=4", "cache_eval_data=false"), 128),
+    ],
+)
+def test_stopped_and_resumed_run_is_an_unbroken_one(
+    pytorch_python: Path, clicks: Path, tmp_path: Path, ranks: int, settings: tuple[str, ...], steps: int
+) -> None:
+    train(pytorch_python, clicks, tmp_path / "unbroken", ranks, *SHORT, *settings)
+    config = write_config(tmp_path / "config.json", ranks, *SHORT, *settings)
+    output = tmp_path / "stopped"
+    children = start_ranks(pytorch_python, config, clicks, output, ranks)
+    metrics = output / "metrics.jsonl"
+    while not metrics.exists() or len(records(metrics, "step")) < steps:
+        assert children[0].poll() is None
+        time.sleep(0.01)
+    children[-1].send_signal(signal.SIGTERM)  # one rank is told, all stop at the same step
+    assert [code for code, _ in finish(children)] == [0] * ranks
+    assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+    assert [path.name[:5] for path in (output / "checkpoint").iterdir()] == ["step_"]
+    ended = finish(start_ranks(pytorch_python, config, clicks, output, ranks))
+    assert [code for code, _ in ended] == [0] * ranks, ended
+    unbroken = tmp_path / "unbroken" / "metrics.jsonl"
+    assert losses(metrics) == losses(unbroken)
+    quality = [[each["quality"] for each in records(path, "eval")] for path in (metrics, unbroken)]
+    assert len(quality[1]) == 2
+    assert quality[0] == quality[1]
+
+
+def test_bad_data_is_told_before_the_clock_starts(pytorch_python: Path, clicks: Path, tmp_path: Path) -> None:
+    def refusal(folder: Path, ranks: int = 1) -> str:
+        output = tmp_path / f"{folder.name}-{ranks}"
+        ended = train(pytorch_python, folder, output, ranks)
+        assert [code for code, _ in ended] == [2] * ranks, ended
+        assert not (output / "result.txt").exists()
+        assert "Traceback" not in ended[0][1]
+        return ended[0][1]
+
+    def changed(name: str) -> Path:
+        shutil.copytree(clicks, tmp_path / name)
+        return tmp_path / name
+
+    folder = changed("negative")
+    with (folder / "train.bin").open("r+b") as file:
+        file.seek((1 + 13 + 4) * 1024 * 4)  # the first index of the fifth table
+        file.write((-7).to_bytes(4, "little", signed=True))
+    assert "train.bin has indices from -7 to" in refusal(folder, 2)
+    folder = changed("truncated")
+    os.truncate(folder / "train.bin", (folder / "train.bin").stat().st_size - 4096)
+    assert "train.bin has" in refusal(folder)
+    folder = changed("huge")
+    facts = passport(folder)
+    facts["facts"]["table_sizes"][0] = 10**13
+    (folder / "dataset.json").write_text(json.dumps(facts), encoding="utf-8")
+    told = refusal(folder)
+    assert "the embedding tables need 640,000.0 GB on the fullest of 1 ranks" in told
+    assert "lower --index-limit" in told
+
+
+def test_small_run_reaches_the_target_and_passes_the_checker(
+    encore: Encore, clicks: Path, tmp_path: Path
+) -> None:
+    done = encore("run", "dlrm", "2", "--data", str(clicks), "--results", str(tmp_path), "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = only_run(tmp_path)
+    checked = encore("check", str(folder))
+    assert "0 errors" in checked.stdout, checked.stdout
+    keys = [json.loads(line[9:]) for line in (folder / "result_0.txt").read_text().splitlines()]
+    values = {each["key"]: each["value"] for each in keys}
+    assert values["eval_samples"] == 16384
+    assert values["eval_accuracy"] >= 0.8025
+
+
+def test_bench_shows_every_kind(encore: Encore, clicks: Path) -> None:
+    done = encore("bench", "dlrm", "--data", str(clicks), "--steps", "5", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not CRITEO.exists(), reason="the Criteo sample is not on this machine")
+def test_real_clicks_beat_the_constant_rate(pytorch_python: Path, encore: Encore, tmp_path: Path) -> None:
+    with tarfile.open(CRITEO) as archive:
+        archive.extractall(tmp_path, filter="data")
+    raw = tmp_path / "criteo" / "wide_resdnn" / "criteo"
+    folder = tmp_path / "prepared"
+    data.prepare("dlrm", folder, data.Preparation(source=raw), pytorch_python)
+    command = ("run", "dlrm", "1", "--system", "criteo-sample", "--seed", "1", "--runs", "2")
+    done = encore(*command, "--data", str(folder), "--results", str(tmp_path / "results"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for number in range(2):
+        path = only_run(tmp_path / "results") / f"experiment_{number}" / "metrics.jsonl"
+        (evaluation,) = records(path, "eval")
+        assert evaluation["log_loss"] < CONSTANT_RATE_LOSS - 0.03

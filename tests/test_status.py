@@ -1,0 +1,329 @@
+"""What status, follow and cancel say: of real runs outside of Slurm, and of recorded queues."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encore import jobs, paths, processes, run_folder, status
+from encore.cli.jobs import describe, exit_code
+from encore.errors import EncoreError, ExitCode
+from encore.run_folder import ExperimentState, RunFolder
+from encore.slurm import commands, queue
+from encore.slurm.queue import Job
+from encore.status import Queue, State
+from tests.conftest import TINY, Encore
+from tests.test_run import Started, assert_none_left
+
+# squeue of Slurm 22.05 on two nodes: an array of four, a run of several hours, jobs of other names.
+SQUEUE = """\
+2_0¦7¦CANCELLED¦2¦0:00¦2026-11-20T19:17:19¦root¦Resources¦encore-resnet
+6¦6¦PENDING¦1¦0:00¦2026-11-20T19:14:27¦root¦DependencyNeverSatisfied¦encore
+4¦4¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦root¦JobHeldUser¦encore x|y
+2_1¦8¦COMPLETED¦2¦10:00¦2026-11-20T19:14:27¦root¦None¦encore-resnet
+2_3¦2¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦root¦Resources¦encore-resnet
+2_2¦9¦RUNNING¦2¦0:41¦2026-11-20T19:14:27¦root¦None¦encore-resnet
+""".replace("¦", queue.SEPARATOR)
+
+
+def follower(results: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "encore.cli.app", "follow", *arguments, "--results", str(results)]
+    return subprocess.Popen(
+        command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def shown(encore: Encore, results: Path) -> dict[str, Any]:
+    """The only row of ``encore status --json``."""
+    done = encore("status", "--results", str(results), "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["runs"]
+    assert isinstance(row, dict)
+    return row
+
+
+# -- real runs ------------------------------------------------------------------------------------------
+
+
+def test_run_is_shown_followed_and_cancelled_and_goes_on(
+    encore: Encore, digits: Path, tmp_path: Path
+) -> None:
+    started = Started(digits, tmp_path, *TINY)
+    folder = started.wait_for_step(3)
+    run, ranks = folder.parent, started.ranks(folder)
+    row = shown(encore, tmp_path)
+    assert (row["state"], row["epochs"], row["target"], row["job"]) == ("running", 2, 1.0, None)
+    assert row["seconds"] > 0
+
+    left = follower(tmp_path)
+    watching = follower(tmp_path, run.name)
+    time.sleep(4)
+    left.send_signal(signal.SIGINT)
+    output, _ = left.communicate(timeout=20)
+    assert left.returncode == ExitCode.INTERRUPTED, output
+    assert "it goes on" in output
+    assert started.process.poll() is None
+
+    done = encore("cancel", str(run))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a checkpoint was written" in done.stdout
+    assert f"encore run --resume {run}" in done.stdout
+    assert started.end()[0] == ExitCode.INTERRUPTED
+    assert_none_left(ranks)
+    output, _ = watching.communicate(timeout=30)
+    assert watching.returncode == ExitCode.INTERRUPTED, output
+    assert "experiment 1/1: epoch 1/2" in output
+
+    row = shown(encore, tmp_path)
+    assert row["state"] == "interrupted"
+    assert "a checkpoint was written" in row["reason"]
+    again = encore("cancel", run.name, "--results", str(tmp_path))
+    assert again.returncode == ExitCode.REFUSED
+    assert "does not run: interrupted" in again.stderr
+
+    assert encore("run", "--resume", str(run)).returncode == ExitCode.NOT_REACHED
+    assert shown(encore, tmp_path)["state"] == "not reached"
+    assert encore("follow", str(run)).returncode == ExitCode.NOT_REACHED
+
+
+def test_killed_run_is_lost(
+    encore: Encore, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Started(digits, tmp_path, *TINY)
+    folder = started.wait_for_step(1)
+    launcher = processes.family(started.process.pid)
+    for process in launcher:
+        process.kill()
+    started.process.communicate()
+    monkeypatch.setattr(status, "SILENT_SECONDS", 1.0)
+    time.sleep(1.5)
+    (row,) = status.rows_of(RunFolder(folder.parent), Queue())
+    assert (row.state, row.reason) == ("lost", "its processes are gone")
+    with pytest.raises(EncoreError, match="does not run: lost"):
+        jobs.cancel(jobs.named(str(folder.parent), tmp_path))
+
+
+# -- states ---------------------------------------------------------------------------------------------
+
+
+def job(name: str, state: str, reason: str = "", title: str = "encore", user: str = "") -> Job:
+    number = name.replace("_", "00")
+    return Job(name, number, state, 2, 60.0, "2026-11-20T19:14:27", user or jobs.this_user(), reason, title)
+
+
+def made(results: Path, states: Sequence[ExperimentState], mark: str = "", slurm: str = "") -> RunFolder:
+    """A run folder whose experiments are in these states; old enough to show no life."""
+    passport = {"name": "resnet", "nodes": 2, "slurm": {"job": slurm} if slurm else None}
+    label = f"resnet-mxnet-cpu{mark}"
+    run = run_folder.create(results, label, lambda path: passport, {}, {}, list(range(len(states))))
+    for experiment, state in zip(run.experiments(), states, strict=True):
+        experiment.set_state(state)
+    return run
+
+
+RUNNING = ExperimentState("running", started="2026-11-20T19:00:00Z", job="12")
+STOPPED = ExperimentState("interrupted", "a checkpoint was written", "2026-11-20T19:00:00Z", job="12")
+BROKEN = ExperimentState("failed", "rank 1 was killed by SIGKILL", "2026-11-20T19:00:00Z", job="12")
+
+
+@pytest.mark.parametrize(
+    ("state", "found", "answers", "expected"),
+    [
+        (ExperimentState("prepared"), job("12", "RUNNING"), True, ("starting", "")),
+        (RUNNING, job("12", "RUNNING"), True, ("running", "")),
+        (RUNNING, job("12", "COMPLETING"), True, ("running", "")),
+        (RUNNING, job("12", "TIMEOUT"), True, ("lost", "Slurm: TIMEOUT")),
+        (RUNNING, None, True, ("lost", "job 12 is no longer there")),
+        # The controller is silent, but the state file was written a moment ago.
+        (RUNNING, None, False, ("running", "")),
+        # Slurm has requeued the job of a node that died, which wrote nothing any more.
+        (RUNNING, job("12", "PENDING", "BeginTime"), True, ("queued", "BeginTime")),
+        (STOPPED, job("12", "PENDING", "BeginTime"), True, ("queued", "BeginTime")),
+        (STOPPED, job("12", "RUNNING"), True, ("starting", "")),
+        (STOPPED, job("12", "CANCELLED"), True, ("interrupted", "a checkpoint was written")),
+        (BROKEN, job("12", "RUNNING"), True, ("failed", "rank 1 was killed by SIGKILL")),
+        (ExperimentState("prepared"), job("12", "NODE_FAIL"), True, ("not started", "Slurm: NODE_FAIL")),
+        (ExperimentState("reached"), job("12", "RUNNING"), True, ("reached", "")),
+        (ExperimentState("not_reached"), None, False, ("not reached", "")),
+    ],
+)
+def test_state_by_state_file_and_queue(
+    tmp_path: Path, state: ExperimentState, found: Job | None, answers: bool, expected: tuple[State, str]
+) -> None:
+    (experiment,) = made(tmp_path, [state], "-job12", "12").experiments()
+    assert status.verdict(experiment, found, answers) == expected
+
+
+def test_run_is_as_the_experiment_that_matters(tmp_path: Path) -> None:
+    reached = ExperimentState("reached", started="2026-11-20T19:00:00Z", ended="2026-11-20T19:05:00Z")
+    (row,) = status.rows_of(made(tmp_path / "a", [reached, RUNNING]), Queue((job("12", "RUNNING"),), True))
+    assert (row.state, row.experiment, row.experiments, row.reached) == ("running", 1, 2, 1)
+    (row,) = status.rows_of(made(tmp_path / "b", [reached, reached]), Queue())
+    assert (row.state, row.reached, row.seconds) == ("reached", 2, 300.0)
+    assert describe(row) == "experiment 2/2  2 reached"
+    (row,) = status.rows_of(made(tmp_path / "c", [reached, ExperimentState("prepared")]), Queue())
+    assert (row.state, row.reason) == ("interrupted", "experiment 2 was never started")
+
+
+def test_tasks_of_an_array_have_their_own_rows(tmp_path: Path) -> None:
+    states = [
+        ExperimentState("reached", job="12_1"),
+        ExperimentState("running", started="2026-11-20T19:00:00Z", job="12_3"),
+        ExperimentState("prepared"),
+    ]
+    run = made(tmp_path, states, "-job12", "12_1")
+    tasks = (job("12_1", "COMPLETED"), job("12_3", "RUNNING"), job("12_5", "PENDING", "Resources"))
+    seen = Queue(tasks, True)
+    rows = status.rows_of(run, seen)
+    told = [(row.job, row.state, row.reason) for row in rows]
+    assert told == [("12_1", "reached", ""), ("12_3", "running", ""), ("12_5", "queued", "Resources")]
+    assert [each.number for each in jobs.experiments("12_5", run, seen)] == [2]
+    assert [each.number for each in jobs.experiments("12", run, seen)] == [0, 1, 2]
+    # Their rows are all that there is of the job.
+    assert len(status.overview(tmp_path, seen, None)) == 3
+
+
+def test_damaged_folders_are_rows_and_not_crashes(encore: Encore, tmp_path: Path) -> None:
+    for name, text in (("half", '{"na'), ("list", "[]"), ("other", '{"slurm": 7}')):
+        run = made(tmp_path, [ExperimentState("prepared")], f"-{name}")
+        (run.path / "run.json").write_text(text, encoding="utf-8")
+    for name, text in (("word", "{}"), ("keys", '{"status": "running", "more": 1}'), ("empty", "")):
+        run = made(tmp_path, [ExperimentState("prepared")], f"-{name}")
+        (run.path / "experiment_0" / "state.json").write_text(text, encoding="utf-8")
+    run = made(tmp_path, [ExperimentState("prepared")], "-name")
+    (run.path / "experiment_0").rename(run.path / "experiment_zero")
+    made(tmp_path, [RUNNING], "-metrics").path.joinpath("experiment_0/metrics.jsonl").write_text(
+        '{"kind": "start"}\n{"kind": "ste', encoding="utf-8"
+    )
+    made(tmp_path, [ExperimentState("prepared")], "-gone").path.joinpath("run.json").unlink()
+    (tmp_path / "notes").mkdir()
+    done = encore("status", "--results", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["run"].rpartition("-")[2]: row for row in json.loads(done.stdout)["runs"]}
+    assert {name for name, row in rows.items() if row["state"] == "damaged"} == set(rows) - {"metrics"}
+    assert len(rows) == 9
+    assert encore("status", "--results", str(tmp_path)).returncode == 0
+
+
+def test_newest_runs_come_first_and_the_living_always(tmp_path: Path) -> None:
+    for day in range(10, 20):
+        run = made(tmp_path, [ExperimentState("reached")])
+        run.path.rename(tmp_path / f"202611{day}T100000Z-resnet-mxnet-cpu")
+    old = made(tmp_path, [RUNNING], "-job12", "12").path.rename(tmp_path / "20251120T100000Z-resnet-job12")
+    rows = status.overview(tmp_path, Queue((job("12", "RUNNING"),), True), 3)
+    stamps = [row.run.name[:8] for row in rows if row.run]
+    assert stamps == ["20261119", "20261118", "20261117", "20251120"]
+    assert len(status.overview(tmp_path, Queue(), None)) == 11
+    assert jobs.newest(tmp_path).path.name.startswith("20261119")
+    assert jobs.folder_of("12", tmp_path) == RunFolder(old)
+
+
+def test_exit_code_is_that_of_the_run() -> None:
+    assert exit_code(["reached", "reached"]) == ExitCode.REACHED
+    assert exit_code(["reached", "not reached"]) == ExitCode.NOT_REACHED
+    assert exit_code(["reached", "lost"]) == ExitCode.FAILED
+    assert exit_code(["failed"]) == ExitCode.FAILED
+    assert exit_code(["interrupted"]) == ExitCode.INTERRUPTED
+
+
+# -- Slurm's words --------------------------------------------------------------------------------------
+
+
+def test_squeue_is_read() -> None:
+    found = {each.name: each for each in queue.parse(SQUEUE + "slurm_load_jobs error: something\n")}
+    assert list(found) == ["2_0", "6", "4", "2_1", "2_3", "2_2"]
+    assert (found["2_2"].array, found["2_2"].task, found["2_2"].number) == ("2", 2, "9")
+    assert (found["2_2"].seconds, found["2_2"].reason, found["2_1"].has_ended) == (41.0, "", True)
+    assert (found["4"].title, found["4"].is_encores, found["4"].task) == ("encore x|y", False, None)
+    assert (found["6"].waits, found["6"].reason) == (True, "DependencyNeverSatisfied")
+    rows = status.without_folder(found.values())
+    told = [(row.job, row.state, row.reason) for row in rows]
+    assert told == [
+        ("2_0", "cancelled", "before it made a run folder"),
+        ("6", "queued", "DependencyNeverSatisfied"),
+        ("2_1", "ended", "its run folder is elsewhere"),
+        ("2_3", "queued", "Resources"),
+        ("2_2", "starting", "no run folder yet"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0:41", 41), ("10:00", 600), ("1:00:01", 3601), ("2-01:00:00", 176400), ("INVALID", 0), ("", 0)],
+)
+def test_times_of_slurm(text: str, seconds: float) -> None:
+    assert queue.seconds_of(text) == seconds
+
+
+def test_accounting_tells_who_cancelled_in_the_state() -> None:
+    # The form that sacct(1) describes; no accounting ran where this was written.
+    line = queue.SEPARATOR.join(
+        ("12", "12", "CANCELLED by 0", "2", "00:01:00", "2026-11-20T19:14:27", "me", "None", "encore")
+    )
+    (found,) = queue.parse(line)
+    assert (found.state, found.has_ended, found.seconds) == ("CANCELLED", True, 60.0)
+
+
+# -- cancel in Slurm ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Command lines that cancel, in a queue of an array, a job of another name and one of another user."""
+    present = [
+        job("12_0", "RUNNING"),
+        job("12_1", "PENDING", "Resources"),
+        job("13", "RUNNING", title="sleep"),
+    ]
+    present += [job("14", "RUNNING", user="somebody"), job("15", "COMPLETED"), job("16", "PENDING")]
+    called: list[tuple[str, ...]] = []
+
+    def numbered(name: str) -> list[Job]:
+        return [each for each in present if name in (each.name, each.number, each.array)]
+
+    monkeypatch.setattr(queue, "is_there", lambda: True)
+    monkeypatch.setattr(queue, "numbered", numbered)
+    monkeypatch.setattr(commands, "require", lambda: None)
+    monkeypatch.setattr(commands, "call", lambda *command: called.append(command) or "")
+    return called
+
+
+def test_jobs_and_single_tasks_are_cancelled(cancelled: list[tuple[str, ...]], tmp_path: Path) -> None:
+    run = made(tmp_path, [RUNNING, ExperimentState("prepared")], "-job12", "12_0")
+    told = jobs.cancel(jobs.named("12", tmp_path))
+    assert told[0] == "cancelled job 12, 2 tasks (running)"
+    assert told[-1] == f"go on with: sbatch -N 2 slurm/run.sub --resume {run.path}"
+    assert jobs.cancel(jobs.named("12_1", tmp_path))[0] == "cancelled job 12_1 (in the queue)"
+    # Slurm's own number of the task, and the run folder of the job.
+    jobs.cancel(jobs.named("12001", tmp_path))
+    jobs.cancel(jobs.named(str(run.path), tmp_path))
+    assert jobs.cancel(jobs.named("16", tmp_path))[-1] == "it has no run folder yet: nothing is left of it"
+    assert [command[1] for command in cancelled] == ["12", "12_1", "12_1", "12", "16"]
+    assert {command[0] for command in cancelled} == {"scancel"}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("13", r"job 13 \(sleep\) is none of Encore's"),
+        ("14", "job 14 belongs to somebody"),
+        ("15", "job 15 has ended: COMPLETED"),
+        ("99", "no job 99"),
+        ("resnet-job12", "no run 'resnet-job12'"),
+    ],
+)
+def test_what_cannot_be_cancelled_is_refused(
+    cancelled: list[tuple[str, ...]], tmp_path: Path, name: str, told: str
+) -> None:
+    with pytest.raises(EncoreError, match=told) as refused:
+        jobs.cancel(jobs.named(name, tmp_path))
+    assert refused.value.exit_code == ExitCode.REFUSED
+    assert not cancelled
