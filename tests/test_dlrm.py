@@ -12,10 +12,12 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.dlrm import schedule
 from encore import catalogue, configuration, data, paths
 from tests.conftest import Encore, losses, only_run, records
 
@@ -98,6 +100,16 @@ def test_input(in_pytorch: InPytorch, pytorch_python: Path, tmp_path: Path) -> N
     assert "use more ranks" in found["more ranks"]
     assert max(found["placed"]) == 39979771, "the submission's largest table has a rank of its own"
     assert found["each once"] is True
+
+
+def test_learning_rate_is_the_submitted_one() -> None:
+    choice = catalogue.choose("dlrm")
+    system = catalogue.find_system(choice, "dgxa100", "v0.7")
+    config = SimpleNamespace(**configuration.resolve(choice, system, 1, 8, []).plain())
+    found = [
+        schedule.learning_rate(config, step) for step in (0, 1375, 2750, 49314, 49315, 63201, 77087, 90000)
+    ]
+    assert found == pytest.approx([0, 12, 24, 24, 24, 6, 0, 0])
 
 
 # -- preparing -----------------------------------------------------------------------------------------

@@ -32,7 +32,10 @@ LANGUAGES = {"", "bash", "json", "python", "text", "toml"}
 """What may stand behind three backticks: another word for a shell would hide commands from this test."""
 PROGRAMS = ("encore", "./run.sh", "make", "python", "horovodrun")
 """A block without a language holds commands if it begins with one of these."""
-FOREIGN_OPTIONS = {"--gloo", "--nv", "--no-deps", "--shm-size", "--strict"}
+FOREIGN_OPTIONS = {
+    "--container-env", "--container-image", "--container-mounts", "--gloo", "--mpi", "--no-deps", "--nv",
+    "--shm-size", "--signal", "--strict",
+}  # fmt: skip
 """Options of other people's programs that the pages mention."""
 FOREIGN_MESSAGES = {"GPU is not enabled"}
 """Messages of other people's programs that the troubleshooting page quotes."""
@@ -177,6 +180,14 @@ def parse_it(words: list[str], ground: Ground) -> str:
     return ""
 
 
+def sbatch_it(words: list[str], ground: Ground) -> str:
+    """The static script takes what ``encore submit`` takes: its options are those of ``encore run``."""
+    place = words.index("slurm/run.sub")
+    nodes = words[words.index("-N") + 1]
+    gpus = [word for word in words[:place] if word.startswith("--gpus-per-node=")]
+    return invoked(["encore", "submit", *words[place + 1 :], "--nodes", nodes, *gpus, "--dry-run"])
+
+
 def make_it(words: list[str], ground: Ground) -> str:
     return executed(["make", "-n", *words[1:]], paths.ROOT)
 
@@ -229,6 +240,8 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"encore sweep --resume RUN$", parse_it),
     (r"encore sweep \w", dry_run),
     (r"encore plan .* -o ", write_it),
+    (r"encore submit \w", dry_run),
+    (r"sbatch -N \d+ .*slurm/run\.sub \w", sbatch_it),
     (r"encore data prepare \w", dry_run),
     (r"encore data verify \w", parse_it),
     (r"encore data list$", run_it),

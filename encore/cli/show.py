@@ -44,7 +44,7 @@ def _list_benchmarks(as_json: bool) -> None:
         ]
         typer.echo(json.dumps(content, indent=2))
         return
-    table = plain_table("benchmarks", "name", "task", "framework", "data set", "metric", "target per round")
+    table = plain_table("benchmarks", "name", "task", "framework", "data set", "target per round")
     for name, choice in known.items():
         targets = "\n".join(f"{r}  {entry.quality_target:g}" for r, entry in choice.benchmark.rounds.items())
         benchmark = choice.benchmark
@@ -53,7 +53,6 @@ def _list_benchmarks(as_json: bool) -> None:
             benchmark.title,
             choice.implementation.framework,
             benchmark.data_set,
-            benchmark.metric,
             targets,
         )
     Console().print(table)

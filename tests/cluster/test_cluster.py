@@ -292,3 +292,19 @@ def test_doctor_checks_the_cluster(jobs: Jobs, tmp_path: Path) -> None:
     assert bad.returncode == 2
     levels = {check["name"]: check["level"] for check in json.loads(bad.stdout)["checks"]}
     assert (levels["partition"], levels["runtime"], levels["network"]) == ("FAIL", "FAIL", "WARN")
+
+
+def test_pytorch_meets_by_its_environment(jobs: Jobs) -> None:
+    script = str(paths.ROOT / "slurm" / "run.sub")
+    log = f"--output={jobs.results}/slurm-%j.out"
+    jobs.results.mkdir()
+    job = jobs.cluster.call(
+        "sbatch", "--parsable", log, "--nodes=2", script, "ncf", "--results", str(jobs.results)
+    )
+    # The framework's environment may have to be made first.
+    jobs.wait_for_state(job, "COMPLETED", "FAILED", seconds=400)
+    assert jobs.state(job)["status"] == "reached", jobs.log(job)
+    environment = run_folder.open_run(jobs.folder(job)).passport()["environment"]
+    assert environment["MASTER_ADDR"] == "localhost"
+    assert "HOROVOD_CONTROLLER" not in environment
+    nobody_is_left(jobs)

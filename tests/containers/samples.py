@@ -29,7 +29,9 @@ CALLER = {
 def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job:
     """A benchmark's job on so many GPUs, or on one core for 0."""
     chosen = choice or catalogue.choose("resnet")
-    name = system if gpus else chosen.benchmark.small_data.system
+    submitted = [each.system for each in catalogue.systems(chosen) if each.kind == "submitted"]
+    of_gpus = system if system in submitted else submitted[-1]
+    name = of_gpus if gpus else chosen.benchmark.small_data.system
     resolved = configuration.resolve(chosen, catalogue.find_system(chosen, name, None), 1, gpus or 1, [])
     mounts = (Mount(DATA, str(DATA), True), Mount(OUTPUT, str(OUTPUT), False))
     places = Places(data=str(DATA), output=str(OUTPUT))

@@ -25,7 +25,9 @@ class MomentumSGD(torch.optim.SGD):
     """SGD with that velocity, and with LARS's rates for the groups that are ``scaled``."""
 
     def __init__(self, groups: List[Dict[str, Any]], config: Config) -> None:
-        super().__init__(groups, lr=0.0, momentum=config.momentum, fused=True)
+        # On a CPU the fused kernel took twice the time of the plain one on NHWC weights, and less than half on NCHW.
+        fused = config.device == "gpu" or config.layout == "NCHW"
+        super().__init__(groups, lr=0.0, momentum=config.momentum, fused=fused)
         self._momentum = config.momentum
         self._eta = config.lars_eta
         self._epsilon = config.lars_epsilon
