@@ -37,8 +37,8 @@ FOREIGN_OPTIONS = {
     "--shm-size", "--signal", "--strict",
 }  # fmt: skip
 """Options of other people's programs that the pages mention."""
-FOREIGN_MESSAGES = {"GPU is not enabled"}
-"""Messages of other people's programs that the troubleshooting page quotes."""
+FOREIGN_MESSAGES = {"GPU is not enabled", "cannot find the checkout on"}
+"""Messages of other people's programs, and of slurm/run.sub, that the troubleshooting page quotes."""
 
 
 @dataclass(frozen=True)
