@@ -90,7 +90,9 @@ def _published_row(system: System, result: PublishedResult | None) -> list[str]:
         return [*first, "result not at hand", *[NO_VALUE] * 4]
     span = f"{_minutes(result.fastest_minutes)} to {_minutes(result.slowest_minutes)}"
     converged = NO_VALUE if result.converged is None else f"{result.converged} of {result.runs}"
-    epochs = " to ".join(dict.fromkeys(result.last_eval_epochs.split("-"))) or NO_VALUE
+    # DLRM evaluates within an epoch, and its logs give all sixteen digits.
+    shown = [f"{float(epoch):.5g}" for epoch in result.last_eval_epochs.split("-") if epoch]
+    epochs = " to ".join(dict.fromkeys(shown)) or NO_VALUE
     return [*first, f"`{result.name}`", _minutes(result.score_minutes), span, converged, epochs]
 
 
