@@ -57,6 +57,8 @@ docs: setup ## write the generated tables in the documentation anew
 BASE ?=
 # ENGINE: docker or podman; default: the first that answers.
 ENGINE ?=
+# FRAMEWORK: whose CPU base `make standin` builds: mxnet, pytorch or tensorflow.
+FRAMEWORK ?= mxnet
 REGISTRY ?=
 IMAGES = $(ENCORE) images
 ENGINE_OPTION = $(if $(ENGINE),--engine $(ENGINE))
@@ -78,9 +80,9 @@ test-image-%: ## check an image and train in it for an epoch: make test-image-re
 	@$(IMAGES) test $* $(ENGINE_OPTION)
 
 .PHONY: standin
-standin: ## build the CPU base that stands in for the NGC image
+standin: ## build the CPU base that stands in for an NGC image: make standin FRAMEWORK=pytorch
 	@./setup.sh
-	@$(IMAGES) standin $(ENGINE_OPTION)
+	@$(IMAGES) standin $(FRAMEWORK) $(ENGINE_OPTION)
 
 .PHONY: clean-images
 clean-images: ## remove the images that were built here

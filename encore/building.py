@@ -1,4 +1,4 @@
-"""Build images: a benchmark's on its base, and the CPU stand-ins of the bases; push, convert, remove them."""
+"""Build images: a benchmark's on its base; push, convert, remove them. The CPU bases: standins.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore import catalogue, engines, gate, images, names, node, passport, paths
+from encore import engines, gate, images, node, passport, paths
 from encore.catalogue import Choice
 from encore.engines import Engine
 from encore.errors import EncoreError, ExitCode
@@ -25,8 +25,6 @@ OnLine = Callable[[str], None]
 
 PREFIX = "localhost/encore"
 """In the names of all images made here: no engine looks for such a name in a registry."""
-STANDINS = ("mxnet",)
-"""Frameworks whose NGC image has a CPU stand-in."""
 PULL_GIB = 40.0
 """An NGC image is about 20 GB, and its compressed layers lie beside it while it is unpacked."""
 BUILD_GIB = 8.0
@@ -217,7 +215,9 @@ def ensure_base(choice: Choice, engine: Engine, name: str | None, anyway: bool, 
     if name == images.STANDIN:
         reference = standin_name(framework)
         if engines.inspect(engine, reference) is None:
-            raise EncoreError(f"the CPU base {reference} is not built", remedy="make standin")
+            raise EncoreError(
+                f"the CPU base {reference} is not built", remedy=f"make standin FRAMEWORK={framework}"
+            )
         return Base(reference, images.STANDIN)
     release = images.find_release(framework, name)
     if not anyway:
@@ -258,43 +258,6 @@ def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, o
         command = build_command(program, engine.name, file, tags, arguments, secrets)
         must(command, environment, on_line, f"{choice.name} could not be built")
     return tags[0]
-
-
-# -- stand-ins ---------------------------------------------------------------------------------------
-
-
-def build_standin(engine: Engine, framework: str, on_line: OnLine) -> str:
-    """Build the CPU stand-in of a framework's NGC image; returns its name."""
-    if framework not in STANDINS:
-        raise names.unknown("stand-in", framework, STANDINS)
-    file = images.CONTAINERS / "standin" / "Dockerfile"
-    root = f"{PREFIX}/debian:bookworm"
-    check_space(engine, BUILD_GIB)
-    if engines.inspect(engine, root) is None:
-        import_debian(engine, root, on_line)
-    program, environment = builder(engine)
-    horovod = catalogue.read_toml(paths.REQUIREMENTS / "environments.toml")[framework]["horovod"]["version"]
-    name = standin_name(framework)
-    with build_secrets() as secrets:
-        arguments = {"ROOT": root, "HOROVOD_VERSION": horovod}
-        command = build_command(program, engine.name, file, [name], arguments, secrets)
-        must(command, environment, on_line, "the stand-in could not be built")
-    return name
-
-
-def import_debian(engine: Engine, name: str, on_line: OnLine) -> None:
-    """Make a bare Debian with debootstrap, from whatever mirror it chooses, and give it to the engine."""
-    if shutil.which("debootstrap") is None:
-        raise EncoreError("no debootstrap on PATH", remedy="apt-get install debootstrap")
-    if os.geteuid() != 0:
-        raise EncoreError("debootstrap needs root", remedy="make the stand-in as root: sudo make standin")
-    with tempfile.TemporaryDirectory(prefix="encore-debian-") as temporary:
-        folder = Path(temporary) / "root"
-        command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(folder)]
-        must(command, {}, on_line, "the bare Debian could not be made")
-        archive = Path(temporary) / "root.tar"
-        must(["tar", "-C", str(folder), "-cf", str(archive), "."], {}, on_line, "tar")
-        must([engine.program, "import", str(archive), name], {}, on_line, "the bare Debian was not imported")
 
 
 # -- afterwards --------------------------------------------------------------------------------------

@@ -108,6 +108,13 @@ def explain(output: str, doing: str) -> EncoreError:
     return EncoreError(f"{doing}: {' '.join(last) or 'the engine said nothing'}", remedy="encore doctor")
 
 
+def gpu_options(engine: Engine) -> list[str]:
+    """Options of ``run`` that hand over all GPUs; none where the engine cannot."""
+    if engine.gpu_access is None:
+        return []
+    return {"gpus": ["--gpus", "all"], "cdi": ["--device", "nvidia.com/gpu=all"]}[engine.gpu_access]
+
+
 def programs(name: str, path: str | None = None) -> list[str]:
     """Every client of this name on PATH, the first first."""
     folders = (path if path is not None else os.environ.get("PATH", os.defpath)).split(os.pathsep)

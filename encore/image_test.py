@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from encore import building, catalogue, configuration, data, engines, paths, planning, run_folder, runner
 from encore.catalogue import Choice
@@ -32,6 +33,7 @@ def run(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
     yield "labels", check_labels(image)
     yield "user", "the image's user is root" if image.user in ("", "0", "root") else ""
     yield "imports", _imports(choice, engine)
+    yield from _image_check(choice, engine)
     yield "versions", _versions(choice, engine)
     yield "no secrets", _secrets(choice, engine)
     yield "training", _training(choice, engine)
@@ -43,19 +45,42 @@ def check_labels(image: Image) -> str:
     return f"missing: {', '.join(missing)}" if missing else ""
 
 
-def _inside(choice: Choice, engine: Engine, *command: str) -> tuple[str, str]:
+def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str] = ()) -> tuple[str, str]:
     """Output of a command in the image, and what went wrong."""
-    done = engines.ask(
-        [engine.program, "run", "--rm", "--pull", "never", building.image_name(choice), *command], timeout=300
-    )
+    run = [engine.program, "run", "--rm", "--pull", "never", *options]
+    done = engines.ask([*run, building.image_name(choice), *command], timeout=300)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     return done.stdout, lines[-1] if done.returncode else ""
 
 
 def _imports(choice: Choice, engine: Engine) -> str:
-    table = catalogue.read_toml(paths.REQUIREMENTS / "environments.toml")
-    _, problem = _inside(choice, engine, "python", "-c", table[choice.implementation.framework]["check"])
+    _, problem = _inside(choice, engine, "python", "-c", _environment(choice)["check"])
     return problem
+
+
+def _environment(choice: Choice) -> dict[str, Any]:
+    table = catalogue.read_toml(paths.REQUIREMENTS / "environments.toml")
+    return dict(table[choice.implementation.framework])
+
+
+def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
+    """What only a framework's image can prove, with the GPUs if there are any; its last line is told."""
+    module = _environment(choice).get("image_check")
+    if module:
+        output, problem = _inside(choice, engine, "python", "-m", module, options=engines.gpu_options(engine))
+        said = output.strip().splitlines()[-1:] if not problem else []
+        yield (
+            " ".join([module.rsplit(".", 1)[-1].replace("_", " "), *(f"({line})" for line in said)]),
+            problem,
+        )
+
+
+def pinned(choice: Choice) -> str:
+    """What the image pins: several images may hold the same."""
+    names: list[str] = re.findall(
+        r"^COPY requirements/(\S+)", building.dockerfile(choice).read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return (paths.REQUIREMENTS / names[0]).read_text(encoding="utf-8")
 
 
 def _versions(choice: Choice, engine: Engine) -> str:
@@ -66,9 +91,8 @@ def _versions(choice: Choice, engine: Engine) -> str:
             return problem
         if "python" in path:
             python = text
-    pinned = (paths.REQUIREMENTS / f"{choice.name}-image.txt").read_text(encoding="utf-8")
     allowed: dict[str, set[str]] = {}
-    for name, version in re.findall(r"^([\w-]+)==([\w.]+)", pinned, re.MULTILINE):
+    for name, version in re.findall(r"^([\w-]+)==([\w.]+)", pinned(choice), re.MULTILINE):
         allowed.setdefault(name.lower(), set()).add(version)
     held = {n.lower(): v for n, v in re.findall(r"^([\w.-]+)==([\w.+]+)", python, re.MULTILINE)}
     wrong = [f"{n} {held.get(n, 'missing')}" for n, v in allowed.items() if held.get(n) not in v]

@@ -2,5 +2,5 @@
 # Announce the image, as NGC's entry point does, and become the command.
 set -euo pipefail
 
-printf '\n== Encore stand-in for NGC MXNet: CPU only ==\n\n'
+printf '\n== Encore stand-in for NGC %s: CPU only ==\n\n' "${STANDIN_FOR:-}"
 exec "$@"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from encore import building, catalogue, engines, gate, image_test, images, node
+from encore import building, catalogue, engines, gate, image_test, images, node, standins
 from encore.cli.tables import plain_table
 from encore.engines import Engine
 from encore.errors import EncoreError, ExitCode
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
     group.command("list", epilog="Examples:\n\n  encore images list\n\n  encore images list --json")(list_)
     group.command("pin", epilog="Examples:\n\n  encore images pin resnet")(pin)
     group.command("build", epilog="Examples:\n\n  encore images build resnet --base standin")(build)
-    group.command("standin")(standin)
+    group.command("standin", epilog="Examples:\n\n  encore images standin pytorch")(standin)
     group.command("convert", epilog="Examples:\n\n  encore images convert resnet --to apptainer")(convert)
     group.command("push")(push)
     group.command("shell")(shell)
@@ -132,10 +132,11 @@ def build(
 
 
 def standin(
-    framework: Annotated[str, typer.Argument(help="Framework.")] = "mxnet", engine: EngineOption = None
+    framework: Annotated[str, typer.Argument(help="mxnet, pytorch or tensorflow.")] = "mxnet",
+    engine: EngineOption = None,
 ) -> None:
     """Build the CPU base that stands in for a framework's NGC image."""
-    typer.echo(f"built {building.build_standin(_engine(engine), framework, _echo)}")
+    typer.echo(f"built {standins.build(_engine(engine), framework, _echo)}")
 
 
 def convert(
@@ -171,8 +172,7 @@ def shell(benchmark: BenchmarkArgument, engine: EngineOption = None) -> None:
     if engines.inspect(used, building.image_name(choice)) is None:
         raise building.not_built(choice, used.name)
     terminal = ["--tty"] if sys.stdin.isatty() else []
-    gpus = {"gpus": ["--gpus", "all"], "cdi": ["--device", "nvidia.com/gpu=all"]}
-    options = ["--rm", "--interactive", *terminal, *gpus.get(used.gpu_access or "", [])]
+    options = ["--rm", "--interactive", *terminal, *engines.gpu_options(used)]
     command = [used.program, "run", *options, building.image_name(choice), "/bin/bash"]
     os.execvp(command[0], command)
 

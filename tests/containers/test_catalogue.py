@@ -13,7 +13,7 @@ from encore.errors import EncoreError
 from encore.passport import SECRET
 from tests.conftest import Encore
 
-DOCKERFILES = sorted((paths.ROOT / "containers").glob("*/Dockerfile"))
+DOCKERFILES = sorted((paths.ROOT / "containers").rglob("Dockerfile"))
 
 
 def test_defaults_are_releases_and_every_release_has_a_source() -> None:
@@ -66,7 +66,9 @@ def test_damaged_lock_is_told(tmp_path: Path) -> None:
         images.read_lock(tmp_path / "images.lock")
 
 
-@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.parent.name)
+@pytest.mark.parametrize(
+    "file", DOCKERFILES, ids=lambda file: str(file.parent.relative_to(paths.ROOT / "containers"))
+)
 def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
     for line in lines:
