@@ -38,3 +38,9 @@ def test_optimizer_is_chosen_by_asking_and_measuring(in_pytorch: InPytorch, tmp_
     assert found["apex measured best"] == "apex"
     assert found["fused measured best"] == "fused"
     assert "use auto or one of ['fused', 'plain']" in found["refusal"]
+
+
+def test_implementations_of_an_optimizer_are_compared(in_pytorch: InPytorch) -> None:
+    same, different = in_pytorch("compare_optimizers.py").splitlines()[-2:]
+    assert same.startswith("fused, plain on c")
+    assert different == "['apex']"

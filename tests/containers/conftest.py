@@ -23,7 +23,7 @@ START_SECONDS = 60
 
 @dataclass(frozen=True)
 class EngineUnderTest:
-    """An engine with the images of the stand-in and of resnet, and what reaches it."""
+    """An engine with the images of MXNet's stand-in and of resnet, and what reaches it."""
 
     name: str
     environment: dict[str, str]
@@ -101,6 +101,14 @@ def docker(engine_folder: Path) -> Iterator[EngineUnderTest]:
     finally:
         daemon.terminate()
         daemon.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def docker_with_pytorch(docker: EngineUnderTest) -> EngineUnderTest:
+    """The Docker engine with PyTorch's stand-in and the image of ncf besides."""
+    make("standin", "FRAMEWORK=pytorch", "ENGINE=docker", environment=docker.environment)
+    make("build-ncf", "BASE=standin", "ENGINE=docker", environment=docker.environment)
+    return docker
 
 
 def _wait_for(daemon: subprocess.Popen[bytes], engine: EngineUnderTest, log: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from encore import building, catalogue, images, paths
+from encore import building, catalogue, image_test, images, paths, standins
 from encore.errors import EncoreError
 from encore.passport import SECRET
 from tests.conftest import Encore
@@ -92,11 +92,30 @@ def test_benchmark_images_end_as_nobody_special_with_the_code_last() -> None:
 
 @pytest.mark.parametrize("name", sorted(catalogue.choices()))
 def test_requirements_of_images_are_pinned_with_hashes(name: str) -> None:
-    dockerfile = building.dockerfile(catalogue.choose(name)).read_text(encoding="utf-8")
-    (file,) = re.findall(r"COPY requirements/(\S+-image\.txt)", dockerfile)
-    text = (paths.REQUIREMENTS / file).read_text(encoding="utf-8")
+    text = image_test.pinned(catalogue.choose(name))
     entries = re.split(r"\n(?=[a-z])", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).strip())
     assert all("==" in entry and "--hash=sha256:" in entry for entry in entries)
+
+
+@pytest.mark.parametrize("framework", sorted(images.catalogue().default))
+def test_every_framework_has_a_stand_in(framework: str) -> None:
+    assert framework in standins.STANDINS
+    text = (images.CONTAINERS / "standin" / framework / "Dockerfile").read_text(encoding="utf-8")
+    assert f'encore.standin="{framework}"' in text
+    mounted = f"source=build/wheels/{framework}," in text
+    assert mounted == (framework in standins.DOWNLOADED)
+    # Packages that this machine brought need no index, and so none of its settings.
+    assert mounted == ("--no-index" in text) == ("type=secret" not in text)
+
+
+def test_packages_of_a_stand_in_fit_its_python() -> None:
+    (command,) = standins.download_commands("pytorch")
+    assert command[command.index("--python-version") + 1] == standins.PYTHON
+    assert Path(command[command.index("--dest") + 1]).relative_to(paths.ROOT) == Path("build/wheels/pytorch")
+    _, horovod = standins.download_commands("tensorflow")
+    assert horovod[-1].startswith("horovod==")
+    ignored = (paths.ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "!build/wheels" in ignored
 
 
 def test_list_shows_the_catalogue(encore: Encore) -> None:

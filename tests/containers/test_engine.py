@@ -196,6 +196,25 @@ def test_image_is_fit_for_use(docker: EngineUnderTest) -> None:
     assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 6
 
 
+def test_pytorch_on_its_stand_in(
+    docker_with_pytorch: EngineUnderTest, encore: Encore, tmp_path: Path
+) -> None:
+    engine = docker_with_pytorch
+    output = make("test-image-ncf", "ENGINE=docker", environment=engine.environment)
+    assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 7
+    assert "compare optimizers (fused, plain on cpu, apex not compared" in output
+    made = tmp_path / "ncf"
+    options = ("--runtime", "docker")
+    done = encore("data", "prepare", "ncf", "--to", str(made), *options, environment=engine.environment)
+    assert done.returncode == 0, done.stderr
+    options += ("--data", str(made), "--results", str(tmp_path / "results"))
+    done = encore("run", "ncf", "2", "--system", "cpu", *options, environment=engine.environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(next(tmp_path.glob("results/*/run.json")).read_text(encoding="utf-8"))
+    assert content["image"]["base"] == "localhost/encore/standin-pytorch:latest"
+    assert engine.left() == []
+
+
 def test_rebuild_after_a_change_takes_seconds(docker: EngineUnderTest) -> None:
     probe = paths.BENCHMARKS / "rebuild_probe.py"
     probe.write_text(f"# {time.time()}\n", encoding="utf-8")
