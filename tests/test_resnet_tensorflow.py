@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import TINY, Encore, losses, only_run, records
-from tests.test_run import Started, assert_none_left
+from tests.conftest import Encore, losses
+from tests.test_resnet_frameworks import Inside, result, train
 
-Inside = Callable[..., str]
-NAME = "resnet-tensorflow"
-
-
-def result(output: str) -> Any:
-    """The JSON in the last line of a program's output that has any."""
-    lines = [line.split("<stdout>:")[-1] for line in output.splitlines()]
-    return json.loads([line for line in lines if line.startswith("{")][-1])
-
-
-def train(encore: Encore, digits: Path, results: Path, *arguments: str, ranks: int = 1) -> Path:
-    """A run that cannot reach its target; its experiment's folder."""
-    done = encore(
-        "run", NAME, str(ranks), "--seed", "7", "--data", str(digits), "--results", str(results), *TINY, *arguments
-    )  # fmt: skip
-    assert done.returncode == 3, done.stdout + done.stderr
-    return only_run(results) / "experiment_0"
-
-
-# -- the network and its step ---------------------------------------------------------------------------
+FRAMEWORK = "tensorflow"
+NAME = f"resnet-{FRAMEWORK}"
 
 
 def test_network(in_tensorflow: Inside) -> None:
@@ -52,30 +32,6 @@ def test_network(in_tensorflow: Inside) -> None:
     assert found["XLA"] < 1e-4
     assert len(found["zeroed"]) == 8
     assert all(name.endswith("norm2.gamma") for name in found["zeroed"])
-
-
-def test_parity_with_mxnet(in_mxnet: Inside, in_tensorflow: Inside, digits: Path, tmp_path: Path) -> None:
-    """Weights, logits, loss, gradients, rates, both optimizers and 50 losses on the same batches."""
-    other = tmp_path / "mxnet.npz"
-    in_mxnet("parity_mxnet.py", str(other), str(digits))
-    found = result(in_tensorflow("parity_tensorflow.py", str(other), str(digits)))
-    assert found["same names"]
-    assert found["exported"] == 0.0, "weights come back as they went in"
-    assert found["logits"] < 1e-4
-    assert found["loss"] < 1e-5
-    # The deeper the network, the more a rounding grows on its way back.
-    assert found["gradients 18"] < 1e-3
-    assert found["gradients 50"] < 2e-2
-    assert found["gradient 18"] < 0.1
-    assert found["gradient 50"] < 0.1
-    assert found["rates"] == 0.0
-    assert found["sgd"] < 1e-5
-    assert found["lars"] < 1e-5
-    assert found["first images"] == 0.0, "both read the same crops in the same order"
-    assert max(found["losses by step"][:8]) < 1e-3
-    assert max(found["losses by step"]) < 0.1
-    mine, mxnets = found["last losses"]
-    assert mine == pytest.approx(mxnets, rel=0.03)
 
 
 def test_evaluation_counts_each_image_once_whatever_the_ranks(in_tensorflow: Inside, digits: Path) -> None:
@@ -105,58 +61,6 @@ def test_system_of_another_framework_is_not_a_submitted_configuration(encore: En
     assert shown["deviations"] == ["tensorflow instead of mxnet"]
 
 
-# -- runs -----------------------------------------------------------------------------------------------
-
-
-def test_run_on_two_ranks_reaches_the_target(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    done = encore(
-        "run", NAME, "2", "--seed", "1", "--data", str(digits), "--results", str(tmp_path), "--json"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (experiment,) = json.loads(done.stdout)["experiments"]
-    assert experiment["status"] == "reached"
-    assert experiment["quality"] >= experiment["target"] == 0.95
-    assert 0 < experiment["minutes"] < 4
-    errors = [finding for finding in experiment["compliance"]["findings"] if finding["severity"] == "error"]
-    assert {finding["kind"] for finding in errors} == {"small_data"}
-    assert experiment["compliance"]["passed_but_for_data"]
-    lines = (only_run(tmp_path) / "result_0.txt").read_text(encoding="utf-8").splitlines()
-    keys = [json.loads(line.removeprefix(":::MLLOG "))["key"] for line in lines]
-    for key in ("init_start", "init_stop", "run_start", "run_stop", "seed", "global_batch_size"):
-        assert keys.count(key) == 1, key
-
-
-def test_same_seed_same_curve_and_two_ranks_agree(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    curves = {}
-    for name, ranks in (("one", 1), ("again", 1), ("two", 2)):
-        curves[name] = losses(train(encore, digits, tmp_path / name, ranks=ranks) / "metrics.jsonl")
-    assert curves["one"] == curves["again"]
-    # Two ranks draw other images into a step and normalize over half of the batch.
-    last = slice(-12, None)
-    one, two = (sum(curves[name][last]) / 12 for name in ("one", "two"))
-    assert two == pytest.approx(one, rel=0.25)
-    assert curves["two"][0] == pytest.approx(curves["one"][0], rel=0.1)
-
-
-def test_signal_writes_a_checkpoint_and_resume_is_exact(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    unbroken = train(encore, digits, tmp_path / "unbroken", ranks=2)
-    started = Started(digits, tmp_path / "broken", *TINY, name=NAME)
-    folder = started.wait_for_step(30)
-    ranks = started.ranks(folder)
-    started.process.terminate()
-    code, output, seconds = started.end()
-    assert code == 130, output
-    assert seconds < 10
-    assert "a checkpoint was written" in output
-    assert_none_left(ranks)
-    done = encore("run", "--resume", str(folder.parent))
-    assert done.returncode == 3, done.stdout + done.stderr
-    metrics = folder / "metrics.jsonl", unbroken / "metrics.jsonl"
-    assert losses(metrics[0]) == losses(metrics[1])
-    qualities = [[record["quality"] for record in records(path, "eval")] for path in metrics]
-    assert qualities[0] == qualities[1]
-
-
 def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path) -> None:
     """LARS, bf16, a scaled loss, fp16 on the wire in groups: two ranks, one epoch."""
     settings = {
@@ -170,6 +74,6 @@ def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path:
         "warmup_epochs": "0.5",
     }
     changes = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    curve = losses(train(encore, digits, tmp_path, *changes, ranks=2) / "metrics.jsonl")
+    curve = losses(train(encore, FRAMEWORK, digits, tmp_path, *changes, ranks=2) / "metrics.jsonl")
     assert len(curve) == 24
     assert curve[-1] < 0.8 * curve[0]
