@@ -74,7 +74,7 @@ def best_ports(ports: Iterable[Port]) -> tuple[Port, ...]:
 
 
 def variables(network: Network, nodes: int) -> dict[str, str]:
-    """Settings of NCCL, Gloo and UCX; on one node TCP stays on the loopback, and there is nothing to choose."""
+    """Settings of NCCL, Gloo, UCX and OpenMPI; on one node TCP stays on the loopback."""
     if nodes == 1:
         return {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
     found: dict[str, str] = {}
@@ -84,6 +84,9 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
         found["NCCL_SOCKET_IFNAME"] = f"={interface.name}"
         found["GLOO_SOCKET_IFNAME"] = interface.name
         found["UCX_NET_DEVICES"] = interface.name
+        # Else OpenMPI also tries the bridges of container engines, which every node has under the same
+        # address, and hangs.
+        found["OMPI_MCA_btl_tcp_if_include"] = interface.name
     ports = best_ports(network.ports)
     if ports:
         told = ",".join(map(str, ports))

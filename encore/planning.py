@@ -106,8 +106,10 @@ class Plan:
         # Pyxis finds PMIx itself, and on the host nothing is hidden.
         needs_folders = self.target.runtime not in ("host", "pyxis")
         nodes, per_node = self.configuration.nodes, self.configuration.ranks_per_node
-        # Horovod on CPUs talks by MPI alone, which finds its way itself.
-        by_mpi = self.configuration.get("device") == "cpu" and framework in launchers.HOROVOD
+        network = placement.interfaces(self.cluster, self.allocation, nodes)
+        if self.configuration.get("device") == "cpu" and framework in launchers.HOROVOD:
+            # By MPI alone.
+            network = {name: value for name, value in network.items() if name.startswith("OMPI_")}
         step = Step(
             framework=framework,
             nodes=nodes,
@@ -115,7 +117,7 @@ class Plan:
             logs=f"{output}/ranks",
             mpi=self.cluster.mpi,
             binding=placement.cpu_binding(self.cluster, self.allocation, per_node),
-            network={} if by_mpi else placement.interfaces(self.cluster, self.allocation, nodes),
+            network=network,
             folders=(slurm_step.spool_folder(),) if needs_folders else (),
         )
         return slurm_step.launch(step, self.allocation, os.environ)

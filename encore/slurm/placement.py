@@ -34,10 +34,11 @@ def setting(name: str) -> str:
 
 
 def interfaces(cluster: Cluster, allocation: Allocation, nodes: int) -> dict[str, str]:
-    """Variables of NCCL, Gloo and UCX: the interface that cluster.toml names, else what this node has."""
+    """Variables of NCCL, Gloo, UCX and OpenMPI: the interface that cluster.toml names, else what this node has."""
     name = cluster.network_interface
     if name:
-        return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
+        by_name = ("GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+        return {"NCCL_SOCKET_IFNAME": f"={name}", **dict.fromkeys(by_name, name)}
     if not allocation.is_real:
         return {}
     return network.variables(network.read(), nodes)

@@ -31,6 +31,7 @@ def test_infiniband_wins_over_roce_and_slower_ports() -> None:
         "GLOO_SOCKET_IFNAME": "ibs1",
         "UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1",
         "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
+        "OMPI_MCA_btl_tcp_if_include": "ibs1",
     }
 
 
@@ -46,6 +47,7 @@ def test_ethernet_of_the_default_route_then_the_fastest() -> None:
         "NCCL_SOCKET_IFNAME": "=eno1",
         "GLOO_SOCKET_IFNAME": "eno1",
         "UCX_NET_DEVICES": "eno1",
+        "OMPI_MCA_btl_tcp_if_include": "eno1",
     }
 
 
