@@ -16,7 +16,7 @@ from encore import engines, node, paths, planning, runner
 from encore.cli.run import as_request
 from encore.cli.submit import _run_options
 from encore.errors import EncoreError
-from encore.slurm import allocation, cluster, commands, job_runs, partitions, script, submission
+from encore.slurm import allocation, cluster, commands, job_runs, partitions, placement, script, submission
 from encore.slurm.partitions import Partition
 from encore.slurm.submission import Prepared, Wanted
 from tests.conftest import Encore
@@ -48,6 +48,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr(node, "cores", lambda: 16)
     monkeypatch.setattr(commands, "is_installed", lambda: False)
+    monkeypatch.setattr(placement, "setting", lambda name: "")
     monkeypatch.setattr(engines, "connect", no_engine)
     monkeypatch.setattr(cluster, "places", lambda: ())
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from encore import binding, network, topology
+from encore.errors import EncoreError
 from encore.slurm import commands
 from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster
@@ -27,10 +29,12 @@ def cpu_binding(cluster: Cluster, allocation: Allocation, ranks_per_node: int) -
 
 def setting(name: str) -> str:
     """One value of Slurm's configuration, such as TaskPlugin; empty where there is no Slurm."""
-    # A dry run may take place anywhere.
-    text = commands.call("scontrol", "show", "config") if commands.is_installed() else ""
-    match = re.search(rf"^{name}\s*=\s*(\S+)", text, re.MULTILINE)
-    return match.group(1) if match else ""
+    # A dry run may take place anywhere, beside a Slurm that nobody has configured, too.
+    with contextlib.suppress(EncoreError):
+        text = commands.call("scontrol", "show", "config")
+        match = re.search(rf"^{name}\s*=\s*(\S+)", text, re.MULTILINE)
+        return match.group(1) if match else ""
+    return ""
 
 
 def interfaces(cluster: Cluster, allocation: Allocation, nodes: int) -> dict[str, str]:
