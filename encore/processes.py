@@ -72,8 +72,9 @@ def rank_processes(folder: Path) -> list[psutil.Process]:
     for beat in heartbeats(folder):
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(beat.pid)
-            # The number may belong to another process by now.
-            if beat.host == platform.node() and process.create_time() <= beat.time + 1:
+            # The number may belong to another process by now; and a zombie, which nobody has waited for, is dead.
+            same = beat.host == platform.node() and process.create_time() <= beat.time + 1
+            if same and process.status() != psutil.STATUS_ZOMBIE:
                 alive.append(process)
     return alive
 
