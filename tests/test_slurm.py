@@ -179,6 +179,10 @@ def test_the_allocation_comes_from_slurms_variables() -> None:
     alone = allocation.current(SLURM)
     assert alone is not None
     assert (alone.name, alone.folder_mark, alone.nodes, alone.cores_per_node) == ("12", "job12", ("n1",), 64)
+    in_shell = {name: value for name, value in SLURM.items() if name != "SLURM_CPUS_ON_NODE"}
+    held = allocation.current({**in_shell, "SLURM_JOB_CPUS_PER_NODE": "32(x4)"})
+    assert held is not None
+    assert held.cores_per_node == 32
     array = {
         "JOB_ID": "10",
         "TASK_ID": "5",

@@ -70,7 +70,10 @@ def current(environment: Mapping[str, str]) -> Allocation | None:
         nodes=expand(node_list),
         gpus_per_node=_number(environment.get("SLURM_GPUS_ON_NODE")),
         tasks_per_node=_number(environment.get("SLURM_NTASKS_PER_NODE")),
-        cores_per_node=_number(environment.get("SLURM_CPUS_ON_NODE")),
+        # A shell of salloc is on no node: it has the list for all nodes, such as 64(x4).
+        cores_per_node=_number(
+            environment.get("SLURM_CPUS_ON_NODE") or environment.get("SLURM_JOB_CPUS_PER_NODE")
+        ),
         restarts=_number(environment.get("SLURM_RESTART_COUNT")) or 0,
         array_job=array,
         array_task=_number(environment.get("SLURM_ARRAY_TASK_ID")) or 0,
