@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,9 +83,11 @@ class Jobs:
         wait_for(lambda: metrics.exists() and mark in metrics.read_text(), f"step {step} of job {job}", 90)
 
     def start_again(self, job: str) -> None:
-        """Let a requeued job start at once: Slurm holds it back for two minutes."""
+        """Let a requeued job start soon: Slurm holds it back for two minutes."""
         self.wait_for_state(job, "PENDING", seconds=90)
         wait_for(self.cluster.is_idle, "idle nodes", 60)
+        # slurmd refuses the credential of a job that it ended in the same second.
+        time.sleep(3)
         self.cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
