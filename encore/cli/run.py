@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -100,13 +101,15 @@ def run(
 ) -> None:
     """Train a benchmark, follow it, and judge the result."""
     console = Console(stderr=as_json, soft_wrap=True)
+    if cluster is not None:
+        # A run that goes on after a requeue is planned from its folder, with the same cluster file.
+        os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
     if resume is not None:
         new = (
             benchmark,
             gpus,
             nodes,
             runtime,
-            cluster,
             system,
             round_name,
             data_folder,
@@ -189,7 +192,7 @@ def _refuse_with_resume(something_new: bool) -> None:
     if something_new:
         raise EncoreError(
             "--resume takes all that is to be run from the run folder",
-            expected="no other arguments than --hang-seconds, --dry-run and --json",
+            expected="no other arguments than --hang-seconds, --cluster, --dry-run and --json",
             remedy="encore run --resume RUN",
         )
 

@@ -59,12 +59,7 @@ class Cluster(BaseModel):
 def places() -> tuple[Path, ...]:
     """Where the file is looked for; the first that is there counts."""
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    named = os.environ.get("ENCORE_CLUSTER")
-    return (
-        *([Path(named)] if named else []),
-        paths.ROOT / "cluster.toml",
-        configuration / "encore" / "cluster.toml",
-    )
+    return (paths.ROOT / "cluster.toml", configuration / "encore" / "cluster.toml")
 
 
 def load(file: Path | None = None) -> tuple[Cluster, Path | None]:

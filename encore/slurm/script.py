@@ -97,4 +97,4 @@ def _in_comment(option: str) -> str:
 
 def with_cluster(arguments: Sequence[str], cluster_file: Path | None) -> tuple[str, ...]:
     """The arguments of ``encore run`` in the job, which reads the same cluster file."""
-    return (*arguments, *(("--cluster", str(cluster_file)) if cluster_file is not None else ()))
+    return (*arguments, *(("--cluster", str(cluster_file.absolute())) if cluster_file is not None else ()))

@@ -75,9 +75,10 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
     nodes, per_node = passport["nodes"], passport["ranks_per_node"]
     if wanted.nodes not in (None, nodes):
         raise EncoreError(f"--nodes {wanted.nodes}, the run began on {nodes}", remedy="leave --nodes out")
-    cluster, _ = _cluster(wanted)
+    cluster, file = _cluster(wanted)
     plan = planning.plan_of(folder, pretended(nodes, per_node, None))
-    return _prepared(plan, cluster, wanted, ("--resume", str(path)), resumes=True)
+    handed_on = script.with_cluster(("--resume", str(path)), file)
+    return _prepared(plan, cluster, wanted, handed_on, resumes=True)
 
 
 def _cluster(wanted: Wanted) -> tuple[Cluster, Path | None]:
