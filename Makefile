@@ -51,7 +51,7 @@ lint: setup ## ruff, mypy, shellcheck and hadolint
 
 .PHONY: docs
 docs: setup ## write the generated tables in the documentation anew
-	@$(PYTHON) -m encore.tables --write
+	@$(PYTHON) -m encore.cli.documentation --write
 
 # Containers: docs/containers.md. BASE: an NGC release such as 24.06, or standin; default: the catalogue's.
 BASE ?=

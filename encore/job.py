@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore import launchers, node
+from encore import launchers
 from encore.configuration import Configuration
 from encore.launchers import Launch
 
@@ -78,12 +78,12 @@ class Places:
 
 
 def rank_environment(
-    configuration: Configuration, launch: Launch, extra: Mapping[str, str]
+    configuration: Configuration, launch: Launch, extra: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    """Variables that the ranks need; ``extra`` wins."""
+    """Variables that the ranks need; ``extra`` wins. ``cores`` are shared by the ranks of a node."""
     variables = {"PYTHONUNBUFFERED": "1", **launch.environment}
     if configuration.get("device") == "cpu":
-        threads = max(1, (launch.cores or node.cores()) // configuration.ranks_per_node)
+        threads = max(1, (launch.cores or cores) // configuration.ranks_per_node)
         variables["OMP_NUM_THREADS"] = str(threads)
     variables.update(configuration.system.environment)
     variables.update(extra)
@@ -95,6 +95,7 @@ def training_job(
     places: Places,
     mounts: tuple[Mount, ...],
     extra_environment: Mapping[str, str],
+    cores: int,
     launch: Launch | None = None,
 ) -> Job:
     """The job that trains one experiment whose folder is ``places.output``; by default on this node."""
@@ -105,7 +106,7 @@ def training_job(
     arguments = ("--data", places.data, "--output", places.output)
     return Job(
         argv=(*launch.inner, *command, *arguments),
-        environment=rank_environment(configuration, launch, extra_environment),
+        environment=rank_environment(configuration, launch, extra_environment, cores),
         mounts=(*mounts, *(Mount(Path(folder), folder, False) for folder in launch.folders)),
         ranks=configuration.ranks,
         gpus=configuration.ranks_per_node if configuration.get("device") == "gpu" else 0,

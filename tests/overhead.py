@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from encore import data, environment, paths
-from encore.telemetry import Telemetry
+from encore.machine.telemetry import Telemetry
 
 PAIRS = 5
 SHORT = (

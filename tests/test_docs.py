@@ -20,14 +20,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from encore import catalogue, configuration, node, paths, planning, run_folder, runner, tables, telemetry
-from encore import passport as passports
+from encore import catalogue, configuration, paths
+from encore.cli import documentation
 from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
-from encore.run_folder import ExperimentState
+from encore.machine import node, telemetry
+from encore.run import passport as passports
+from encore.run import planning, run_folder, runner
+from encore.run.run_folder import ExperimentState
 from tests.results.result_logs import resnet_v07
 
-PAGES = tables.pages(paths.ROOT)
+PAGES = documentation.pages(paths.ROOT)
 LANGUAGES = {"", "bash", "json", "python", "text", "toml"}
 """What may stand behind three backticks: another word for a shell would hide commands from this test."""
 PROGRAMS = ("encore", "./run.sh", "make", "python", "horovodrun")
@@ -204,7 +207,7 @@ def executed(command: list[str], folder: Path) -> str:
 
 
 def check_tables(words: list[str], ground: Ground) -> str:
-    assert tables.main(["--check"]) == 0
+    assert documentation.main(["--check"]) == 0
     return ""
 
 
@@ -310,17 +313,17 @@ def test_run_sh_hands_everything_to_encore(tmp_path: Path) -> None:
 
 
 def test_generated_tables_are_fresh() -> None:
-    stale = [str(page.relative_to(paths.ROOT)) for page in tables.stale(paths.ROOT)]
+    stale = [str(page.relative_to(paths.ROOT)) for page in documentation.stale(paths.ROOT)]
     assert not stale, f"stale tables in {', '.join(stale)}; do this: make docs"
 
 
 def test_a_stale_table_is_written_and_nothing_else() -> None:
     text = "before\n<!-- generated: targets resnet -->\nold\n<!-- end -->\nafter\n"
-    fresh = tables.renewed(text, Path("page.md"))
+    fresh = documentation.renewed(text, Path("page.md"))
     assert "| v0.7 | 0.759 | 5 |" in fresh
     assert "old" not in fresh
     assert (fresh.startswith("before\n<!-- gen"), fresh.endswith("<!-- end -->\nafter\n")) == (True, True)
-    assert tables.renewed(fresh, Path("page.md")) == fresh
+    assert documentation.renewed(fresh, Path("page.md")) == fresh
 
 
 @pytest.mark.parametrize(
@@ -333,7 +336,7 @@ def test_a_stale_table_is_written_and_nothing_else() -> None:
 )
 def test_a_wrong_marker_is_told(text: str, told: str) -> None:
     with pytest.raises(EncoreError, match=re.escape(told)):
-        tables.renewed(text, Path("page.md"))
+        documentation.renewed(text, Path("page.md"))
 
 
 def test_check_names_the_stale_page(
@@ -341,13 +344,13 @@ def test_check_names_the_stale_page(
 ) -> None:
     page = tmp_path / "README.md"
     page.write_text("<!-- generated: targets resnet -->\n<!-- end -->\n", encoding="utf-8")
-    monkeypatch.setattr(tables.paths, "ROOT", tmp_path)
+    monkeypatch.setattr(documentation.paths, "ROOT", tmp_path)
     choice = catalogue.choose("resnet")
-    monkeypatch.setattr(tables.catalogue, "choose", lambda name: choice)
-    assert tables.main(["--check"]) == 1
+    monkeypatch.setattr(documentation.catalogue, "choose", lambda name: choice)
+    assert documentation.main(["--check"]) == 1
     assert "README.md: stale" in capsys.readouterr().out
-    assert tables.main(["--write"]) == 0
-    assert tables.main(["--check"]) == 0
+    assert documentation.main(["--write"]) == 0
+    assert documentation.main(["--check"]) == 0
 
 
 # -- links, options, messages ---------------------------------------------------------------------------
@@ -390,7 +393,7 @@ def options_of(command: Any) -> set[str]:
 
 def written_options() -> set[str]:
     """Options of the programs that are no part of the command line."""
-    files = [*paths.BENCHMARKS.rglob("*.py"), Path(tables.__file__)]
+    files = [*paths.BENCHMARKS.rglob("*.py"), Path(documentation.__file__)]
     return {name for file in files for name in re.findall(r'"(--[a-z-]+)"', file.read_text(encoding="utf-8"))}
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue, launchers, node, paths, supervise
+from encore import catalogue, launchers, paths
 from encore.configuration import Configuration, resolve
+from encore.containers.renderers import host
 from encore.job import Job, Mount, Places, training_job
-from encore.run_folder import Experiment
-from encore.runtimes import host
+from encore.machine import node
+from encore.run import supervise
+from encore.run.run_folder import Experiment
 
 RESNET = catalogue.choose("resnet")
 
@@ -21,7 +23,9 @@ def configured(system: str, gpus: int) -> Configuration:
 
 def job(system: str, gpus: int) -> Job:
     mounts = (Mount(Path("/data"), "/data", True), Mount(Path("/out"), "/out", False))
-    return training_job(configured(system, gpus), Places("/data", "/out"), mounts, {"NCCL_DEBUG": "INFO"})
+    return training_job(
+        configured(system, gpus), Places("/data", "/out"), mounts, {"NCCL_DEBUG": "INFO"}, node.cores()
+    )
 
 
 TRAIN = (

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue, node, planning, preflight
+from encore import catalogue
 from encore.configuration import Configuration, resolve
 from encore.errors import EncoreError
-from encore.node import Gpu, Node
+from encore.machine import node, preflight
+from encore.machine.node import Gpu, Node
+from encore.run import planning
 
 RESNET = catalogue.choose("resnet")
 

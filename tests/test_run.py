@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from encore import paths, processes
+from encore import paths
+from encore.machine import processes
 from tests.conftest import TINY, Encore, losses, only_run, records
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from encore import run_folder
 from encore.errors import EncoreError
+from encore.run import run_folder
 from encore.scaling.curves import Curve, Option, interpolated, load_curves, options
 from encore.scaling.proposals import schedule_table
 from encore.scaling.sharing import Job, Schedule, one_by_one, shortest

@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
-from encore import engines, node, paths, planning, runner
+from encore import paths
 from encore.cli.run import as_request
 from encore.cli.submit import _run_options
+from encore.containers import engines
 from encore.errors import EncoreError
-from encore.slurm import allocation, cluster, commands, job_runs, partitions, placement, script, submission
+from encore.machine import node
+from encore.run import planning, runner, slurm_job, submission
+from encore.run.submission import Prepared, Wanted
+from encore.slurm import allocation, cluster, commands, partitions, placement, script
 from encore.slurm.partitions import Partition
-from encore.slurm.submission import Prepared, Wanted
 from tests.conftest import Encore
 
 GOLDEN = Path(__file__).parent / "golden_slurm"
@@ -262,4 +265,4 @@ def test_slurms_refusals_name_the_remedy() -> None:
 
 
 def test_a_job_that_was_not_requeued_starts_a_new_run(tmp_path: Path) -> None:
-    assert job_runs.begun(tmp_path, submission.pretended(1, 1, None), ["run", "resnet"]) is None
+    assert slurm_job.begun(tmp_path, submission.pretended(1, 1, None), ["run", "resnet"]) is None

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
-from encore import jobs, paths, processes, run_folder, status
+from encore import paths
 from encore.cli.jobs import describe, exit_code
 from encore.errors import EncoreError, ExitCode
-from encore.run_folder import ExperimentState, RunFolder
+from encore.machine import processes
+from encore.run import control, run_folder, status
+from encore.run.run_folder import ExperimentState, RunFolder
+from encore.run.status import Queue, State
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
-from encore.status import Queue, State
 from tests.conftest import TINY, Encore
 from tests.test_run import Started, assert_none_left
 
@@ -108,7 +110,7 @@ def test_killed_run_is_lost(
     (row,) = status.rows_of(RunFolder(folder.parent), Queue())
     assert (row.state, row.reason) == ("lost", "its processes are gone")
     with pytest.raises(EncoreError, match="does not run: lost"):
-        jobs.cancel(jobs.named(str(folder.parent), tmp_path))
+        control.cancel(control.named(str(folder.parent), tmp_path))
 
 
 # -- states ---------------------------------------------------------------------------------------------
@@ -116,7 +118,9 @@ def test_killed_run_is_lost(
 
 def job(name: str, state: str, reason: str = "", title: str = "encore", user: str = "") -> Job:
     number = name.replace("_", "00")
-    return Job(name, number, state, 2, 60.0, "2026-11-20T19:14:27", user or jobs.this_user(), reason, title)
+    return Job(
+        name, number, state, 2, 60.0, "2026-11-20T19:14:27", user or control.this_user(), reason, title
+    )
 
 
 def made(results: Path, states: Sequence[ExperimentState], mark: str = "", slurm: str = "") -> RunFolder:
@@ -185,8 +189,8 @@ def test_tasks_of_an_array_have_their_own_rows(tmp_path: Path) -> None:
     rows = status.rows_of(run, seen)
     told = [(row.job, row.state, row.reason) for row in rows]
     assert told == [("12_1", "reached", ""), ("12_3", "running", ""), ("12_5", "queued", "Resources")]
-    assert [each.number for each in jobs.experiments("12_5", run, seen)] == [2]
-    assert [each.number for each in jobs.experiments("12", run, seen)] == [0, 1, 2]
+    assert [each.number for each in control.experiments("12_5", run, seen)] == [2]
+    assert [each.number for each in control.experiments("12", run, seen)] == [0, 1, 2]
     # Their rows are all that there is of the job.
     assert len(status.overview(tmp_path, seen, None)) == 3
 
@@ -222,8 +226,8 @@ def test_newest_runs_come_first_and_the_living_always(tmp_path: Path) -> None:
     stamps = [row.run.name[:8] for row in rows if row.run]
     assert stamps == ["20261119", "20261118", "20261117", "20251120"]
     assert len(status.overview(tmp_path, Queue(), None)) == 11
-    assert jobs.newest(tmp_path).path.name.startswith("20261119")
-    assert jobs.folder_of("12", tmp_path) == RunFolder(old)
+    assert control.newest(tmp_path).path.name.startswith("20261119")
+    assert control.folder_of("12", tmp_path) == RunFolder(old)
 
 
 def test_exit_code_is_that_of_the_run() -> None:
@@ -298,14 +302,16 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 def test_jobs_and_single_tasks_are_cancelled(cancelled: list[tuple[str, ...]], tmp_path: Path) -> None:
     run = made(tmp_path, [RUNNING, ExperimentState("prepared")], "-job12", "12_0")
-    told = jobs.cancel(jobs.named("12", tmp_path))
+    told = control.cancel(control.named("12", tmp_path))
     assert told[0] == "cancelled job 12, 2 tasks (running)"
     assert told[-1] == f"go on with: sbatch -N 2 slurm/run.sub --resume {run.path}"
-    assert jobs.cancel(jobs.named("12_1", tmp_path))[0] == "cancelled job 12_1 (in the queue)"
+    assert control.cancel(control.named("12_1", tmp_path))[0] == "cancelled job 12_1 (in the queue)"
     # Slurm's own number of the task, and the run folder of the job.
-    jobs.cancel(jobs.named("12001", tmp_path))
-    jobs.cancel(jobs.named(str(run.path), tmp_path))
-    assert jobs.cancel(jobs.named("16", tmp_path))[-1] == "it has no run folder yet: nothing is left of it"
+    control.cancel(control.named("12001", tmp_path))
+    control.cancel(control.named(str(run.path), tmp_path))
+    assert (
+        control.cancel(control.named("16", tmp_path))[-1] == "it has no run folder yet: nothing is left of it"
+    )
     assert [command[1] for command in cancelled] == ["12", "12_1", "12_1", "12", "16"]
     assert {command[0] for command in cancelled} == {"scancel"}
 
@@ -324,6 +330,6 @@ def test_what_cannot_be_cancelled_is_refused(
     cancelled: list[tuple[str, ...]], tmp_path: Path, name: str, told: str
 ) -> None:
     with pytest.raises(EncoreError, match=told) as refused:
-        jobs.cancel(jobs.named(name, tmp_path))
+        control.cancel(control.named(name, tmp_path))
     assert refused.value.exit_code == ExitCode.REFUSED
     assert not cancelled

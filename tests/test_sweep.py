@@ -15,18 +15,21 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from encore import catalogue, paths, planning, run_folder
+from encore import catalogue, paths
 from encore.errors import EncoreError, ExitCode
-from encore.run_folder import ExperimentState
-from encore.scaling import slurm, sweep, throughput
+from encore.run import planning, run_folder
+from encore.run.run_folder import ExperimentState
+from encore.scaling import batch, sweep_folder, throughput
 from encore.scaling.grid import Grid, GridPoint, batch_settings, points, request_of
-from encore.scaling.sweep import Here, Submitter
+from encore.scaling.sweep_folder import Here, Submitter
 from tests.conftest import TINY, Encore, records
 
 NOWHERE = Here(lambda point, folder: pytest.fail("a point was run"), 600.0)
 
 
-def made_point(study: sweep.Study, point: GridPoint, speed: float, status: Any = "not_reached") -> Path:
+def made_point(
+    study: sweep_folder.Study, point: GridPoint, speed: float, status: Any = "not_reached"
+) -> Path:
     """A run folder of a point as a run of three epochs leaves it: the first one slow, the others fast."""
     passport = {"benchmark": "resnet", "round": "v0.7"}
     run = run_folder.create(study.folder(point), "resnet-mxnet-cpu", lambda path: passport, {}, {}, [1])
@@ -148,7 +151,7 @@ def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path:
     (path,) = tmp_path.iterdir()
     assert process.returncode == ExitCode.INTERRUPTED, output
     assert f"encore sweep --resume {path}" in output
-    study = sweep.open_study(path)
+    study = sweep_folder.open_study(path)
     (point,) = points(study.grid)
     assert study.state(point) == "interrupted"
     done = encore("sweep", "--resume", str(path))
@@ -162,7 +165,7 @@ def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path:
 
 
 def test_points_of_several_nodes_are_submitted_once(tmp_path: Path) -> None:
-    study = sweep.create(Grid(benchmark="resnet", gpus=(2,), nodes=(2, 4)), tmp_path)
+    study = sweep_folder.create(Grid(benchmark="resnet", gpus=(2,), nodes=(2, 4)), tmp_path)
     submitted: list[tuple[str, planning.Request]] = []
     live: set[str] = set()
     resumed: list[Path] = []
@@ -177,32 +180,32 @@ def test_points_of_several_nodes_are_submitted_once(tmp_path: Path) -> None:
         return str(len(submitted))
 
     scheduler = Submitter(submit, live.__contains__, lambda point, request: None, resume)
-    assert sweep.run(study, NOWHERE, scheduler) == ExitCode.REACHED
+    assert sweep_folder.run(study, NOWHERE, scheduler) == ExitCode.REACHED
     assert [(key, request.gpus) for key, request in submitted] == [("2x2", 4), ("4x2", 8)]
     assert submitted[0][1].results == study.path / "2x2"
     assert study.jobs() == {"2x2": "1", "4x2": "2"}
     assert {study.state(point) for point in points(study.grid)} == {"submitted"}
-    sweep.run(sweep.open_study(study.path), NOWHERE, scheduler)
+    sweep_folder.run(sweep_folder.open_study(study.path), NOWHERE, scheduler)
     assert len(submitted) == 2
     # One has ended, the other was lost behind a checkpoint.
     live.clear()
     first, second = points(study.grid)
     made_point(study, first, 100.0, "reached")
     lost = made_point(study, second, 100.0, "interrupted")
-    sweep.run(study, NOWHERE, scheduler)
+    sweep_folder.run(study, NOWHERE, scheduler)
     assert (len(submitted), resumed) == (2, [lost])
     assert (study.state(first), study.jobs()["4x2"]) == ("done", "again")
 
 
 def test_all_points_can_be_submitted(tmp_path: Path) -> None:
-    study = sweep.create(Grid(benchmark="resnet", gpus=(1, 2)), tmp_path)
+    study = sweep_folder.create(Grid(benchmark="resnet", gpus=(1, 2)), tmp_path)
     scheduler = Submitter(
         lambda point, request: point.key, lambda job: True, lambda point, request: None, lambda run: ""
     )
-    sweep.run(study, NOWHERE, scheduler, submit_all=True)
+    sweep_folder.run(study, NOWHERE, scheduler, submit_all=True)
     assert study.jobs() == {"1x1": "1x1", "1x2": "1x2"}
     # Without --submit they still belong to their jobs.
-    assert sweep.run(study, NOWHERE, scheduler) == ExitCode.REACHED
+    assert sweep_folder.run(study, NOWHERE, scheduler) == ExitCode.REACHED
 
 
 def test_a_point_is_the_job_of_encore_submit(tmp_path: Path) -> None:
@@ -212,7 +215,7 @@ def test_a_point_is_the_job_of_encore_submit(tmp_path: Path) -> None:
         benchmark="resnet", gpus=(2,), nodes=(2,), mode="weak", system="cpu", seed=3, cluster=str(cluster)
     )
     (point,) = points(grid)
-    made = slurm.prepared(point, request_of(grid, point, tmp_path / "2x2"), cluster)
+    made = batch.prepared(point, request_of(grid, point, tmp_path / "2x2"), cluster)
     assert (made.submission.nodes, made.plan.configuration.ranks) == (2, 4)
     assert "#SBATCH --partition=main" in made.script
     last = shlex.split(made.script.splitlines()[-1])
@@ -226,30 +229,30 @@ def test_a_point_is_the_job_of_encore_submit(tmp_path: Path) -> None:
 
 def test_without_slurm_several_nodes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EncoreError, match="a point of 2 nodes needs a scheduler, and there is no Slurm here"):
-        sweep.refuse(Grid(benchmark="resnet", gpus=(1,), nodes=(2,)), tmp_path, None, False)
+        sweep_folder.refuse(Grid(benchmark="resnet", gpus=(1,), nodes=(2,)), tmp_path, None, False)
     with pytest.raises(EncoreError, match="--submit needs a scheduler"):
-        sweep.refuse(Grid(benchmark="resnet", gpus=(1,)), tmp_path, None, True)
+        sweep_folder.refuse(Grid(benchmark="resnet", gpus=(1,)), tmp_path, None, True)
 
 
 def test_two_processes_never_run_the_same_study(tmp_path: Path) -> None:
-    study = sweep.create(Grid(benchmark="resnet", gpus=(1,)), tmp_path)
+    study = sweep_folder.create(Grid(benchmark="resnet", gpus=(1,)), tmp_path)
     with FileLock(study.path / ".lock"), pytest.raises(EncoreError, match="another process runs"):
-        sweep.run(study, NOWHERE, None)
+        sweep_folder.run(study, NOWHERE, None)
 
 
 def test_a_study_keeps_no_secret_and_is_read_back(tmp_path: Path) -> None:
     grid = Grid(benchmark="resnet", gpus=(1, 2), environment=("MY_TOKEN=hush", "NOTE=plain", "HOME"))
-    study = sweep.create(grid, tmp_path)
+    study = sweep_folder.create(grid, tmp_path)
     assert "hush" not in (study.path / "study.json").read_text(encoding="utf-8")
-    assert sweep.open_study(study.path).grid.environment == ("MY_TOKEN", "NOTE=plain", "HOME")
-    assert sweep.open_study(study.path).grid.gpus == (1, 2)
+    assert sweep_folder.open_study(study.path).grid.environment == ("MY_TOKEN", "NOTE=plain", "HOME")
+    assert sweep_folder.open_study(study.path).grid.gpus == (1, 2)
 
 
 # -- what is told ---------------------------------------------------------------------------------------
 
 
 def test_throughput_leaves_out_what_warms_up(tmp_path: Path) -> None:
-    study = sweep.create(Grid(benchmark="resnet", gpus=(1, 2, 4)), tmp_path)
+    study = sweep_folder.create(Grid(benchmark="resnet", gpus=(1, 2, 4)), tmp_path)
     for point, speed in zip(points(study.grid), (100.0, 180.0, 300.0), strict=True):
         made_point(study, point, speed, "failed" if point.gpus == 4 else "not_reached")
     results = throughput.measured(study)
@@ -262,7 +265,7 @@ def test_throughput_leaves_out_what_warms_up(tmp_path: Path) -> None:
 
 
 def test_predicted_throughput_meets_what_was_measured(tmp_path: Path) -> None:
-    study = sweep.create(Grid(benchmark="resnet", gpus=(1, 2, 4, 8)), tmp_path)
+    study = sweep_folder.create(Grid(benchmark="resnet", gpus=(1, 2, 4, 8)), tmp_path)
     for point in points(study.grid):
         made_point(study, point, 64 / (0.64 / point.gpus + 0.01))
     (row,) = throughput.predictions(study, throughput.measured(study), [16]).rows
@@ -271,7 +274,7 @@ def test_predicted_throughput_meets_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_nothing_is_predicted_from_one_number_of_gpus(tmp_path: Path) -> None:
-    study = sweep.create(Grid(benchmark="resnet", gpus=(1, 2)), tmp_path)
+    study = sweep_folder.create(Grid(benchmark="resnet", gpus=(1, 2)), tmp_path)
     made_point(study, points(study.grid)[0], 100.0)
     assert throughput.predictions(study, throughput.measured(study), [4]).rows == ()
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from encore import benching
 from encore.cli.data import shown_progress
-from encore.cli.tables import plain_table
+from encore.cli.layout import plain_table
+from encore.run import benching
 
 EPILOG = """
 Examples:

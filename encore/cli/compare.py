@@ -129,7 +129,7 @@ def _submission(ours: Side, name: str | None, logs: Path | None) -> Side:
 
 
 def _print_comparison(screen: Console, found: Comparison) -> None:
-    from encore.cli.tables import plain_table
+    from encore.cli.layout import plain_table
     from encore.results.words import certainty
 
     against = f"{found.theirs.label} ({found.found_how})" if found.theirs else "no submission"

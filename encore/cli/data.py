@@ -15,12 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from encore import catalogue, data, node, preflight, targets
+from encore import catalogue, data
 from encore.catalogue import Choice
+from encore.containers import runtimes
+from encore.containers.runtimes import Target
 from encore.environment import ensure_environment
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
-from encore.targets import Target
+from encore.machine import node, preflight
 
 PLAIN_SECONDS = 10.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
@@ -74,13 +76,13 @@ def prepare(
         trust=trust,
         overwrite=overwrite,
     )
-    target = targets.choose(runtime, choice, node.this_node(), "cpu")
+    target = runtimes.choose(runtime, choice, node.this_node(), "cpu")
     in_container = target.runtime != "host"
     name_of_data = choice.benchmark.name
     if dry_run:
         command = data.prepare_command("python", name_of_data, directory, wanted)
         inside = (
-            targets.preparation(target, name_of_data, directory, wanted).argv if in_container else command
+            runtimes.preparation(target, name_of_data, directory, wanted).argv if in_container else command
         )
         typer.echo(shlex.join(inside))
         return
@@ -151,7 +153,7 @@ def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.
     if target.problem is not None:
         raise target.problem
     folders = [directory.absolute(), *([wanted.source.absolute()] if wanted.source else [])]
-    preflight.refuse_failed([targets.check_path(each) for each in folders if targets.is_unmountable(each)])
+    preflight.refuse_failed([runtimes.check_path(each) for each in folders if runtimes.is_unmountable(each)])
     if wanted.source is not None and not wanted.source.exists():
         raise EncoreError(
             f"{wanted.source} does not exist", remedy="give the folder of the raw data: --from DIR"
@@ -161,7 +163,7 @@ def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.
     except OSError as error:
         remedy = "give a folder that you may write to: --to DIR"
         raise EncoreError(f"{directory} cannot be made: {error.strerror}", remedy=remedy) from error
-    return targets.preparation(target, benchmark, directory, wanted)
+    return runtimes.preparation(target, benchmark, directory, wanted)
 
 
 def _python_of(choice: Choice) -> Path:

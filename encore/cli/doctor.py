@@ -13,11 +13,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from encore import catalogue, data, engines, environment, node, paths
+from encore import catalogue, data, environment, paths
 from encore.cli.run import print_checks
+from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
-from encore.preflight import Check, Level
-from encore.slurm import doctor as slurm_doctor
+from encore.machine import node
+from encore.machine.preflight import Check, Level
+from encore.slurm import cluster_check as slurm_doctor
 
 EPILOG = """
 Examples:

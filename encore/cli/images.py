@@ -10,11 +10,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from encore import building, catalogue, engines, gate, image_test, images, node, standins
-from encore.cli.tables import plain_table
-from encore.engines import Engine
+from encore import catalogue
+from encore.cli.layout import plain_table
+from encore.containers import building, compatibility, engines, images, standins
+from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
-from encore.node import Gpu
+from encore.machine import node
+from encore.machine.node import Gpu
+from encore.run import image_test
 
 BenchmarkArgument = Annotated[str, typer.Argument(help="Benchmark, such as resnet.")]
 EngineOption = Annotated[str | None, typer.Option(help="docker or podman; default: the first that answers.")]
@@ -83,7 +86,9 @@ def _verdict(release: images.Release, gpus: tuple[Gpu, ...]) -> str:
     if not gpus:
         return "no GPU"
     checks = [
-        c for gpu in gpus for c in (gate.check_architecture(release, gpu), gate.check_driver(release, gpu))
+        c
+        for gpu in gpus
+        for c in (compatibility.check_architecture(release, gpu), compatibility.check_driver(release, gpu))
     ]
     for level, word in (("FAIL", "no"), ("WARN", "unknown")):
         told = [check.name for check in checks if check.level == level]

@@ -13,17 +13,18 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from encore import jobs, paths, status
+from encore import paths
+from encore.cli.layout import plain_table
 from encore.cli.live import RunView, clock
 from encore.cli.run import finish
-from encore.cli.tables import plain_table
 from encore.errors import EncoreError, ExitCode
-from encore.follow import Progress, Tail
-from encore.jobs import Subject
-from encore.run_folder import Experiment, RunFolder
+from encore.run import control, status
+from encore.run.control import Subject
+from encore.run.follow import Progress, Tail
+from encore.run.run_folder import Experiment, RunFolder
+from encore.run.status import Row, State
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, queue
-from encore.status import Row, State
 
 MOST = 20
 POLL_SECONDS = 0.5
@@ -157,7 +158,7 @@ def follow(
 ) -> None:
     """Watch a run until it ends."""
     folder = _folder(results)
-    subject = jobs.named(name or str(jobs.newest(folder).path), folder)
+    subject = control.named(name or str(control.newest(folder).path), folder)
     console = Console(soft_wrap=True)
     tell = Teller(console)
     try:
@@ -197,7 +198,7 @@ def _wait_for_folder(tell: Teller, subject: Subject, results: Path) -> RunFolder
     """Wait until a job has made its run folder; EncoreError if it ends before that."""
     while True:
         seen = status.ask(subject.job)
-        folder = jobs.folder_of(subject.job, results)
+        folder = control.folder_of(subject.job, results)
         if folder is not None:
             return folder
         alive = [job for job in seen.jobs if not job.has_ended]
@@ -230,7 +231,7 @@ def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -
 
 def _follow_all(console: Console, tell: Teller, subject: Subject, folder: RunFolder) -> list[State]:
     """Show one experiment after the other to its end; returns how they stand then."""
-    chosen = jobs.experiments(subject.job, folder, _ask(subject))
+    chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
         raise EncoreError(f"{folder.path.name} has no run of job {subject.job}", remedy="see: encore status")
     count = len(folder.experiments())
@@ -304,5 +305,5 @@ def cancel(
 ) -> None:
     """End a job or run; it writes a checkpoint and can go on later."""
     console = Console(soft_wrap=True)
-    for line in jobs.cancel(jobs.named(name, _folder(results))):
+    for line in control.cancel(control.named(name, _folder(results))):
         console.print(escape(line), highlight=False)

@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from encore import follow
+from encore.run import follow
 
 PLAIN_SECONDS = 10.0
 """Seconds between two lines where there is no terminal."""

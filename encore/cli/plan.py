@@ -55,7 +55,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Share ``gpus`` GPUs among ``benchmarks``."""
-    from encore.planning import check_gpus
+    from encore.run.planning import check_gpus
     from encore.scaling.curves import DEFAULT, load_curves
     from encore.scaling.sharing import shortest
     from encore.scaling.steady import most_runs
@@ -141,7 +141,7 @@ def _write(schedule: Schedule, steady: SteadyState, folder: Path) -> None:
 
     from encore.results.report import Report, write_files
     from encore.results.tables import Table
-    from encore.scaling.figures import gantt
+    from encore.scaling.plots import gantt
     from encore.scaling.proposals import schedule_table, steady_table
 
     table = schedule_table(schedule)

@@ -120,7 +120,7 @@ def _something(runs: list[Path] | None, *others: str | None) -> None:
 
 def print_table(table: Table) -> None:
     """A table of the results on the terminal."""
-    from encore.cli.tables import plain_table
+    from encore.cli.layout import plain_table
 
     screen = console()
     made = plain_table(table.title, *table.columns)

@@ -216,7 +216,7 @@ def text(value: object, style: str = "") -> Any:
 
 
 def _print_scores(scores: list[Score]) -> None:
-    from encore.cli.tables import plain_table
+    from encore.cli.layout import plain_table
 
     screen = console()
     numbers = ("minutes", "runs", "converged")
@@ -288,7 +288,7 @@ def _print_verdict(screen: Console, report: ComplianceReport) -> None:
 
 
 def _print_published(results: list[PublishedResult]) -> None:
-    from encore.cli.tables import plain_table
+    from encore.cli.layout import plain_table
 
     screen = console()
     numbers = ("minutes", "runs", "batch")

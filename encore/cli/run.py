@@ -13,14 +13,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from encore import data, hosts, judge, passport, planning, preflight, run_folder, runner
+from encore import data
+from encore.cli.layout import plain_table
 from encore.cli.live import RunView, clock
-from encore.cli.tables import plain_table
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
-from encore.run_folder import Experiment, RunFolder
-from encore.slurm import job_runs
-from encore.supervise import Outcome
+from encore.machine import preflight
+from encore.run import judge, passport, planning, run_folder, runner, slurm_job
+from encore.run.run_folder import Experiment, RunFolder
+from encore.run.supervise import Outcome
+from encore.ssh import hosts
 
 EPILOG = """
 Examples:
@@ -176,7 +178,7 @@ def _begun(plan: planning.Plan) -> Path | None:
     """The run folder of this very call, if its Slurm job was requeued or shares it with other tasks."""
     if plan.allocation is None:
         return None
-    folder = job_runs.begun(plan.results, plan.allocation, passport.redact_arguments(sys.argv[1:]))
+    folder = slurm_job.begun(plan.results, plan.allocation, passport.redact_arguments(sys.argv[1:]))
     return folder.path if folder is not None else None
 
 

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from encore import catalogue, configuration, node, planning
+from encore import catalogue, configuration
 from encore.catalogue import Choice
-from encore.cli.tables import plain_table
+from encore.cli.layout import plain_table
+from encore.machine import node
+from encore.run import planning
 
 WIDE = 120
 

@@ -12,12 +12,13 @@ import typer
 import typer.main
 from rich.console import Console
 
-from encore import preflight, runner
 from encore.cli.run import as_request
 from encore.cli.run import register as register_run
 from encore.errors import EncoreError
-from encore.slurm import submission as submissions
-from encore.slurm.submission import Wanted
+from encore.machine import preflight
+from encore.run import runner
+from encore.run import submission as submissions
+from encore.run.submission import Wanted
 
 EPILOG = """
 Examples:

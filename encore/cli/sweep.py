@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from encore.scaling.grid import Grid
-    from encore.scaling.sweep import Here, Study, Submitter
+    from encore.scaling.sweep_folder import Here, Study, Submitter
 
 EPILOG = """
 Examples:
@@ -91,7 +91,7 @@ def sweep(
     from rich.console import Console
 
     from encore import paths
-    from encore.scaling import sweep as sweeps
+    from encore.scaling import sweep_folder as sweeps
 
     console = Console(stderr=as_json, soft_wrap=True)
     wanted = _numbers("--predict", predict) if predict is not None else ()
@@ -155,7 +155,7 @@ def _grid(given: Mapping[str, Any]) -> Grid:
 
 def _refuse(console: Console, grid: Grid, results: Path, submit: bool, predicts: bool) -> None:
     """Refuse what cannot be run, before anything is made; tell the warnings."""
-    from encore.scaling import sweep as sweeps
+    from encore.scaling import sweep_folder as sweeps
     from encore.scaling.grid import points
 
     if predicts and len({point.gpus for point in points(grid)}) < 2:
@@ -170,7 +170,7 @@ def _refuse(console: Console, grid: Grid, results: Path, submit: bool, predicts:
 
 def submitter(grid: Grid) -> Submitter | None:
     """The scheduler that points are submitted to; None where there is none."""
-    from encore.scaling.slurm import connect
+    from encore.scaling.batch import connect
 
     return connect(Path(grid.cluster) if grid.cluster else None)
 
@@ -192,9 +192,10 @@ def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
     """The points with what each would run; nothing is made."""
     from rich.console import Console
 
-    from encore import paths, planning
-    from encore.cli.tables import plain_table
+    from encore import paths
+    from encore.cli.layout import plain_table
     from encore.configuration import describe_scale
+    from encore.run import planning
     from encore.scaling.grid import points, request_of
 
     rows = []
@@ -220,10 +221,10 @@ def _here(console: Console, hang_seconds: float) -> Here:
     """Runs on this machine are told line by line, under the name of their point."""
     from encore.cli.live import RunView
     from encore.cli.run import hooks
-    from encore.run_folder import RunFolder
-    from encore.runner import Hooks
+    from encore.run.run_folder import RunFolder
+    from encore.run.runner import Hooks
     from encore.scaling.grid import GridPoint
-    from encore.scaling.sweep import Here
+    from encore.scaling.sweep_folder import Here
 
     def told(point: GridPoint, folder: RunFolder | None) -> Hooks:
         if folder is not None:
@@ -236,7 +237,7 @@ def _here(console: Console, hang_seconds: float) -> Here:
 def _run(
     console: Console, study: Study, hang_seconds: float, submit: bool, predict: tuple[int, ...], as_json: bool
 ) -> None:
-    from encore.scaling import sweep as sweeps
+    from encore.scaling import sweep_folder as sweeps
 
     console.print(f"study folder: {study.path}", highlight=False)
     code = sweeps.run(study, _here(console, hang_seconds), submitter(study.grid), submit)
@@ -248,9 +249,9 @@ def _run(
 
 def _tell(console: Console, study: Study, predict: tuple[int, ...], as_json: bool) -> None:
     """Write the report, and print its first tables."""
-    from encore import judge
     from encore.cli.report import print_table
     from encore.cli.results import write_json
+    from encore.run import judge
     from encore.scaling import throughput
 
     results = throughput.measured(study)

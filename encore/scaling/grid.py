@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from encore import catalogue, configuration, node, planning
+from encore import catalogue, configuration
 from encore.catalogue import System
 from encore.errors import EncoreError
-from encore.planning import Request
+from encore.machine import node
+from encore.run import planning
+from encore.run.planning import Request
 
 Mode = Literal["strong", "weak"]
 MODES: tuple[Mode, ...] = get_args(Mode)

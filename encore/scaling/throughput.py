@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from encore.follow import Tail
 from encore.results.report import Report, build_report, write_files
 from encore.results.statistics import Sample
 from encore.results.tables import Cell, Table
-from encore.run_folder import Experiment, RunFolder
+from encore.run.follow import Tail
+from encore.run.run_folder import Experiment, RunFolder
 from encore.scaling.cost_model import Point, fit_steps
 from encore.scaling.fitting import Prediction
 from encore.scaling.grid import GridPoint, points
-from encore.scaling.sweep import PointState, Study
+from encore.scaling.sweep_folder import PointState, Study
 
 NOTE = (
     "Point: nodes x GPUs. Samples per second of training, without the first epoch and the evaluations; spread is "
@@ -207,7 +207,7 @@ def _predicted_row(
 
 def write_study_report(study: Study, extra: Sequence[Table] = ()) -> list[Path]:
     """Write STUDY/report: the throughput, and all that `encore report` says of the runs that have ended."""
-    from encore.scaling.figures import speed_up
+    from encore.scaling.plots import speed_up
 
     results = measured(study)
     runs = [study.run_of(each.point) for each in results if each.state == "done"]

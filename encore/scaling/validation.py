@@ -3,7 +3,7 @@
     from encore.scaling.validation import error_table
     print(error_table("resnet").as_markdown())
 
-The table in docs/scaling.md is made by this module, through ``python -m encore.tables``.
+The table in docs/scaling.md is made by this module, through ``python -m encore.cli.documentation``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from encore import paths
 from encore.errors import EncoreError
-from encore.preflight import Check
+from encore.machine.preflight import Check
 from encore.slurm import step
 from encore.slurm.allocation import Allocation
 

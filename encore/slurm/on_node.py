@@ -66,9 +66,9 @@ def _facts() -> dict[str, Any]:
 
 def drop_caches(wanted: dict[str, Any]) -> dict[str, Any]:
     """Drop this node's file caches; ``dropped`` is False where this user may not."""
-    from encore import caches
+    from encore.machine import page_cache
 
-    return {"dropped": caches.drop()}
+    return {"dropped": page_cache.drop()}
 
 
 def remove_containers(wanted: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 
-from encore import binding, network, topology
 from encore.errors import EncoreError
+from encore.machine import binding, network, topology
 from encore.slurm import commands
 from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from encore import paths, run_folder
+from encore import files, paths
 from tests.cluster import slurm
 from tests.cluster.slurm import Cluster, wait_for
 
@@ -69,7 +69,7 @@ class Jobs:
     def state(self, job: str, number: int = 0) -> dict[str, Any]:
         """state.json of an experiment."""
         path = self.folder(job) / f"experiment_{number}" / "state.json"
-        return run_folder.read_json(path) if path.exists() else {"status": "prepared", "reason": ""}
+        return files.read_json(path) if path.exists() else {"status": "prepared", "reason": ""}
 
     def wait_for_state(self, job: str, *states: str, seconds: float = 120) -> str:
         """Wait until Slurm says that the job is in one of these states."""

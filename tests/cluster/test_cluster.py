@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from encore import paths, processes, run_folder
+from encore import files, paths
+from encore.machine import processes
+from encore.run import run_folder
 from tests.cluster.conftest import Jobs
 from tests.cluster.slurm import wait_for
 from tests.conftest import losses
@@ -172,7 +174,7 @@ def test_the_tasks_of_an_array_share_a_run_folder(jobs: Jobs) -> None:
     done = {"not_reached"}
     wait_for(lambda: {jobs.state(array, number)["status"] for number in range(3)} == done, "3 runs", 150)
     assert len(list(jobs.results.glob("[0-9]*"))) == 1
-    configs = [run_folder.read_json(folder / f"experiment_{number}" / "config.json") for number in range(3)]
+    configs = [files.read_json(folder / f"experiment_{number}" / "config.json") for number in range(3)]
     assert len({config["seed"] for config in configs}) == 3
     curves = [losses(folder / f"experiment_{number}" / "metrics.jsonl") for number in range(3)]
     assert len(curves[0]) == len(curves[1]) == len(curves[2])

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from encore import catalogue, configuration
 from encore.catalogue import Choice
+from encore.containers.renderers import apptainer, docker, enroot, podman
+from encore.containers.renderers.container import Container
 from encore.job import Command, Job, Mount, Places, training_job
-from encore.runtimes import apptainer, docker, enroot, podman
-from encore.runtimes.container import Container
+from encore.machine import node
 
 RENDERERS = {
     "docker": docker.render,
@@ -35,7 +36,7 @@ def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job
     resolved = configuration.resolve(chosen, catalogue.find_system(chosen, name, None), 1, gpus or 1, [])
     mounts = (Mount(DATA, str(DATA), True), Mount(OUTPUT, str(OUTPUT), False))
     places = Places(data=str(DATA), output=str(OUTPUT))
-    return training_job(resolved, places, mounts, {"NCCL_DEBUG": "WARN"})
+    return training_job(resolved, places, mounts, {"NCCL_DEBUG": "WARN"}, node.cores())
 
 
 def container(runtime: str, **facts: object) -> Container:

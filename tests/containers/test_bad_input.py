@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from encore import paths, targets
-from encore.node import parse_nvidia_smi
-from encore.runtimes.container import Container
-from encore.targets import check_path
+from encore import paths
+from encore.containers import runtimes
+from encore.containers.renderers.container import Container
+from encore.containers.runtimes import check_path
+from encore.machine.node import parse_nvidia_smi
 
 Ran = subprocess.CompletedProcess[str]
 FakeEngine = Callable[..., None]
@@ -157,8 +158,8 @@ def test_base_that_cannot_be_pulled(engine: FakeEngine, run: Callable[..., Ran])
 def test_digest_changed(
     engine: FakeEngine, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from encore import building, images
-    from encore.engines import Engine
+    from encore.containers import building, images
+    from encore.containers.engines import Engine
     from encore.errors import EncoreError
 
     lock = tmp_path / "images.lock"
@@ -181,8 +182,8 @@ def test_no_space(engine: FakeEngine, run: Callable[..., Ran]) -> None:
 
 
 def test_little_space_is_told_before_the_pull(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from encore import building, engines
-    from encore.engines import Engine
+    from encore.containers import building, engines
+    from encore.containers.engines import Engine
     from encore.errors import EncoreError
 
     monkeypatch.setattr(engines, "data_folder", lambda engine: tmp_path)
@@ -198,7 +199,9 @@ GPU_MACHINE = "0, NVIDIA A100-SXM4-40GB, 40960, 550.54.15, 8.0"
 def test_gpu_toolkit_missing(
     engine: FakeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from encore import catalogue, configuration, engines, node
+    from encore import catalogue, configuration
+    from encore.containers import engines
+    from encore.machine import node
 
     image = [{"Id": "sha256:0123456789abcdef0123", "Config": {"Labels": {}}}]
     engine(name, {"image inspect": (json.dumps(image), "", 0)})
@@ -207,14 +210,14 @@ def test_gpu_toolkit_missing(
     choice = catalogue.choose("resnet")
     resolved = configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 1, [])
     machine = node.Node("h", "os", "k", "cpu", 1, 8, 64.0, parse_nvidia_smi(GPU_MACHINE))
-    target = targets.choose(name, choice, machine, "gpu")
-    failed = [c for c in targets.check(target, resolved, machine, []) if c.level == "FAIL"]
+    target = runtimes.choose(name, choice, machine, "gpu")
+    failed = [c for c in runtimes.check(target, resolved, machine, []) if c.level == "FAIL"]
     assert [check.name for check in failed] == ["GPU toolkit"]
     assert "NVIDIA Container Toolkit" in failed[0].remedy
 
 
 def test_gpus_that_the_engine_refuses_at_the_start() -> None:
-    from encore import engines
+    from encore.containers import engines
 
     message = 'docker: Error: could not select device driver "" with capabilities: [[gpu]].'
     error = engines.explain(message, "docker")
@@ -237,7 +240,7 @@ def test_push_without_registry_or_image(engine: FakeEngine, run: Callable[..., R
 
 def test_folder_that_engines_would_take_apart() -> None:
     assert check_path(Path("/data/a:b")).level == "FAIL"
-    assert targets.UNMOUNTABLE.search("/data/a,b") and not targets.UNMOUNTABLE.search("/data/a b")
+    assert runtimes.UNMOUNTABLE.search("/data/a,b") and not runtimes.UNMOUNTABLE.search("/data/a b")
 
 
 def test_auto_is_host_where_no_image_is_built(
@@ -277,8 +280,8 @@ def test_data_can_be_prepared_in_a_container(run: Callable[..., Ran], tmp_path: 
 
 
 def test_names_of_containers_differ_between_results_folders() -> None:
-    first = targets.container_name(Path("/a/20261120T101500Z-resnet-mxnet-cpu/experiment_0"))
-    second = targets.container_name(Path("/b/20261120T101500Z-resnet-mxnet-cpu/experiment_0"))
+    first = runtimes.container_name(Path("/a/20261120T101500Z-resnet-mxnet-cpu/experiment_0"))
+    second = runtimes.container_name(Path("/b/20261120T101500Z-resnet-mxnet-cpu/experiment_0"))
     assert first != second
     assert first.startswith("encore-20261120T101500Z-resnet-mxnet-cpu-0-")
     assert Container(image="i", name=first, user=1, group=1, caller={}).name == first

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from encore import building, catalogue, image_test, images, paths, standins
+from encore import catalogue, paths
+from encore.containers import building, images, standins
 from encore.errors import EncoreError
-from encore.passport import SECRET
+from encore.run import image_test
+from encore.run.passport import SECRET
 from tests.conftest import Encore
 
 DOCKERFILES = sorted((paths.ROOT / "containers").rglob("Dockerfile"))

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from encore import paths, processes
+from encore import paths
+from encore.containers.renderers.container import Container
 from encore.job import Job, Mount
-from encore.runtimes.container import Container
+from encore.machine import processes
 from tests.conftest import Encore
 from tests.containers.conftest import EngineUnderTest, make
 from tests.containers.samples import RENDERERS

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue, configuration, gate, images
-from encore.node import Gpu, parse_nvidia_smi
+from encore import catalogue, configuration
+from encore.containers import compatibility, images
+from encore.machine.node import Gpu, parse_nvidia_smi
 
 BENCHMARK = catalogue.choose("resnet").benchmark
 
@@ -17,7 +18,7 @@ def gpus(name: str) -> tuple[Gpu, ...]:
 
 
 def levels(machine: str, release: str) -> dict[str, str]:
-    found = gate.check_gpus(images.find_release("mxnet", release), gpus(machine), BENCHMARK)
+    found = compatibility.check_gpus(images.find_release("mxnet", release), gpus(machine), BENCHMARK)
     worst: dict[str, str] = {}
     for check in found:
         worst[check.name] = max(worst.get(check.name, "OK"), check.level, key=("OK", "WARN", "FAIL").index)
@@ -32,7 +33,7 @@ def test_everything_up_to_hopper_runs_the_last_mxnet_image(machine: str) -> None
 
 def test_blackwell_is_told_what_there_is() -> None:
     release = images.find_release("mxnet", "24.06")
-    check = gate.check_gpus(release, gpus("b200"), BENCHMARK)[0]
+    check = compatibility.check_gpus(release, gpus("b200"), BENCHMARK)[0]
     assert check.level == "FAIL"
     assert "NVIDIA B200 is Blackwell (10.0)" in check.found
     assert "mxnet images end at Hopper" in check.found
@@ -48,12 +49,12 @@ def test_blackwell_is_told_of_an_implementation_that_can(monkeypatch: pytest.Mon
     monkeypatch.setattr(catalogue, "choices", lambda: known)
     release = images.find_release("pytorch", "25.12").model_copy(update={"architectures": ("Blackwell",)})
     content = images.catalogue().model_copy(update={"release": (release,)})
-    told = gate.alternatives(benchmark, content, gpus("b200")[0])
+    told = compatibility.alternatives(benchmark, content, gpus("b200")[0])
     assert told == "use resnet-pytorch on release 25.12, which runs on Blackwell"
 
 
 def test_mixed_machine_fails_for_the_gpu_that_cannot() -> None:
-    checks = gate.check_gpus(images.find_release("mxnet", "24.06"), gpus("mixed"), BENCHMARK)
+    checks = compatibility.check_gpus(images.find_release("mxnet", "24.06"), gpus("mixed"), BENCHMARK)
     capability = [check for check in checks if check.name == "compute capability"]
     assert [check.level for check in capability] == ["OK", "FAIL"]
 
@@ -81,7 +82,7 @@ def test_unknown_facts_warn_and_never_pass_silently() -> None:
 def test_less_memory_than_submitted_offers_a_smaller_batch() -> None:
     choice = catalogue.choose("resnet")
     resolved = configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 8, [])
-    assert gate.check_memory(resolved, gpus("a100")[0]).level == "OK"
-    check = gate.check_memory(resolved, gpus("v100")[0])
+    assert compatibility.check_memory(resolved, gpus("a100")[0]).level == "OK"
+    check = compatibility.check_memory(resolved, gpus("v100")[0])
     assert check.level == "WARN"
     assert check.remedy == "if it does not fit: --set batch_size=163"

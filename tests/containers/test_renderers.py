@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from encore import catalogue
+from encore.containers.renderers import host
+from encore.containers.renderers.container import INSIDE
 from encore.job import PASSED_ON, Command, Job
-from encore.runtimes import host
-from encore.runtimes.container import INSIDE
 from tests.containers import samples
 from tests.containers.samples import RENDERERS
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from encore import binding, topology
-from encore.binding import Binding, Near
+from encore.machine import binding, topology
+from encore.machine.binding import Binding, Near
 
 SAMPLES = Path(__file__).parent / "topology"
 A100_NEAR = tuple(

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue, each_host, hosts, over_ssh, paths, processes, ssh, ssh_launchers, supervise
+from encore import catalogue, paths
 from encore.configuration import resolve
+from encore.containers.renderers import host as host_runtime
 from encore.errors import EncoreError
-from encore.hosts import Host
 from encore.job import Places, training_job
-from encore.run_folder import Experiment
-from encore.runtimes import host as host_runtime
+from encore.machine import node, processes
+from encore.run import supervise
+from encore.run.run_folder import Experiment
+from encore.ssh import connection, each_host, hosts, multi_host, ssh_launchers
+from encore.ssh.hosts import Host
 from tests.conftest import Encore
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -78,7 +81,7 @@ def rendered(launcher: str, nodes: int) -> str:
     choice = catalogue.choose("resnet")
     resolved = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])
     launch = ssh_launchers.launch(launcher, over, "/out", "ib0" if nodes > 1 else "", False)
-    job = training_job(resolved, Places("/data", "/out"), (), {"NCCL_DEBUG": "INFO"}, launch)
+    job = training_job(resolved, Places("/data", "/out"), (), {"NCCL_DEBUG": "INFO"}, node.cores(), launch)
     command = host_runtime.render(job, Path("/env/bin/python"), {"PATH": "/usr/bin", "SECRET": "hush"})
     lines: list[list[str]] = [[]]
     for word in command.argv:
@@ -130,7 +133,9 @@ def test_each_host_gets_its_number_and_the_variables() -> None:
 
 # -- what is refused ---------------------------------------------------------------------------------------
 
-WANTED = ssh.Wanted(Path("/root"), Path("/data"), Path("/results/.mark"), Path("/env/python"), "ib0", True)
+WANTED = connection.Wanted(
+    Path("/root"), Path("/data"), Path("/results/.mark"), Path("/env/python"), "ib0", True
+)
 GOOD = {"code": "1", "data": "2", "results": "yes", "python": "yes", "interface": "yes", "gpus": "4"}
 
 
@@ -146,9 +151,9 @@ GOOD = {"code": "1", "data": "2", "results": "yes", "python": "yes", "interface"
     ],
 )
 def test_a_host_that_differs_is_named(change: dict[str, str], found: str) -> None:
-    here = ssh.Answer(GOOD)
-    assert ssh.judge(PAIR[0], here, here, WANTED) is None
-    check = ssh.judge(PAIR[0], ssh.Answer({**GOOD, **change}), here, WANTED)
+    here = connection.Answer(GOOD)
+    assert connection.judge(PAIR[0], here, here, WANTED) is None
+    check = connection.judge(PAIR[0], connection.Answer({**GOOD, **change}), here, WANTED)
     assert check is not None
     assert (check.level, check.found) == ("FAIL", found)
     assert check.remedy
@@ -165,23 +170,24 @@ def test_a_host_that_differs_is_named(change: dict[str, str], found: str) -> Non
     ],
 )
 def test_a_host_out_of_reach_has_a_remedy(problem: str, remedy: str) -> None:
-    check = ssh.judge(PAIR[0], ssh.Answer({}, problem), ssh.Answer(GOOD), WANTED)
+    check = connection.judge(PAIR[0], connection.Answer({}, problem), connection.Answer(GOOD), WANTED)
     assert check is not None
     assert problem in check.found
     assert remedy in check.remedy
 
 
 def test_the_question_is_answered_by_a_plain_shell(tmp_path: Path) -> None:
-    wanted = ssh.Wanted(paths.ROOT, tmp_path, tmp_path, Path(sys.executable), "lo")
-    told = ssh.ask(("sh", "-s"), ssh.probe(wanted)).told
+    wanted = connection.Wanted(paths.ROOT, tmp_path, tmp_path, Path(sys.executable), "lo")
+    told = connection.ask(("sh", "-s"), connection.probe(wanted)).told
     assert (told["results"], told["python"], told["interface"], told["data"]) == ("yes", "yes", "yes", "")
     assert told["code"]
-    elsewhere = ssh.ask(
-        ("sh", "-s"), ssh.probe(ssh.Wanted(tmp_path, tmp_path, tmp_path / "x", tmp_path / "y", "z9"))
+    elsewhere = connection.ask(
+        ("sh", "-s"),
+        connection.probe(connection.Wanted(tmp_path, tmp_path, tmp_path / "x", tmp_path / "y", "z9")),
     )
     assert elsewhere.told["code"] != told["code"]
     assert {elsewhere.told[key] for key in ("results", "python", "interface")} == {"no"}
-    assert ssh.ask(("no-such-program",), "").problem.startswith("no-such-program")
+    assert connection.ask(("no-such-program",), "").problem.startswith("no-such-program")
 
 
 def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
@@ -193,9 +199,9 @@ def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
         me = os.uname().nodename
         beats = [processes.Heartbeat(n, pid, me, 1, 0.0) for n, pid in enumerate((rank.pid, other.pid))]
         elsewhere = [processes.Heartbeat(2, rank.pid, "another-host", 1, 0.0)]
-        subprocess.run(["sh", "-s"], input=ssh.end_script(folder, elsewhere), text=True, check=True)
+        subprocess.run(["sh", "-s"], input=connection.end_script(folder, elsewhere), text=True, check=True)
         assert rank.poll() is None
-        subprocess.run(["sh", "-s"], input=ssh.end_script(folder, beats), text=True, check=True)
+        subprocess.run(["sh", "-s"], input=connection.end_script(folder, beats), text=True, check=True)
         assert rank.wait(timeout=5) == -15
         assert other.poll() is None
     finally:
@@ -208,25 +214,25 @@ def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
 def test_the_first_host_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     here = (Host("127.0.0.1", 1), Host("127.0.0.2", 1))
     assert (
-        over_ssh.local_checks(here, "mpirun", "docker")[0].found == "runtime docker is not started over ssh"
+        multi_host.local_checks(here, "mpirun", "docker")[0].found == "runtime docker is not started over ssh"
     )
-    assert over_ssh.all_loopback(here)
-    monkeypatch.setattr(over_ssh, "addresses", lambda name: frozenset({"192.0.2.77"}))
-    (check,) = [each for each in over_ssh.local_checks(PAIR, "horovodrun", "host") if each.level == "FAIL"][
+    assert multi_host.all_loopback(here)
+    monkeypatch.setattr(multi_host, "addresses", lambda name: frozenset({"192.0.2.77"}))
+    (check,) = [each for each in multi_host.local_checks(PAIR, "horovodrun", "host") if each.level == "FAIL"][
         :1
     ]
     assert "n1, is not this machine" in check.found
-    assert not over_ssh.all_loopback(PAIR)
+    assert not multi_host.all_loopback(PAIR)
 
 
 def test_a_missing_launcher_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(over_ssh.shutil, "which", lambda name: None)
+    monkeypatch.setattr(multi_host.shutil, "which", lambda name: None)
     found = {
         check.found: check.remedy
-        for check in over_ssh.local_checks((Host("127.0.0.1", 1),), "mpirun", "host")
+        for check in multi_host.local_checks((Host("127.0.0.1", 1),), "mpirun", "host")
     }
     assert "openmpi-bin" in found["no mpirun on PATH"]
-    found = {check.found: check.remedy for check in over_ssh.local_checks(PAIR, "horovodrun", "host")}
+    found = {check.found: check.remedy for check in multi_host.local_checks(PAIR, "horovodrun", "host")}
     assert "openssh-client" in found["no ssh on PATH"]
 
 

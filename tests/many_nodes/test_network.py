@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from encore import network
-from encore.network import ETHERNET, INFINIBAND, Interface, Network, Port
+from encore.machine import network
+from encore.machine.network import ETHERNET, INFINIBAND, Interface, Network, Port
 
 ETH = Interface("eno1", ETHERNET, 10_000, True)
 FAST = Interface("enp1s0", ETHERNET, 100_000, False)

@@ -27,14 +27,7 @@ from encore.results.explain import explain
 from encore.results.published import DATA, load_published
 from encore.results.score import find_sets
 from encore.results.sides import load_side, load_sides
-from encore.results.statistics import (
-    Sample,
-    further_runs,
-    interval,
-    is_significant,
-    ratio_interval,
-    z_score,
-)
+from encore.results.statistics import Sample, further_runs, interval, is_significant, ratio_interval, z_score
 
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
 

@@ -1,0 +1,27 @@
+"""The state of the checkout: which commit, and what differs from it."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from typing import Any
+
+from encore import paths
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def code_state() -> dict[str, Any]:
+    """Commit of the checkout, and a hash of what differs from it."""
+    commit = _git("rev-parse", "HEAD")
+    difference = _git("diff", "HEAD")
+    changed = hashlib.sha256(difference.encode()).hexdigest() if difference else None
+    return {"commit": commit.strip() if commit else None, "uncommitted_sha256": changed}

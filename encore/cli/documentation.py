@@ -1,0 +1,221 @@
+"""Tables in the documentation, written from the TOML and CSV files that they show.
+
+    $ python -m encore.cli.documentation --write     # `make docs`
+    $ python -m encore.cli.documentation --check     # exit code 1 names each stale file
+
+A table stands between the lines ``<!-- generated: NAME BENCHMARK -->`` and ``<!-- end -->`` of a Markdown
+file; TABLES lists the names. What is between the two lines is replaced, nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from encore import catalogue, configuration, names, paths
+from encore.catalogue import Choice, System
+from encore.containers import images
+from encore.errors import EncoreError, ExitCode
+from encore.results.published import PublishedResult, load_published
+
+START = re.compile(r"<!-- generated: (?P<name>[\w -]+) -->")
+END = "<!-- end -->"
+NO_VALUE = "–"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; a bar inside a cell is escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def benchmarks_table() -> str:
+    """Every benchmark and implementation with its task."""
+    rows = []
+    for name, choice in catalogue.choices().items():
+        benchmark = choice.benchmark
+        targets = ", ".join(f"{entry.quality_target:g} ({r})" for r, entry in benchmark.rounds.items())
+        page = f"[{benchmark.title}](benchmarks/{benchmark.name}/README.md)"
+        framework = choice.implementation.framework
+        rows.append([f"`{name}`", page, framework, benchmark.data_set, f"{benchmark.metric}: {targets}"])
+    return markdown(["name", "task", "framework", "data set", "target"], rows)
+
+
+def targets_table(choice: Choice) -> str:
+    """Quality target and runs of a score, per round."""
+    head = ["round", f"target, {choice.benchmark.metric}", "runs of a score"]
+    rounds = choice.benchmark.rounds.items()
+    return markdown(head, [[name, f"{entry.quality_target:g}", str(entry.runs)] for name, entry in rounds])
+
+
+def systems_table(choice: Choice) -> str:
+    """Every system of an implementation with the values that distinguish it."""
+    head = ["round", "system", "kind", "nodes x GPUs", "GPU", "batch per GPU", "global batch", "optimizer"]
+    head += ["learning rate", "warm-up", "epochs"]
+    return markdown(head, [_system_row(choice, system) for system in catalogue.systems(choice)])
+
+
+def _system_row(choice: Choice, system: System) -> list[str]:
+    resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
+    scale = f"{system.nodes} x {system.gpus_per_node}" if system.accelerator else "any number of ranks"
+    values = ["batch_size", "optimizer", "learning_rate", "epochs"]
+    batch, optimizer, rate, epochs = (resolved.get(name) for name in values)
+    warmup = f"{resolved.get('warmup_epochs'):g}" if "warmup_epochs" in resolved.values else NO_VALUE
+    row = [system.round, f"`{system.system}`", system.kind, scale, system.accelerator or "none"]
+    row += [str(batch) if system.accelerator else NO_VALUE, str(batch * resolved.ranks), optimizer]
+    return [*row, f"{rate:g}", warmup, str(epochs)]
+
+
+def published_table(choice: Choice) -> str:
+    """The submitted result of each system that has one."""
+    head = ["round", "system", "submitted as", "minutes", "fastest to slowest", "converged", "epochs"]
+    found = {
+        (result.round, result.system): result
+        for result in load_published()
+        if result.benchmark == choice.benchmark.name
+    }
+    submitted = [system for system in catalogue.systems(choice) if system.kind == "submitted"]
+    return markdown(
+        head, [_published_row(each, found.get((each.round, each.submission))) for each in submitted]
+    )
+
+
+def _published_row(system: System, result: PublishedResult | None) -> list[str]:
+    first = [system.round, f"`{system.system}`"]
+    if result is None:
+        return [*first, "result not at hand", *[NO_VALUE] * 4]
+    span = f"{_minutes(result.fastest_minutes)} to {_minutes(result.slowest_minutes)}"
+    converged = NO_VALUE if result.converged is None else f"{result.converged} of {result.runs}"
+    # DLRM evaluates within an epoch, and its logs give all sixteen digits.
+    shown = [f"{float(epoch):.5g}" for epoch in result.last_eval_epochs.split("-") if epoch]
+    epochs = " to ".join(dict.fromkeys(shown)) or NO_VALUE
+    return [*first, f"`{result.name}`", _minutes(result.score_minutes), span, converged, epochs]
+
+
+def _minutes(value: float | None) -> str:
+    return NO_VALUE if value is None else f"{value:.3f}"
+
+
+def keys_table(choice: Choice) -> str:
+    """Every configuration key with its default and its meaning."""
+    fields = dataclasses.fields(configuration.config_class(choice.folder))
+    meanings = configuration.fields_with_meaning(choice.folder)
+    rows = [[f"`{each.name}`", f"`{json.dumps(each.default)}`", meanings[each.name]] for each in fields]
+    return markdown(["key", "default", "meaning"], rows)
+
+
+def images_table() -> str:
+    """Each round's submitted base beside today's."""
+    head = ["round", "benchmark", "submitted on", "built on today", "why"]
+    rows = []
+    for entry in images.catalogue().submitted:
+        submitted = images.find_release(entry.framework, entry.release)
+        today = images.find_release(entry.framework)
+        link = f"[`{submitted.reference}`]({entry.source})"
+        rows.append([entry.round, entry.benchmark, link, f"`{today.reference}`", entry.why])
+    return markdown(head, rows)
+
+
+def predictions_table(benchmark: str) -> str:
+    """The cost model's predictions beside the published results of a benchmark."""
+    # scipy, which only this table needs, takes half a second to load.
+    from encore.scaling.validation import error_table
+
+    table = error_table(benchmark)
+    return f"{table.as_markdown()}\n\n{table.note}\n"
+
+
+TABLES: dict[str, Callable[[Choice], str]] = {
+    "targets": targets_table,
+    "systems": systems_table,
+    "published": published_table,
+    "keys": keys_table,
+}
+"""Tables of one benchmark."""
+
+GENERAL: dict[str, Callable[[], str]] = {"benchmarks": benchmarks_table, "images": images_table}
+"""Tables of everything."""
+
+OF_RESULTS: dict[str, Callable[[str], str]] = {"predictions": predictions_table}
+"""Tables of a benchmark of the published results, which Encore need not implement."""
+
+
+def table(marker: str) -> str:
+    """The table that a marker names: a name of GENERAL, or another with a benchmark."""
+    name, _, benchmark = marker.partition(" ")
+    if name in GENERAL:
+        return GENERAL[name]()
+    if name in OF_RESULTS:
+        return OF_RESULTS[name](benchmark)
+    if name not in TABLES:
+        raise names.unknown("generated table", name, [*GENERAL, *OF_RESULTS, *TABLES])
+    return TABLES[name](catalogue.choose(benchmark))
+
+
+def renewed(text: str, path: Path) -> str:
+    """``text`` with every generated table as it should be; EncoreError for a marker without its end."""
+    lines: list[str] = []
+    replacing = False
+    for line in text.splitlines(keepends=True):
+        if line.strip() == END:
+            replacing = False
+        marker = START.fullmatch(line.strip())
+        if marker and replacing:
+            raise _endless(path)
+        if not replacing:
+            lines.append(line)
+        if marker:
+            replacing = True
+            lines += ["\n", table(marker["name"]), "\n"]
+    if replacing:
+        raise _endless(path)
+    return "".join(lines)
+
+
+def _endless(path: Path) -> EncoreError:
+    return EncoreError(f"{path}: a generated table has no {END}", remedy=f"add the line {END} below it")
+
+
+def pages(root: Path) -> list[Path]:
+    """The Markdown files of the documentation."""
+    found = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*/README.md")]
+    return sorted(found)
+
+
+def stale(root: Path) -> dict[Path, str]:
+    """Pages whose tables are not as they should be, with the text that they should have."""
+    texts = {path: path.read_text(encoding="utf-8") for path in pages(root)}
+    wanted = {path: renewed(text, path) for path, text in texts.items()}
+    return {path: text for path, text in wanted.items() if text != texts[path]}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the tables, or check them; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m encore.cli.documentation", description=(__doc__ or "").split("\n")[0]
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--write", action="store_true", help="write the tables anew")
+    what.add_argument("--check", action="store_true", help="exit with 1 if a table is stale")
+    options = parser.parse_args(arguments)
+    try:
+        found = stale(paths.ROOT)
+    except EncoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    for path, text in found.items():
+        if options.write:
+            path.write_text(text, encoding="utf-8")
+        print(
+            f"{path.relative_to(paths.ROOT)}: {'written' if options.write else 'stale; do this: make docs'}"
+        )
+    return ExitCode.FAILED if found and options.check else ExitCode.REACHED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,311 @@
+"""Build images: a benchmark's on its base; push, convert, remove them. The CPU bases: standins.py."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from encore import checkout, paths
+from encore.catalogue import Choice
+from encore.containers import compatibility, engines, images
+from encore.containers.engines import Engine
+from encore.errors import EncoreError, ExitCode
+from encore.machine import node
+
+OnLine = Callable[[str], None]
+"""Called with each line that an engine prints."""
+
+PREFIX = "localhost/encore"
+"""In the names of all images made here: no engine looks for such a name in a registry."""
+PULL_GIB = 40.0
+"""An NGC image is about 20 GB, and its compressed layers lie beside it while it is unpacked."""
+BUILD_GIB = 8.0
+TAIL_LINES = 40
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a benchmark's image is built on."""
+
+    reference: str
+    """With its digest, where a registry gave one."""
+    name: str
+    """Tag of the image: ``24.06`` or ``standin``."""
+    digest: str = ""
+
+
+def image_name(choice: Choice, tag: str = "latest") -> str:
+    """``localhost/encore/resnet:latest``: the image that was built last."""
+    return f"{PREFIX}/{choice.name}:{tag}"
+
+
+def standin_name(framework: str) -> str:
+    """``localhost/encore/standin-mxnet:latest``."""
+    return f"{PREFIX}/standin-{framework}:latest"
+
+
+def image_file(choice: Choice, runtime: str) -> Path:
+    """Where the image lies that Apptainer or Enroot runs."""
+    suffix = {"apptainer": "sif", "enroot": "sqsh", "pyxis": "sqsh"}[runtime]
+    return paths.ROOT / "build" / "images" / f"{choice.name}.{suffix}"
+
+
+def dockerfile(choice: Choice) -> Path:
+    """The benchmark's Dockerfile; EncoreError if it has none."""
+    path = images.CONTAINERS / choice.name / "Dockerfile"
+    if not path.exists():
+        raise EncoreError(f"{choice.name} has no Dockerfile", remedy=f"write {path}")
+    return path
+
+
+def code_id() -> str:
+    """Hash of the training code, which an image carries as a label."""
+    total = hashlib.sha256()
+    for path in sorted(paths.BENCHMARKS.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            total.update(str(path.relative_to(paths.BENCHMARKS)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16]
+
+
+def commit() -> str:
+    """Commit of the checkout, marked where files differ from it."""
+    state = checkout.code_state()
+    return (state["commit"] or "unknown") + ("-changed" if state["uncommitted_sha256"] else "")
+
+
+# -- commands ----------------------------------------------------------------------------------------
+
+
+def builder(engine: Engine) -> tuple[str, dict[str, str]]:
+    """The client that builds with BuildKit, and what it wants in its environment."""
+    if engine.name == "podman":
+        return engine.program, {}
+    # A machine may have several: a newer one without the buildx plugin hides the distribution's own.
+    for program in engines.programs("docker"):
+        if engines.ask([program, "buildx", "version"]).returncode == 0:
+            return program, {"DOCKER_BUILDKIT": "1"}
+        version = re.search(r"version (\d+)", engines.ask([program, "--version"]).stdout)
+        if version and 18 <= int(version.group(1)) < 23:
+            return program, {"DOCKER_BUILDKIT": "1"}
+    raise EncoreError(
+        "docker: this client cannot use BuildKit", remedy="install docker-buildx-plugin, or use ENGINE=podman"
+    )
+
+
+def build_command(
+    program: str, engine: str, file: Path, tags: Sequence[str], arguments: Mapping[str, str], secrets: Path
+) -> list[str]:
+    """The command that builds one Dockerfile; settings of this machine go in as secrets."""
+    # Podman's own format forgets the SHELL that Dockerfiles set.
+    command = [program, "build", *(["--format", "docker"] if engine == "podman" else ["--progress", "plain"])]
+    command += ["--file", str(file)]
+    for tag in tags:
+        command += ["--tag", tag]
+    for name, value in arguments.items():
+        command += ["--build-arg", f"{name}={value}"]
+    for name in ("http_proxy", "https_proxy", "no_proxy"):
+        if name in os.environ or name.upper() in os.environ:
+            # The value is taken from the environment, and engines keep it out of the image.
+            command += ["--build-arg", name if name in os.environ else name.upper()]
+    for secret in sorted(secrets.iterdir()):
+        command += ["--secret", f"id={secret.name},src={secret}"]
+    return [*command, str(paths.ROOT)]
+
+
+@contextmanager
+def build_secrets() -> Iterator[Path]:
+    """A folder with what pip needs inside a build on this machine: its settings and its certificates."""
+    with tempfile.TemporaryDirectory(prefix="encore-build-") as temporary:
+        folder = Path(temporary)
+        settings = pip_settings()
+        certificates = settings.pop("cert", "")
+        lines = ["[global]", *(f"{name} = {value}" for name, value in settings.items())]
+        if certificates and Path(certificates).is_file():
+            shutil.copyfile(certificates, folder / "ca.pem")
+            lines.append("cert = /run/secrets/ca.pem")
+        (folder / "pip.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        yield folder
+
+
+KEPT_SETTINGS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", "trusted-host")
+
+
+def pip_settings() -> dict[str, str]:
+    """This machine's settings of pip that hold inside a build too: folders of this machine do not."""
+    listed = engines.ask([sys.executable, "-m", "pip", "config", "list"]).stdout
+    found = {}
+    for line in listed.splitlines():
+        key, _, value = line.partition("=")
+        name = key.rsplit(".", 1)[-1]
+        if name in KEPT_SETTINGS and value:
+            words = str(ast.literal_eval(value)).split()
+            kept = " ".join(word for word in words if not word.startswith("file:"))
+            if kept:
+                found[name] = kept
+    certificates = os.environ.get("SSL_CERT_FILE")
+    return {"cert": certificates, **found} if certificates else found
+
+
+def stream(command: Sequence[str], environment: Mapping[str, str], on_line: OnLine) -> tuple[int, str]:
+    """Run a command, hand its lines on, and return its exit code and its last lines."""
+    tail: list[str] = []
+    with subprocess.Popen(
+        list(command),
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as child:
+        for line in child.stdout or ():
+            on_line(line.rstrip())
+            tail = [*tail[-TAIL_LINES:], line]
+    return child.returncode, "".join(tail)
+
+
+def must(command: Sequence[str], environment: Mapping[str, str], on_line: OnLine, doing: str) -> None:
+    """Run a command; EncoreError explains why it failed."""
+    code, tail = stream(command, environment, on_line)
+    if code != 0:
+        error = engines.explain(tail, doing)
+        error.exit_code = ExitCode.FAILED
+        raise error
+
+
+# -- bases -------------------------------------------------------------------------------------------
+
+
+def check_space(engine: Engine, wanted_gib: float) -> None:
+    """Refuse what the engine's disk cannot take."""
+    folder = engines.data_folder(engine)
+    if folder is None:
+        return
+    free = shutil.disk_usage(folder).free / 2**30
+    if free < wanted_gib:
+        raise EncoreError(
+            f"{engine.name}: {free:.1f} GiB free in {folder}",
+            expected=f"{wanted_gib:g} GiB",
+            remedy=f"free some space ({engine.name} system prune), or move this folder to another disk",
+        )
+
+
+def pass_gate(choice: Choice, release: images.Release) -> None:
+    """Refuse a release that this machine's GPUs cannot run, before it is pulled."""
+    machine = node.this_node()
+    for check in compatibility.check_gpus(release, machine.gpus, choice.benchmark):
+        if check.level == "FAIL":
+            raise EncoreError(
+                f"{check.name}: {check.found}",
+                remedy=f"{check.remedy}; to build for another machine: --anyway",
+            )
+
+
+def ensure_base(choice: Choice, engine: Engine, name: str | None, anyway: bool, on_line: OnLine) -> Base:
+    """The base called ``name``, pulled if need be and held to images.lock."""
+    framework = choice.implementation.framework
+    if name == images.STANDIN:
+        reference = standin_name(framework)
+        if engines.inspect(engine, reference) is None:
+            raise EncoreError(
+                f"the CPU base {reference} is not built", remedy=f"make standin FRAMEWORK={framework}"
+            )
+        return Base(reference, images.STANDIN)
+    release = images.find_release(framework, name)
+    if not anyway:
+        pass_gate(choice, release)
+    digest = pull(engine, release, on_line)
+    return Base(f"{release.reference.rsplit(':', 1)[0]}@{digest}", release.release, digest)
+
+
+def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool = False) -> str:
+    """Pull a release unless it is there; returns its digest, which images.lock agrees to or ``accept``s."""
+    reference = release.reference
+    found = engines.inspect(engine, reference)
+    if found is None:
+        check_space(engine, PULL_GIB)
+        must([engine.program, "pull", reference], {}, on_line, f"{reference} is not pulled")
+        found = engines.inspect(engine, reference)
+    digests = [entry.rsplit("@", 1)[1] for entry in (found.digests if found else ()) if "@" in entry]
+    if not digests:
+        raise EncoreError(
+            f"{reference} has no digest: it did not come from a registry",
+            remedy=f"remove it ({engine.name} rmi {reference}) and pull it again",
+        )
+    if accept:
+        images.record(reference, digests[0])
+    images.hold_to_lock(reference, digests[0])
+    return digests[0]
+
+
+def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, on_line: OnLine) -> str:
+    """Build a benchmark's image; returns its name."""
+    file = dockerfile(choice)
+    base = ensure_base(choice, engine, base_name, anyway, on_line)
+    check_space(engine, BUILD_GIB)
+    program, environment = builder(engine)
+    tags = [image_name(choice), image_name(choice, base.name)]
+    arguments = {"BASE": base.reference, "CODE": code_id(), "COMMIT": commit()}
+    with build_secrets() as secrets:
+        command = build_command(program, engine.name, file, tags, arguments, secrets)
+        must(command, environment, on_line, f"{choice.name} could not be built")
+    return tags[0]
+
+
+# -- afterwards --------------------------------------------------------------------------------------
+
+
+def push(choice: Choice, engine: Engine, registry: str, on_line: OnLine) -> str:
+    """Tag the image for a registry and push it; returns the name there."""
+    if not registry:
+        raise EncoreError(
+            "no registry given", remedy=f"make push-{choice.name} REGISTRY=registry.example/team"
+        )
+    name = image_name(choice)
+    found = engines.inspect(engine, name)
+    if found is None:
+        raise not_built(choice, engine.name)
+    target = f"{registry.rstrip('/')}/{choice.name}:{found.labels.get('encore.code', 'latest')}"
+    must([engine.program, "tag", name, target], {}, on_line, "tag")
+    must([engine.program, "push", target], {}, on_line, f"{target} was not pushed")
+    return target
+
+
+def convert_command(choice: Choice, runtime: str, program: str) -> list[str]:
+    """The command that makes the image file which Apptainer or Enroot runs, from Docker's image."""
+    file, name = str(image_file(choice, runtime)), image_name(choice)
+    if runtime == "apptainer":
+        return [program, "build", "--force", file, f"docker-daemon://{name}"]
+    return [program, "import", "--output", file, f"dockerd://{name}"]
+
+
+def not_built(choice: Choice, engine: str) -> EncoreError:
+    """There is no image of a benchmark."""
+    return EncoreError(
+        f"{engine} has no image {image_name(choice)}",
+        remedy=f"make build-{choice.name}" + (" ENGINE=podman" if engine == "podman" else ""),
+    )
+
+
+def clean(engine: Engine) -> list[str]:
+    """Remove every image that was made here; returns their names."""
+    pattern = f"reference={PREFIX}/*"
+    listed = engines.ask(
+        [engine.program, "images", "--filter", pattern, "--format", "{{.Repository}}:{{.Tag}}"]
+    )
+    made = [line for line in listed.stdout.split() if line.startswith(PREFIX)]
+    if made:
+        done = engines.ask([engine.program, "rmi", "--force", *made], timeout=600)
+        if done.returncode != 0:
+            raise engines.explain(done.stderr, engine.name)
+    return made

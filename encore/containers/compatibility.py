@@ -1,0 +1,120 @@
+"""Can this machine run this image? Told before 20 GB are pulled, from the catalogue and the GPUs alone."""
+
+from __future__ import annotations
+
+import re
+
+from encore import catalogue
+from encore.catalogue import Benchmark
+from encore.configuration import Configuration
+from encore.containers import images
+from encore.containers.images import Images, Release
+from encore.machine.node import Gpu
+from encore.machine.preflight import Check
+
+ARCHITECTURES = (
+    ("Pascal", (6, 0)),
+    ("Volta", (7, 0)),
+    ("Turing", (7, 5)),
+    ("Ampere", (8, 0)),
+    ("Ada Lovelace", (8, 9)),
+    ("Hopper", (9, 0)),
+    ("Blackwell", (10, 0)),
+)
+"""Families with the least compute capability of each (NVIDIA, "CUDA GPU Compute Capability")."""
+
+WORKSTATION = ("GeForce", "RTX", "Quadro", "TITAN")
+"""In the names of GPUs that are no data center GPUs, so that older driver branches do not do for them."""
+
+
+def version(text: str) -> tuple[int, ...]:
+    """``535.104.05`` as numbers that compare; empty for what is no version."""
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def architecture(gpu: Gpu) -> str:
+    """Family of a GPU; empty where the driver is too old to tell."""
+    known = version(gpu.compute_capability or "")
+    names = [name for name, least in ARCHITECTURES if known and least <= known]
+    return names[-1] if names else ""
+
+
+def check_architecture(release: Release, gpu: Gpu) -> Check:
+    """The GPU's family against those that the image is known to run on."""
+    family = architecture(gpu)
+    found = f"{gpu.name} is {family or 'of unknown family'} ({gpu.compute_capability or 'unknown'})"
+    if not family or not release.architectures:
+        unknown = f"{found}; no source says whether {release.reference} runs on it"
+        return Check("WARN", "compute capability", unknown, "try it, or choose a release that states it")
+    least = version(release.compute_capability)
+    too_old = bool(least) and version(gpu.compute_capability or "") < least
+    # Code for one compute capability runs on later ones of the same first number (CUDA C++ Programming Guide,
+    # "Binary Compatibility").
+    majors = {first for name, (first, _) in ARCHITECTURES if name in release.architectures}
+    if version(gpu.compute_capability or "")[0] in majors and not too_old:
+        return Check("OK", "compute capability", found)
+    known = ", ".join(release.architectures)
+    return Check("FAIL", "compute capability", f"{found}; {release.reference} runs on {known}", "")
+
+
+def check_driver(release: Release, gpu: Gpu) -> Check:
+    """The driver against the image's least one, and the branches that data center GPUs may have instead."""
+    driver = version(gpu.driver)
+    if not release.driver:
+        return Check("WARN", "driver", f"{gpu.driver}; no source says what {release.reference} needs")
+    if driver[:1] >= version(release.driver)[:1]:
+        return Check("OK", "driver", f"{gpu.driver}, {release.driver} or later needed")
+    branches = [] if any(word in gpu.name for word in WORKSTATION) else release.data_center_drivers
+    for branch in map(version, branches):
+        if driver[:1] == branch[:1] and driver >= branch:
+            return Check("OK", "driver", f"{gpu.driver}, which data center GPUs may have")
+    allowed = f"{release.driver} or later" + (f", or {', '.join(branches)} or later" if branches else "")
+    return Check(
+        "FAIL", "driver", f"{gpu.driver}; {release.reference} needs {allowed}", "install a newer driver"
+    )
+
+
+def check_memory(configuration: Configuration, gpu: Gpu) -> Check:
+    """The GPU's memory against that of the GPU which the configuration was submitted on."""
+    match = re.search(r"(\d+) ?GB", configuration.system.accelerator)
+    if match is None:
+        return Check("OK", "GPU memory", f"{gpu.memory_gib:g} GiB")
+    # A 40 GB GPU reports a little less than 40 GiB.
+    submitted = int(match.group(1))
+    if gpu.memory_gib >= 0.9 * submitted:
+        return Check("OK", "GPU memory", f"{gpu.memory_gib:g} GiB, submitted with {submitted} GB")
+    smaller = max(1, int(configuration.get("batch_size") * gpu.memory_gib / submitted))
+    found = f"{gpu.memory_gib:g} GiB, the configuration was submitted with {submitted} GB"
+    return Check("WARN", "GPU memory", found, f"if it does not fit: --set batch_size={smaller}")
+
+
+def alternatives(benchmark: Benchmark, known: Images, gpu: Gpu) -> str:
+    """What can run on a GPU that an image cannot: implementations of the benchmark, else images at all."""
+    able = [r for r in known.release if check_architecture(r, gpu).level == "OK"]
+    frameworks = {release.framework for release in able}
+    for choice in catalogue.choices().values():
+        same = choice.benchmark.name == benchmark.name
+        if same and choice.implementation.framework in frameworks:
+            release = [r.release for r in able if r.framework == choice.implementation.framework][-1]
+            return f"use {choice.name} on release {release}, which runs on {architecture(gpu)}"
+    others = ", ".join(release.reference for release in able) or "none"
+    return (
+        f"no implementation of {benchmark.name} runs on {architecture(gpu)} yet "
+        f"(images stated to run on it: {others}); use an older GPU, or --system cpu"
+    )
+
+
+def check_gpus(release: Release, gpus: tuple[Gpu, ...], benchmark: Benchmark) -> list[Check]:
+    """Every kind of GPU against the image; one line for each kind."""
+    kinds = {(gpu.name, gpu.compute_capability, gpu.driver): gpu for gpu in gpus}
+    checks = []
+    for gpu in kinds.values():
+        fits = check_architecture(release, gpu)
+        if fits.level == "FAIL":
+            last = release.architectures[-1]
+            found = f"{fits.found}: {release.framework} images end at {last}"
+            if version(gpu.compute_capability or "") < version(release.compute_capability):
+                found = fits.found
+            fits = Check("FAIL", fits.name, found, alternatives(benchmark, images.catalogue(), gpu))
+        checks += [fits, check_driver(release, gpu)]
+    return checks

@@ -1,0 +1,221 @@
+"""The container engines of this machine: which there are, what they can do, and what their errors mean."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encore.containers.renderers.container import GpuAccess
+from encore.errors import EncoreError
+
+BUILDERS = ("docker", "podman")
+"""Engines that build images; the other two run files made from those."""
+ENGINES = (*BUILDERS, "apptainer", "enroot")
+INSTALL = {
+    "docker": "install Docker (apt-get install docker.io), or use another runtime: --runtime podman or host",
+    "podman": "install Podman (apt-get install podman), or use another runtime: --runtime docker or host",
+    "apptainer": "install Apptainer, or load its module, or use another runtime: --runtime docker or host",
+    "enroot": "install Enroot, or use another runtime: --runtime docker or host",
+}
+NO_TOOLKIT = (
+    "install the NVIDIA Container Toolkit and run `nvidia-ctk runtime configure` or `nvidia-ctk cdi generate`"
+)
+
+SYMPTOMS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"permission denied while trying to connect|dial unix .*permission denied",
+        "no permission on the engine's socket",
+        "have yourself added to its group and log in anew: sudo usermod --append --groups docker $USER",
+    ),
+    (
+        r"Cannot connect to the Docker daemon|Is the docker daemon running|connection refused.*docker\.sock",
+        "the engine does not run",
+        "start it: sudo systemctl start docker",
+    ),
+    (
+        r"newuidmap|subuid|not enough (unused )?ID|insufficient UIDs|cannot find UID/GID",
+        "this user has no numbers for rootless containers",
+        "give him some: sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER, "
+        "then podman system migrate",
+    ),
+    (
+        r"could not select device driver|unresolvable CDI|nvidia-container-cli|runtime.*nvidia|nvidia\.com",
+        "the engine cannot hand GPUs to containers",
+        NO_TOOLKIT,
+    ),
+    (r"no space left on device", "the engine's disk is full", "free some space: docker system prune"),
+    (
+        r"rlimit|ulimit|setting.*limits",
+        "the engine may not raise the limits that the job asks for",
+        "start the engine with CAP_SYS_RESOURCE, or lower default_ulimits in containers.conf (Podman)",
+    ),
+    (
+        r"unauthorized|authentication required|denied: requested access|403 Forbidden",
+        "the registry wants a login",
+        "log in: docker login nvcr.io, with $oauthtoken as the user and an NGC API key as the password",
+    ),
+    (
+        r"no such host|i/o timeout|unreachable|connection (refused|reset)|TLS handshake|x509|resolution|EOF$",
+        "the registry cannot be reached",
+        "check network and proxy, bring the image with `docker save` and `docker load`, or build on the CPU "
+        "base: make standin, then BASE=standin",
+    ),
+    (
+        r"no such image|image not known|unable to find image|manifest unknown|not found: manifest",
+        "there is no such image",
+        "build it: make build-BENCHMARK",
+    ),
+)
+"""What engines print, what it means, what to do; the first that matches counts."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine of this machine that answers."""
+
+    name: str
+    program: str
+    rootless: bool = False
+    gpu_access: GpuAccess | None = None
+    """None: it cannot hand out GPUs."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that an engine has."""
+
+    id: str
+    digests: tuple[str, ...]
+    """``name@sha256:...`` of the registries that it was pulled from or pushed to."""
+    labels: Mapping[str, str]
+    user: str
+    bytes: int
+
+
+def explain(output: str, doing: str) -> EncoreError:
+    """What an engine's output means, in one line and with the remedy."""
+    for pattern, meaning, remedy in SYMPTOMS:
+        if re.search(pattern, output, re.IGNORECASE | re.MULTILINE):
+            return EncoreError(f"{doing}: {meaning}", remedy=remedy)
+    last = [line.strip() for line in output.splitlines() if line.strip()][-1:]
+    return EncoreError(f"{doing}: {' '.join(last) or 'the engine said nothing'}", remedy="encore doctor")
+
+
+def gpu_options(engine: Engine) -> list[str]:
+    """Options of ``run`` that hand over all GPUs; none where the engine cannot."""
+    if engine.gpu_access is None:
+        return []
+    return {"gpus": ["--gpus", "all"], "cdi": ["--device", "nvidia.com/gpu=all"]}[engine.gpu_access]
+
+
+def programs(name: str, path: str | None = None) -> list[str]:
+    """Every client of this name on PATH, the first first."""
+    folders = (path if path is not None else os.environ.get("PATH", os.defpath)).split(os.pathsep)
+    found = [shutil.which(name, path=folder) for folder in folders if folder]
+    return list(dict.fromkeys(program for program in found if program))
+
+
+def find(name: str) -> str:
+    """The engine's client; EncoreError if there is none."""
+    found = programs(name)
+    if not found:
+        raise EncoreError(f"no {name} on PATH", remedy=INSTALL[name])
+    return found[0]
+
+
+def ask(argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run a short command of an engine; EncoreError if it does not answer at all."""
+    try:
+        return subprocess.run(
+            list(argv), capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EncoreError(f"{argv[0]} does not answer: {error}", remedy="restart the engine") from error
+
+
+def _srun_with_pyxis() -> str:
+    """srun, if Slurm has the plugin: its options then stand in srun's help."""
+    found = programs("srun")
+    if found and "--container-image" in ask([found[0], "--help"]).stdout:
+        return found[0]
+    raise EncoreError(
+        "srun has no --container-image: Pyxis is not installed here" if found else "no srun on PATH",
+        remedy="use another runtime: --runtime apptainer, docker or host",
+    )
+
+
+def connect(name: str) -> Engine:
+    """The engine, if it answers; EncoreError tells why it does not."""
+    if name == "pyxis":
+        return Engine(name, _srun_with_pyxis(), rootless=True, gpu_access="gpus")
+    program = find(name)
+    if name == "apptainer":
+        return Engine(name, program, rootless=True, gpu_access="gpus")
+    if name == "enroot":
+        return Engine(name, program, rootless=True, gpu_access="gpus")
+    done = ask([program, "info", "--format", "{{json .}}"])
+    # Docker's client prints what it knows of itself even where the engine does not answer.
+    facts = _json(done.stdout)
+    problems = "\n".join([*(facts.get("ServerErrors") or ()), done.stderr])
+    if done.returncode != 0 or facts.get("ServerErrors"):
+        raise explain(problems, name)
+    if name == "podman":
+        rootless = bool(facts.get("host", {}).get("security", {}).get("rootless"))
+        return Engine(name, program, rootless, "cdi" if _has_cdi() else None)
+    rootless = any("rootless" in option for option in facts.get("SecurityOptions") or ())
+    access: GpuAccess | None = "cdi" if _has_cdi() and facts.get("CDISpecDirs") else None
+    return Engine(name, program, rootless, "gpus" if "nvidia" in facts.get("Runtimes", {}) else access)
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        loaded = json.loads(text)
+    except ValueError:
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _has_cdi() -> bool:
+    """Whether a description of NVIDIA GPUs for the Container Device Interface lies where engines look."""
+    folders = (Path("/etc/cdi"), Path("/var/run/cdi"))
+    return any("nvidia" in path.name for folder in folders if folder.is_dir() for path in folder.iterdir())
+
+
+def inspect(engine: Engine, reference: str) -> Image | None:
+    """The engine's image called ``reference``; None if it has none."""
+    done = ask([engine.program, "image", "inspect", reference])
+    if done.returncode != 0:
+        error = explain(done.stderr, engine.name)
+        if "no such image" in error.found:
+            return None
+        raise error
+    facts = json.loads(done.stdout)[0]
+    config = facts.get("Config") or {}
+    return Image(
+        id=facts["Id"],
+        digests=tuple(facts.get("RepoDigests") or ()),
+        labels=config.get("Labels") or {},
+        user=config.get("User") or "",
+        bytes=int(facts.get("Size") or 0),
+    )
+
+
+def infiniband() -> tuple[str, ...]:
+    """Device files of InfiniBand adapters on this machine."""
+    folder = Path("/dev/infiniband")
+    return tuple(sorted(str(path) for path in folder.iterdir())) if folder.is_dir() else ()
+
+
+def data_folder(engine: Engine) -> Path | None:
+    """Where the engine keeps its images on this machine; None if it does not say."""
+    key = "{{.DockerRootDir}}" if engine.name == "docker" else "{{.Store.GraphRoot}}"
+    done = ask([engine.program, "info", "--format", key])
+    folder = Path(done.stdout.strip() or "/nonexistent")
+    return folder if done.returncode == 0 and folder.is_dir() else None

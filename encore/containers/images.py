@@ -1,0 +1,116 @@
+"""The NGC catalogue (containers/images.toml), and the digests that builds are held to (images.lock)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from encore import files, names, paths
+from encore.catalogue import parse
+from encore.errors import EncoreError
+
+CONTAINERS = paths.ROOT / "containers"
+CATALOGUE = CONTAINERS / "images.toml"
+LOCK = CONTAINERS / "images.lock"
+STANDIN = "standin"
+"""Name of the CPU base in place of a release."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Release(_Strict):
+    """One NGC image; an empty fact is one that no source states."""
+
+    framework: str
+    release: str
+    tag: str
+    framework_version: str = ""
+    python: str = ""
+    cuda: str = ""
+    dali: str = ""
+    horovod: str = ""
+    nccl: str = ""
+    driver: str = ""
+    data_center_drivers: tuple[str, ...] = ()
+    compute_capability: str = ""
+    architectures: tuple[str, ...] = ()
+    sources: tuple[str, ...] = Field(min_length=1)
+    note: str = ""
+
+    @property
+    def reference(self) -> str:
+        """What is pulled: ``nvcr.io/nvidia/mxnet:24.06-py3``."""
+        return f"nvcr.io/nvidia/{self.framework}:{self.tag}"
+
+
+class Submitted(_Strict):
+    """The base that a round's submission was built on, and why today's is another."""
+
+    round: str
+    benchmark: str
+    framework: str
+    release: str
+    source: str
+    why: str
+
+
+class Images(_Strict):
+    """All of images.toml."""
+
+    default: dict[str, str]
+    release: tuple[Release, ...]
+    submitted: tuple[Submitted, ...]
+
+
+def catalogue() -> Images:
+    """Read and check the catalogue."""
+    return parse(Images, CATALOGUE)
+
+
+def find_release(framework: str, name: str | None = None) -> Release:
+    """A release by its name (``24.06``) or tag (``24.06-py3``), or the framework's default."""
+    images = catalogue()
+    wanted = name or images.default.get(framework, "")
+    of_framework = [release for release in images.release if release.framework == framework]
+    for release in of_framework:
+        if wanted in (release.release, release.tag):
+            return release
+    raise names.unknown(f"{framework} release", wanted, [*(r.release for r in of_framework), STANDIN])
+
+
+def read_lock(lock: Path = LOCK) -> dict[str, dict[str, str]]:
+    """Recorded digests by reference; none before the first pull."""
+    if not lock.exists():
+        return {}
+    try:
+        content: Any = json.loads(lock.read_text(encoding="utf-8"))
+        return {reference: dict(entry) for reference, entry in content["images"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EncoreError(
+            f"{lock} is damaged", remedy="restore it from git, or remove it and run `encore images pin`"
+        ) from error
+
+
+def record(reference: str, digest: str, lock: Path = LOCK) -> None:
+    """Write a digest into the lock; one that is there already is replaced."""
+    entry = {"digest": digest, "recorded": files.utc_now()}
+    entries = {**read_lock(lock), reference: entry}
+    files.write_json(lock, {"images": dict(sorted(entries.items()))})
+
+
+def hold_to_lock(reference: str, digest: str, lock: Path = LOCK) -> None:
+    """Record the digest at the first pull; refuse another one from then on."""
+    locked = read_lock(lock).get(reference)
+    if locked is None:
+        record(reference, digest, lock)
+    elif locked["digest"] != digest:
+        raise EncoreError(
+            f"{reference} has another digest than images.lock: {digest}",
+            expected=f"{locked['digest']}, recorded {locked['recorded']}",
+            remedy="pull the recorded digest, or accept the new one: encore images pin --accept",
+        )

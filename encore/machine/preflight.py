@@ -1,0 +1,170 @@
+"""Checks before anything starts: OK, WARN or FAIL, each with what to do."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from encore.configuration import Configuration
+from encore.data import DataPassport, check_data
+from encore.errors import EncoreError
+from encore.machine.node import Node
+
+Level = Literal["OK", "WARN", "FAIL"]
+
+RESULTS_GIB = 1.0
+"""Space for checkpoints and logs: ResNet-50 needs about 0.2 GiB for a checkpoint with momentum, twice while
+the next one is written."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one check."""
+
+    level: Level
+    name: str
+    found: str
+    remedy: str = ""
+
+
+def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
+    """GPUs or cores, against what the configuration wants on this machine."""
+    wanted = configuration.ranks_per_node
+    if configuration.get("device") == "cpu":
+        if wanted > machine.cores:
+            remedy = f"ask for at most {machine.cores} to go faster"
+            return [Check("WARN", "cores", f"{wanted} ranks share {machine.cores} cores", remedy)]
+        return [Check("OK", "cores", f"{wanted} ranks on {machine.cores} cores")]
+    if not machine.gpus:
+        remedy = "use --system cpu, which runs the same code on a small data set"
+        return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, none found on {machine.hostname}", remedy)]
+    if wanted > len(machine.gpus):
+        remedy = f"ask for at most {len(machine.gpus)}"
+        return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, {len(machine.gpus)} found", remedy)]
+    kinds = {gpu.name for gpu in machine.gpus[:wanted]}
+    if len(kinds) > 1:
+        found = f"the GPUs differ: {', '.join(sorted(kinds))}"
+        return [Check("WARN", "GPUs", found, "the slowest sets the pace; choose with CUDA_VISIBLE_DEVICES")]
+    return [Check("OK", "GPUs", f"{wanted} of {len(machine.gpus)} x {machine.gpus[0].name}")]
+
+
+def check_data_set(configuration: Configuration, data: Path) -> tuple[Check, DataPassport | None]:
+    """The data set's passport against the benchmark and the configuration."""
+    try:
+        passport = check_data(data, configuration.choice.benchmark.name)
+    except EncoreError as error:
+        expected = f"; expected {error.expected}" if error.expected else ""
+        return Check("FAIL", "data set", error.found + expected, error.remedy), None
+    classes = configuration.values.get("num_classes")
+    if classes is not None and passport.classes != classes.value:
+        found = f"{passport.name} has {passport.classes} classes, the configuration {classes.value}"
+        return Check("FAIL", "data set", found, _other_data(configuration, passport)), passport
+    return Check("OK", "data set", f"{passport.name} in {data}"), passport
+
+
+def _other_data(configuration: Configuration, passport: DataPassport) -> str:
+    """What to do about a data set that has another number of classes."""
+    change = f"--set num_classes={passport.classes}"
+    full = configuration.choice.benchmark.full_data.name
+    if configuration.system.kind == "small":
+        return f"use {change}"
+    return f"give the {full} data set: --data DIR; or train on this one with {change}"
+
+
+def check_results(results: Path) -> Check:
+    """The results folder: writable, with space."""
+    folder = results
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        return Check("FAIL", "results folder", f"{folder} is not a folder", "give another: --results DIR")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Check("FAIL", "results folder", f"{folder} is not writable", "give another: --results DIR")
+    free = shutil.disk_usage(folder).free / 2**30
+    if free < RESULTS_GIB:
+        remedy = "free some space, or give a folder on another disk: --results DIR"
+        return Check("FAIL", "disk", f"{free:.2f} GiB free for results, {RESULTS_GIB:g} needed", remedy)
+    return Check("OK", "disk", f"{free:.0f} GiB free for results")
+
+
+def check_shared_memory(configuration: Configuration) -> Check:
+    """/dev/shm, through which ranks of one node talk (NCCL's troubleshooting guide asks for it)."""
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError:
+        return Check("WARN", "shared memory", "no /dev/shm", "mount one: the ranks talk through it")
+    mib = usage.total // 2**20
+    if configuration.get("device") == "gpu" and mib < 1024:
+        return Check(
+            "WARN", "shared memory", f"/dev/shm has {mib} MiB", "give it at least 1 GiB (--shm-size)"
+        )
+    return Check("OK", "shared memory", f"/dev/shm has {mib} MiB")
+
+
+def check_limits(configuration: Configuration) -> Check:
+    """Open files for DALI and the sockets between ranks."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 256 + 64 * configuration.ranks
+    if soft < wanted:
+        return Check("WARN", "open files", f"limit {soft}, {wanted} may be needed", f"ulimit -n {wanted}")
+    return Check("OK", "open files", f"limit {soft}")
+
+
+def family(accelerator: str) -> str:
+    """``V100`` of ``NVIDIA Tesla V100-SXM2-16GB``."""
+    return accelerator.replace("NVIDIA ", "").replace("Tesla ", "").split("-")[0]
+
+
+def memory_gib(accelerator: str) -> float:
+    """``16`` of ``NVIDIA Tesla V100-SXM2-16GB``; 0 where the name does not tell."""
+    last = accelerator.rsplit("-", 1)[-1].removesuffix("GB")
+    return float(last) if last.isdigit() else 0.0
+
+
+def check_accelerator(configuration: Configuration, machine: Node) -> list[Check]:
+    """Whether the GPUs are of the kind that the configuration was submitted on."""
+    submitted = configuration.system.accelerator
+    if configuration.get("device") == "cpu" or not machine.gpus or family(submitted) in machine.gpus[0].name:
+        return []
+    found = f"the configuration was submitted on {submitted}, this is {machine.gpus[0].name}"
+    remedy = "a batch that fits there may not fit here, and the times cannot be held against each other"
+    return [Check("WARN", "accelerator", found, remedy)]
+
+
+def check_submission(configuration: Configuration, passport: DataPassport | None) -> Check:
+    """Whether the run can be held against a submitted one."""
+    if configuration.get("device") == "cpu":
+        return Check("OK", "configuration", "a CPU run: tries the code, reproduces nothing")
+    if configuration.deviations:
+        return Check(
+            "WARN", "configuration", "not a submitted configuration: " + "; ".join(configuration.deviations)
+        )
+    full = configuration.choice.benchmark.full_data.name
+    if passport is not None and passport.name != full:
+        return Check("WARN", "configuration", f"submitted with {full}, this is {passport.name}")
+    return Check("OK", "configuration", f"as submitted: {configuration.system.source}")
+
+
+def check_run(configuration: Configuration, machine: Node, data: Path, results: Path) -> list[Check]:
+    """All checks of one run on the `host` runtime."""
+    data_check, passport = check_data_set(configuration, data)
+    return [
+        *check_devices(configuration, machine),
+        *check_accelerator(configuration, machine),
+        data_check,
+        check_results(results),
+        check_shared_memory(configuration),
+        check_limits(configuration),
+        check_submission(configuration, passport),
+    ]
+
+
+def refuse_failed(checks: list[Check]) -> None:
+    """Raise EncoreError for the first FAIL."""
+    for check in checks:
+        if check.level == "FAIL":
+            raise EncoreError(f"{check.name}: {check.found}", remedy=check.remedy)

@@ -1,0 +1,75 @@
+"""Measure an implementation with its own bench.py, in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encore import catalogue, configuration, data, environment, launchers, paths
+from encore.containers.renderers import host
+from encore.errors import EncoreError, ExitCode
+from encore.job import Job, rank_environment
+from encore.machine import node
+from encore.run import planning
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure."""
+
+    name: str
+    system: str | None
+    round: str | None
+    data: Path | None
+    steps: int
+    repeats: int
+    settings: tuple[str, ...]
+
+
+def measure(request: Request, on_step: Callable[[str], None], on_update: data.OnUpdate) -> dict[str, Any]:
+    """Run bench.py on one rank that has the whole machine; returns its JSON result."""
+    choice = catalogue.choose(request.name)
+    machine = node.this_node()
+    system = planning.choose_system(choice, 1, machine, request.system, request.round)
+    resolved = configuration.resolve(choice, system, 1, 1, list(request.settings))
+    python = environment.ensure_environment(choice.implementation.framework, on_step)
+    folder = (request.data or paths.default_data(choice.benchmark.name)).absolute()
+    if request.data is None and system.kind == "small" and not (folder / "dataset.json").exists():
+        data.prepare(choice.benchmark.name, folder, data.Preparation(), python, on_update)
+    data.check_data(folder, choice.benchmark.name)
+    with tempfile.TemporaryDirectory(prefix="encore-bench-") as temporary:
+        config = Path(temporary) / "config.json"
+        config.write_text(json.dumps(resolved.plain()), encoding="utf-8")
+        arguments = ("--config", str(config), "--data", str(folder))
+        counts = ("--steps", str(request.steps), "--repeats", str(request.repeats))
+        alone = launchers.on_one_node(choice.implementation.framework, 1, temporary)
+        job = Job(
+            argv=("python", "-m", f"{choice.implementation.module}.bench", *arguments, *counts),
+            environment=rank_environment(resolved, alone, {}, node.cores()),
+            mounts=(),
+            ranks=1,
+            gpus=1 if resolved.get("device") == "gpu" else 0,
+        )
+        command = host.render(job, python, os.environ)
+        done = subprocess.run(
+            command.argv,
+            env=dict(command.environment),
+            cwd=command.working_directory,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise EncoreError(
+            f"the measurement failed with exit code {done.returncode}",
+            remedy="read its output above",
+            exit_code=ExitCode.FAILED,
+        )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result

@@ -1,0 +1,153 @@
+"""Is an image fit for use? What `make test-image-BENCHMARK` asks of it."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from encore import catalogue, configuration, data, paths
+from encore.catalogue import Choice
+from encore.containers import building, engines
+from encore.containers.engines import Engine, Image
+from encore.errors import EncoreError, ExitCode
+from encore.job import Command
+from encore.run import planning, run_folder, runner
+from encore.run.passport import SECRET
+
+LABELS = (
+    "org.opencontainers.image.revision",
+    "org.opencontainers.image.base.name",
+    "encore.benchmark",
+    "encore.framework",
+    "encore.code",
+)
+MANIFESTS = ("/opt/encore/python-packages.txt", "/opt/encore/system-packages.txt")
+
+
+def run(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
+    """Each test's name and what is wrong; an empty text where nothing is."""
+    image = engines.inspect(engine, building.image_name(choice))
+    if image is None:
+        raise building.not_built(choice, engine.name)
+    yield "labels", check_labels(image)
+    yield "user", "the image's user is root" if image.user in ("", "0", "root") else ""
+    yield "imports", _imports(choice, engine)
+    yield from _image_check(choice, engine)
+    yield "versions", _versions(choice, engine)
+    yield "no secrets", _secrets(choice, engine)
+    yield "training", _training(choice, engine)
+
+
+def check_labels(image: Image) -> str:
+    """Labels that every image of a benchmark carries."""
+    missing = [name for name in LABELS if image.labels.get(name, "unknown") == "unknown"]
+    return f"missing: {', '.join(missing)}" if missing else ""
+
+
+def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str] = ()) -> tuple[str, str]:
+    """Output of a command in the image, and what went wrong."""
+    run = [engine.program, "run", "--rm", "--pull", "never", *options]
+    done = engines.ask([*run, building.image_name(choice), *command], timeout=300)
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return done.stdout, lines[-1] if done.returncode else ""
+
+
+def _imports(choice: Choice, engine: Engine) -> str:
+    _, problem = _inside(choice, engine, "python", "-c", _environment(choice)["check"])
+    return problem
+
+
+def _environment(choice: Choice) -> dict[str, Any]:
+    table = catalogue.read_toml(paths.REQUIREMENTS / "environments.toml")
+    return dict(table[choice.implementation.framework])
+
+
+def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
+    """What only a framework's image can prove, with the GPUs if there are any; its last line is told."""
+    module = _environment(choice).get("image_check")
+    if module:
+        output, problem = _inside(choice, engine, "python", "-m", module, options=engines.gpu_options(engine))
+        said = output.strip().splitlines()[-1:] if not problem else []
+        yield (
+            " ".join([module.rsplit(".", 1)[-1].replace("_", " "), *(f"({line})" for line in said)]),
+            problem,
+        )
+
+
+def pinned(choice: Choice) -> str:
+    """What the image pins: several images may hold the same."""
+    names: list[str] = re.findall(
+        r"^COPY requirements/(\S+)", building.dockerfile(choice).read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return (paths.REQUIREMENTS / names[0]).read_text(encoding="utf-8")
+
+
+def _versions(choice: Choice, engine: Engine) -> str:
+    """The manifests, and in them what the requirements pin."""
+    for path in MANIFESTS:
+        text, problem = _inside(choice, engine, "cat", path)
+        if problem:
+            return problem
+        if "python" in path:
+            python = text
+    allowed: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^([\w-]+)==([\w.]+)", pinned(choice), re.MULTILINE):
+        allowed.setdefault(name.lower(), set()).add(version)
+    held = {n.lower(): v for n, v in re.findall(r"^([\w.-]+)==([\w.+]+)", python, re.MULTILINE)}
+    wrong = [f"{n} {held.get(n, 'missing')}" for n, v in allowed.items() if held.get(n) not in v]
+    return f"not as pinned: {', '.join(wrong)}" if wrong else ""
+
+
+def _secrets(choice: Choice, engine: Engine) -> str:
+    """Nothing in the image's environment or history may look like a secret."""
+    history = engines.ask(
+        [engine.program, "history", "--no-trunc", "--format", "{{.CreatedBy}}", building.image_name(choice)]
+    )
+    variables, problem = _inside(choice, engine, "env")
+    found = [line.split("=", 1)[0] for line in variables.splitlines() if SECRET.search(line.split("=", 1)[0])]
+    found += re.findall(r"://[^/\s]+:[^@\s]+@", history.stdout)
+    return problem or (f"looks like a secret: {', '.join(found)}" if found else "")
+
+
+def _training(choice: Choice, engine: Engine) -> str:
+    """One epoch on the small data set, with everything that a run does."""
+    with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
+        small = choice.benchmark.small_data.system
+        # One epoch is all warm-up where there is any.
+        settings = ["epochs=1"]
+        if "warmup_epochs" in configuration.field_types(choice.folder):
+            settings.append("warmup_epochs=0")
+        folder = Path(temporary) / choice.benchmark.name
+        request = planning.Request(
+            name=choice.name,
+            gpus=1,
+            system=small,
+            results=Path(temporary) / "results",
+            settings=tuple(settings),
+            runtime=engine.name,
+        )
+        plan = planning.make_plan(request, small_data=folder)
+        quiet = runner.Hooks(
+            step=lambda text: None,
+            prepare_data=_prepare,
+            experiment=lambda experiment: None,
+            progress=lambda progress: None,
+            ended=lambda experiment, outcome: None,
+        )
+        try:
+            run, python = runner.prepare_and_create(plan, quiet)
+            code = runner.execute(plan, run, python, quiet, hang_seconds=120)
+        except EncoreError as error:
+            return str(error)
+        return "" if code in (ExitCode.REACHED, ExitCode.NOT_REACHED) else _reason(run)
+
+
+def _prepare(directory: Path, by: Path | Command) -> None:
+    data.prepare(directory.name, directory, data.Preparation(), by)
+
+
+def _reason(folder: run_folder.RunFolder) -> str:
+    return folder.experiments()[0].state().reason

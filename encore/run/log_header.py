@@ -1,0 +1,63 @@
+"""The lines of an MLPerf log that the launcher writes before the ranks start."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from encore.configuration import Configuration
+from encore.machine.node import Node
+
+
+def write(path: Path, configuration: Configuration, machine: Node, cache_cleared: bool) -> None:
+    """Start the log at ``path`` with what is run, by whom and on what, and the cache event.
+
+    A submitted configuration is checked by the rules of the closed division, anything else by those of the
+    open one; the status is always "research", since Encore submits nothing.
+    """
+    from mlperf_logging.mllog import constants
+
+    benchmark = configuration.choice.benchmark
+    events: dict[str, Any] = {
+        constants.SUBMISSION_BENCHMARK: benchmark.name,
+        constants.SUBMISSION_ORG: "Encore",
+        constants.SUBMISSION_DIVISION: configuration.division,
+        constants.SUBMISSION_STATUS: "research",
+        constants.SUBMISSION_PLATFORM: platform_name(configuration, machine),
+    }
+    if benchmark.log_format == "v0.5":
+        _write_v05(path, benchmark.name, {**events, "run_clear_caches": cache_cleared})
+    else:
+        _write_mllog(path, {**events, constants.CACHE_CLEAR: cache_cleared})
+
+
+def _write_mllog(path: Path, events: dict[str, Any]) -> None:
+    from mlperf_logging.mllog.mllog import MLLogger
+
+    logger = logging.Logger("encore.header", logging.INFO)
+    handler = logging.FileHandler(path, mode="a", encoding="utf-8")
+    logger.addHandler(handler)
+    log = MLLogger(logger=logger)
+    try:
+        for key, value in events.items():
+            log.event(key, value)
+    finally:
+        handler.close()
+
+
+def _write_v05(path: Path, benchmark: str, events: dict[str, Any]) -> None:
+    """As the ranks write theirs: benchmarks/common/mllog_v05.py."""
+    with path.open("a", encoding="utf-8") as file:
+        for key, value in events.items():
+            place = f"{time.time():.9f} (log_header.py:0)"
+            file.write(f":::MLPv0.5.0 {benchmark} {place} {key}: {json.dumps(value)}\n")
+
+
+def platform_name(configuration: Configuration, machine: Node) -> str:
+    """``8 x NVIDIA A100-SXM4-40GB`` or ``2 ranks on INTEL(R) XEON(R)``."""
+    if configuration.get("device") == "gpu" and machine.gpus:
+        return f"{configuration.ranks} x {machine.gpus[0].name}"
+    return f"{configuration.ranks} ranks on {machine.cpu}"

@@ -1,0 +1,134 @@
+"""The run passport: everything needed to say later what exactly was run. No secrets go into it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from encore import __version__, checkout, files
+from encore.configuration import Configuration
+from encore.job import Command
+from encore.machine import node
+
+SCHEMA = 1
+REDACTED = "(redacted)"
+ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")
+"""``NAME=`` or ``--env=NAME=``, before the value."""
+SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
+
+
+def redact(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the values of variables that look like secrets taken out."""
+    return {name: REDACTED if SECRET.search(name) else value for name, value in environment.items()}
+
+
+def redact_arguments(arguments: Sequence[str]) -> list[str]:
+    """Command line arguments with the values of ``NAME=VALUE`` taken out where NAME looks like a secret."""
+    shown = []
+    for argument in arguments:
+        match = ASSIGNMENT.match(argument)
+        secret = match is not None and SECRET.search(match["name"])
+        shown.append(f"{match[0]}{REDACTED}" if match and secret else argument)
+    return shown
+
+
+def _submission_note(configuration: Configuration) -> str:
+    if configuration.get("device") == "cpu":
+        return "a CPU run: for trying the code, never a reproduction"
+    if configuration.is_submitted:
+        return (
+            f"the submitted configuration of {configuration.system.submission or configuration.system.system}"
+        )
+    return "not a submitted configuration: " + "; ".join(
+        configuration.deviations or ("a study, not a submission",)
+    )
+
+
+def describe(
+    configuration: Configuration,
+    command: Command,
+    data_set: dict[str, Any],
+    machine: node.Node,
+    seeds: list[int],
+    runtime: str,
+    image: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Content of run.json."""
+    return {
+        "schema": SCHEMA,
+        "encore": __version__,
+        "created": files.utc_now(),
+        "benchmark": configuration.choice.benchmark.name,
+        "implementation": configuration.choice.implementation_name,
+        "name": configuration.choice.name,
+        "round": configuration.system.round,
+        "system": configuration.system.system,
+        "system_source": configuration.system.source,
+        "submission": _submission_note(configuration),
+        "nodes": configuration.nodes,
+        "ranks_per_node": configuration.ranks_per_node,
+        "runtime": runtime,
+        "arguments": redact_arguments(sys.argv[1:]),
+        "command": list(command.argv),
+        "environment": redact(command.environment),
+        "code": checkout.code_state(),
+        "image": image,
+        "data": data_set,
+        "seeds": seeds,
+        "configuration": {
+            name: {"value": value.value, "origin": value.origin}
+            for name, value in configuration.values.items()
+        },
+        "deviations": list(configuration.deviations),
+        "node": machine.as_json(),
+        "user_id": os.getuid(),
+    }
+
+
+def system_description(
+    configuration: Configuration, machine: node.Node, software: Mapping[str, str]
+) -> dict[str, Any]:
+    """MLPerf's system description; what is not known stays empty (schema of the v0.7 repository).
+
+    ``software`` are the versions of what runs, such as ``dali_version``.
+    """
+    driver = {"cuda_driver_version": machine.gpus[0].driver} if machine.gpus else {}
+    gpu = machine.gpus[0] if machine.gpus and configuration.get("device") == "gpu" else None
+    return {
+        "submitter": "",
+        "division": configuration.division,
+        "status": "research",
+        "system_name": machine.hostname,
+        "number_of_nodes": str(configuration.nodes),
+        "host_processors_per_node": str(machine.sockets or ""),
+        "host_processor_model_name": machine.cpu,
+        "host_processor_core_count": "",
+        "host_processor_vcpu_count": str(machine.cores),
+        "host_processor_frequency": "",
+        "host_processor_caches": "",
+        "host_processor_interconnect": "",
+        "host_memory_capacity": f"{machine.memory_gib:g} GiB",
+        "host_storage_type": "",
+        "host_storage_capacity": "",
+        "host_networking": "",
+        "host_networking_topology": "",
+        "host_memory_configuration": "",
+        "accelerators_per_node": str(configuration.ranks_per_node if gpu else 0),
+        "accelerator_model_name": gpu.name if gpu else "",
+        "accelerator_host_interconnect": "",
+        "accelerator_frequency": "",
+        "accelerator_on-chip_memories": "",
+        "accelerator_memory_configuration": "",
+        "accelerator_memory_capacity": f"{gpu.memory_gib:g} GiB" if gpu else "",
+        "accelerator_interconnect": "",
+        "accelerator_interconnect_topology": "",
+        "cooling": "",
+        "hw_notes": "",
+        "framework": configuration.choice.implementation.framework,
+        "other_software_stack": {**driver, **software},
+        "operating_system": machine.operating_system,
+        "sw_notes": "",
+    }

@@ -1,0 +1,370 @@
+"""Make all choices of a run, check them, and take them again from the passport of an earlier one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from encore import catalogue, files, launchers, paths
+from encore import configuration as configurations
+from encore.catalogue import Choice, System
+from encore.configuration import Configuration
+from encore.containers import runtimes
+from encore.containers.runtimes import ON_HOST, Target
+from encore.errors import EncoreError
+from encore.launchers import Launch
+from encore.machine import node, preflight
+from encore.machine.node import Node
+from encore.run import passport
+from encore.run.run_folder import RunFolder
+from encore.slurm import allocation as allocations
+from encore.slurm import cluster as clusters
+from encore.slurm import placement
+from encore.slurm import step as slurm_step
+from encore.slurm.allocation import Allocation
+from encore.slurm.cluster import Cluster
+from encore.slurm.step import Step
+from encore.ssh import hosts, multi_host, ssh_launchers
+from encore.ssh.hosts import Host
+
+MAX_GPUS = 4096
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; None where the user left the choice to Encore."""
+
+    name: str
+    gpus: int | None
+    """In all nodes together; None: all that Slurm has given to the job."""
+    nodes: int | None = None
+    system: str | None = None
+    round: str | None = None
+    data: Path | None = None
+    results: Path | None = None
+    runs: int = 1
+    seed: int | None = None
+    settings: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    drop_caches: bool | None = None
+    runtime: str | None = None
+    image: str | None = None
+    cluster: Path | None = None
+    """cluster.toml; None: the one at its usual place, if any."""
+    hosts: tuple[Host, ...] = ()
+    """Hosts to reach by ssh; empty: this machine, or what the scheduler gave."""
+    launcher: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request with all choices made."""
+
+    configuration: Configuration
+    machine: Node
+    data: Path
+    makes_small_data: bool
+    results: Path
+    seeds: tuple[int, ...]
+    extra_environment: Mapping[str, str]
+    drop_caches: bool
+    target: Target = ON_HOST
+    allocation: Allocation | None = None
+    """The Slurm job that the run takes place in; None: this machine alone."""
+    cluster: Cluster = field(default_factory=Cluster)
+    hosts: tuple[Host, ...] = ()
+    """Hosts that ssh reaches, without a scheduler."""
+    launcher: str = ""
+    """Starts the ranks on ``hosts``; empty without them."""
+
+    @property
+    def label(self) -> str:
+        """``resnet-mxnet-cpu``: the run folder's name after the time; in a Slurm job with ``-job12``."""
+        choice = self.configuration.choice
+        name = f"{choice.benchmark.name}-{choice.implementation_name}-{self.configuration.system.system}"
+        return f"{name}-{self.allocation.folder_mark}" if self.allocation else name
+
+    def launch(self, output: str) -> Launch:
+        """How the ranks of the experiment in ``output`` are started."""
+        framework = self.configuration.choice.implementation.framework
+        if self.hosts:
+            gpus = self.configuration.get("device") == "gpu"
+            return multi_host.launch(self.launcher, self.hosts, output, self.extra_environment, gpus)
+        if self.allocation is None:
+            return launchers.on_one_node(framework, self.configuration.ranks, output)
+        # Pyxis finds PMIx itself, and on the host nothing is hidden.
+        needs_folders = self.target.runtime not in ("host", "pyxis")
+        nodes, per_node = self.configuration.nodes, self.configuration.ranks_per_node
+        network = placement.interfaces(self.cluster, self.allocation, nodes)
+        if self.configuration.get("device") == "cpu" and framework in launchers.HOROVOD:
+            # By MPI alone.
+            network = {name: value for name, value in network.items() if name.startswith("OMPI_")}
+        step = Step(
+            framework=framework,
+            nodes=nodes,
+            ranks_per_node=per_node,
+            logs=f"{output}/ranks",
+            mpi=self.cluster.mpi,
+            binding=placement.cpu_binding(self.cluster, self.allocation, per_node),
+            network=network,
+            folders=(slurm_step.spool_folder(),) if needs_folders else (),
+        )
+        return slurm_step.launch(step, self.allocation, os.environ)
+
+
+def choose_system(
+    choice: Choice, gpus: int, machine: Node, name: str | None, round_name: str | None, nodes: int = 1
+) -> System:
+    """The system that was named, else the one that is nearest to this machine's GPUs, else the small one.
+
+    ``gpus`` are those of all nodes together.
+    """
+    if name is not None:
+        return catalogue.find_system(choice, name, round_name)
+    if not machine.gpus:
+        return catalogue.find_system(choice, choice.benchmark.small_data.system, round_name)
+    wanted_round = round_name or choice.benchmark.default_round
+    candidates = [s for s in catalogue.systems(choice) if s.kind == "submitted" and s.round == wanted_round]
+    if not candidates:
+        raise EncoreError(
+            f"no system of {choice.name} in round {wanted_round}", remedy="name one with --system"
+        )
+    gpu = machine.gpus[0]
+
+    def distance(system: System) -> tuple[bool, bool, float, bool, int]:
+        # Of accelerators that nothing was submitted on, the memory says best which batch will fit.
+        other = preflight.family(system.accelerator) not in gpu.name
+        memory = abs(preflight.memory_gib(system.accelerator) - gpu.memory_gib) if other else 0.0
+        count = abs(system.nodes * system.gpus_per_node - gpus)
+        return (nodes == 1 and system.nodes > 1, other, memory, system.nodes != nodes, count)
+
+    return min(candidates, key=distance)
+
+
+def check_gpus(gpus: int) -> None:
+    """Refuse a number of GPUs that cannot be."""
+    if not 1 <= gpus <= MAX_GPUS:
+        raise EncoreError(f"{gpus} GPUs asked for", expected=f"1 to {MAX_GPUS}", remedy="such as 8")
+
+
+def spread(system: System, gpus: int) -> tuple[int, int]:
+    """Nodes, and GPUs on each: as in the system for its own number of GPUs, else all on one node."""
+    if gpus == system.nodes * system.gpus_per_node:
+        return system.nodes, system.gpus_per_node
+    return 1, gpus
+
+
+def spread_over(allocation: Allocation, request: Request, cluster: Cluster, machine: Node) -> tuple[int, int]:
+    """Nodes, and GPUs (on a CPU: ranks) on each, of a run inside a Slurm job."""
+    nodes = request.nodes or len(allocation.nodes)
+    if nodes > len(allocation.nodes):
+        raise EncoreError(
+            f"{nodes} nodes asked for, the Slurm job has {len(allocation.nodes)}",
+            remedy=f"submit it with more: sbatch -N {nodes} slurm/run.sub {request.name}",
+        )
+    if request.gpus is None:
+        has = allocation.gpus_per_node or allocation.tasks_per_node or cluster.gpus_per_node
+        return nodes, has or len(machine.gpus) or 1
+    if request.nodes is None and request.gpus < nodes:
+        nodes = 1
+    if request.gpus % nodes:
+        raise EncoreError(
+            f"{request.gpus} GPUs cannot be spread evenly over {nodes} nodes",
+            expected=f"a multiple of {nodes}",
+            remedy=f"{request.gpus - request.gpus % nodes} or {request.gpus + nodes - request.gpus % nodes},"
+            " or fewer nodes: --nodes 1",
+        )
+    return nodes, request.gpus // nodes
+
+
+def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> dict[str, str]:
+    """Variables of ``--env NAME=VALUE`` and, taken from the caller, ``--env NAME``."""
+    variables = {}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not name.isidentifier():
+            raise EncoreError(f"--env {setting!r} names no variable", expected="NAME=VALUE or NAME")
+        if not separator and name not in caller:
+            raise EncoreError(
+                f"--env {name}: the variable is not set", remedy=f"give it a value: --env {name}=VALUE"
+            )
+        variables[name] = value if separator else caller[name]
+    return variables
+
+
+def make_plan(request: Request, small_data: Path | None = None, allocation: Allocation | None = None) -> Plan:
+    """Make all choices; EncoreError for names, numbers and combinations that cannot be.
+
+    ``small_data`` is where the small data set is made if not at its usual place; ``allocation`` is the Slurm
+    job to plan for, by default the one that this process runs in.
+    """
+    choice = catalogue.choose(request.name)
+    if not request.hosts:
+        allocation = allocation or allocations.current(os.environ)
+    cluster, _ = clusters.load(request.cluster)
+    _check_numbers(request, allocation)
+    machine = node.this_node()
+    if allocation is not None:
+        nodes, per_node = spread_over(allocation, request, cluster, machine)
+        total = nodes * per_node
+        system = choose_system(choice, total, machine, request.system, request.round, nodes)
+    else:
+        total = request.gpus or 1
+        count = len(request.hosts) or 1
+        system = choose_system(choice, total, machine, request.system, request.round, count)
+        over = request.hosts
+        nodes, per_node = hosts.layout(over, total) if over else spread(system, total)
+    check_gpus(total)
+    resolved = configurations.resolve(choice, system, nodes, per_node, list(request.settings))
+    data = request.data or cluster.data_of(choice.benchmark.name)
+    runs = allocation.array_count if allocation and allocation.array_count > 1 else request.runs
+    first = request.seed if request.seed is not None else secrets.randbits(31) % (2**31 - runs)
+    runtime = request.runtime or cluster.runtime
+    image, device = request.image or cluster.image or None, resolved.get("device")
+    return Plan(
+        configuration=resolved,
+        machine=machine,
+        data=(data or small_data or paths.default_data(choice.benchmark.name)).absolute(),
+        makes_small_data=system.kind == "small" and data is None,
+        results=(request.results or cluster.results or paths.default_results()).absolute(),
+        seeds=tuple(first + number for number in range(runs)),
+        extra_environment=parse_environment(request.environment, os.environ),
+        drop_caches=system.kind != "small" if request.drop_caches is None else request.drop_caches,
+        target=runtimes.choose(runtime, choice, machine, device, image, allocation is not None),
+        allocation=allocation,
+        cluster=cluster,
+        hosts=request.hosts,
+        launcher=choose_launcher(request, choice),
+    )
+
+
+def choose_launcher(request: Request, choice: Choice) -> str:
+    """What starts the ranks on the hosts of a request; empty without hosts."""
+    if request.hosts:
+        return ssh_launchers.choose(request.launcher, choice.implementation.framework)
+    if request.launcher is not None:
+        remedy = "name them: --hosts n1:4,n2:4, or --hostfile FILE"
+        raise EncoreError(f"--launcher {request.launcher} without hosts", remedy=remedy)
+    return ""
+
+
+def _check_numbers(request: Request, allocation: Allocation | None) -> None:
+    if request.gpus is None and allocation is None:
+        raise EncoreError("no number of GPUs given", expected=f"encore run {request.name} GPUS")
+    if request.gpus is not None:
+        check_gpus(request.gpus)
+    if request.nodes is not None and allocation is None:
+        raise EncoreError(
+            f"--nodes {request.nodes} outside of a Slurm job",
+            remedy=f"sbatch -N {request.nodes} slurm/run.sub {request.name}",
+        )
+    if request.runs < 1:
+        raise EncoreError(f"--runs {request.runs}", expected="at least 1", remedy="--runs 5")
+    if allocation is not None and allocation.array_count > 1 and request.runs > 1:
+        raise EncoreError(
+            f"--runs {request.runs} in an array of {allocation.array_count} tasks",
+            expected="one of the two: every task of the array is a run",
+            remedy="leave --runs out, or submit without --array",
+        )
+    if request.seed is not None and not 0 <= request.seed < 2**31:
+        raise EncoreError(f"--seed {request.seed}", expected="0 to 2147483647")
+
+
+def checks(plan: Plan) -> list[preflight.Check]:
+    """The preflight of a plan; the small data set, which is made on the way, need not be there yet."""
+    found = preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results)
+    if plan.makes_small_data and not (plan.data / "dataset.json").exists():
+        made = preflight.Check("OK", "data set", f"the small one will be made in {plan.data}")
+        found = [made if check.name == "data set" else check for check in found]
+    folders = [plan.data, plan.results]
+    found = [*runtimes.check(plan.target, plan.configuration, plan.machine, folders), *found]
+    if plan.hosts:
+        framework = plan.configuration.choice.implementation.framework
+        mpi = multi_host.check_mpi(plan.launcher, framework)
+        return [*multi_host.local_checks(plan.hosts, plan.launcher, plan.target.runtime), *mpi, *found]
+    if plan.configuration.nodes > 1 and plan.allocation is None:
+        remedy = (
+            f"give the GPUs of one node, {plan.configuration.ranks_per_node}, or submit it: "
+            f"sbatch -N {plan.configuration.nodes} slurm/run.sub {plan.configuration.choice.name}"
+        )
+        found.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", remedy))
+    return found
+
+
+def refuse(plan: Plan) -> list[preflight.Check]:
+    """Refuse a plan with a failed check; returns the warnings."""
+    found = checks(plan)
+    preflight.refuse_failed(found)
+    return [check for check in found if check.level == "WARN"]
+
+
+def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
+    """The plan of an existing run, from its passport alone; by default in the Slurm job of this process."""
+    content = folder.passport()
+    choice = catalogue.choose(content["name"])
+    system = catalogue.find_system(choice, content["system"], content["round"])
+    config = configurations.config_class(choice.folder)
+    stored = files.read_json(folder.path / "config.json")
+    if set(stored) != set(configurations.field_types(choice.folder)):
+        raise EncoreError(
+            f"{folder.path} was made by a version of Encore with other configuration keys",
+            remedy=f"check out commit {content['code']['commit']} to go on with it, or start a new run",
+        )
+    config(**{key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()})
+    values = {
+        name: configurations.Value(
+            tuple(v) if isinstance(v, list) else v, content["configuration"][name]["origin"]
+        )
+        for name, v in stored.items()
+    }
+    resolved = Configuration(
+        choice, system, content["nodes"], content["ranks_per_node"], values, tuple(content["deviations"])
+    )
+    machine = node.this_node()
+    image = content["image"]["name"] if content["image"] else None
+    over = tuple(Host(**each) for each in content.get("hosts", ()))
+    if not over:
+        allocation = allocation or allocations.current(os.environ)
+        _check_nodes(content["nodes"], allocation, folder)
+    cluster, _ = clusters.load()
+    return Plan(
+        configuration=resolved,
+        machine=machine,
+        data=Path(content["data"]["folder"]),
+        makes_small_data=False,
+        results=folder.path.parent,
+        seeds=tuple(content["seeds"]),
+        extra_environment=_restore_secrets(content["extra_environment"]),
+        drop_caches=content["drop_caches"],
+        target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image),
+        allocation=allocation,
+        cluster=cluster,
+        hosts=over,
+        launcher=content.get("launcher", ""),
+    )
+
+
+def _check_nodes(began_with: int, allocation: Allocation | None, folder: RunFolder) -> None:
+    """A run goes on with as many nodes as it began with: its batch and its share of the data depend on it."""
+    has = len(allocation.nodes) if allocation is not None else 1
+    if began_with > has:
+        raise EncoreError(
+            f"the run began on {began_with} nodes, here is {has}",
+            remedy=f"sbatch -N {began_with} slurm/run.sub --resume {folder.path}",
+        )
+
+
+def _restore_secrets(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables of an earlier call; the values of secrets, which were not kept, come from this caller."""
+    missing = [
+        name for name, value in variables.items() if value == passport.REDACTED and name not in os.environ
+    ]
+    if missing:
+        raise EncoreError(
+            f"the run was given {', '.join(missing)}, whose value is not kept",
+            remedy=f"set it again: {missing[0]}=VALUE encore run --resume RUN",
+        )
+    return {name: os.environ[name] if v == passport.REDACTED else v for name, v in variables.items()}

@@ -1,0 +1,281 @@
+"""The life of a run: prepare, render, run; and going on with an interrupted one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from encore import data as data_sets
+from encore import environment, files
+from encore.containers import engines, runtimes
+from encore.containers.renderers import host
+from encore.errors import EncoreError, ExitCode
+from encore.job import Command, Job, Mount, Places, training_job
+from encore.machine import node, page_cache, preflight
+from encore.run import log_header, passport, run_folder, slurm_job
+from encore.run.follow import Progress
+from encore.run.planning import Plan, plan_of, refuse
+from encore.run.run_folder import Experiment, ExperimentState, RunFolder
+from encore.run.supervise import Outcome, Signals, run
+from encore.slurm import nodes, requeue
+from encore.slurm.allocation import Allocation
+from encore.ssh import multi_host
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """How a run tells what it does."""
+
+    step: Callable[[str], None]
+    prepare_data: Callable[[Path, Path | Command], None]
+    """Makes the small data set in this folder, with this Python or by this command."""
+    experiment: Callable[[Experiment], None]
+    progress: Callable[[Progress], None]
+    ended: Callable[[Experiment, Outcome], None]
+
+
+def job_of(plan: Plan, output: Path) -> Job:
+    """The job of the experiment in ``output``."""
+    mounts = (Mount(plan.data, str(plan.data), True), Mount(output, str(output), False))
+    places = Places(data=str(plan.data), output=str(output))
+    launch = plan.launch(str(output))
+    return training_job(plan.configuration, places, mounts, plan.extra_environment, node.cores(), launch)
+
+
+def render(plan: Plan, output: Path, python: Path | None) -> Command:
+    """The command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
+    job = job_of(plan, output)
+    if python is not None:
+        command = host.render(job, python, os.environ)
+    else:
+        command = runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
+    if plan.hosts:
+        return multi_host.complete(command, plan.hosts, output, os.environ)
+    if not job.outer:
+        return command
+    # srun makes files, but no folders; horovodrun and torchrun make both.
+    logs = [output / "ranks" / f"rank.{rank}" for rank in range(job.ranks)]
+    return replace(command, rank_folders=tuple(logs))
+
+
+def dry_run_command(plan: Plan) -> Command:
+    """The command that a run would execute, without making anything."""
+    output = plan.results / f"TIME-{plan.label}" / "experiment_0"
+    if plan.target.runtime != "host":
+        return render(plan, output, None)
+    return render(
+        plan, output, environment.describe(plan.configuration.choice.implementation.framework).python
+    )
+
+
+def ensure_python(plan: Plan, hooks: Hooks) -> Path | None:
+    """The Python of the framework's environment, made if need be; None where an image brings its own."""
+    if plan.target.runtime != "host":
+        return None
+    return environment.ensure_environment(plan.configuration.choice.implementation.framework, hooks.step)
+
+
+def as_shell(command: Command) -> str:
+    """A command as one could type it."""
+    variables = [
+        f"{name}={shlex.quote(value)}" for name, value in passport.redact(command.environment).items()
+    ]
+    return " ".join(["cd", shlex.quote(str(command.working_directory)), "&&", "env", "-i", *variables]) + (
+        " \\\n  " + shlex.join(command.argv)
+    )
+
+
+def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None]:
+    """Set up what is missing, check, and make the run folder; returns it with the environment's Python."""
+    python = ensure_python(plan, hooks)
+    if plan.makes_small_data and not (plan.data / "dataset.json").exists():
+        # An engine mounts only what is there.
+        plan.data.mkdir(parents=True, exist_ok=True)
+        small = data_sets.Preparation()
+        by = python or runtimes.preparation(plan.target, plan.data.name, plan.data, small)
+        hooks.prepare_data(plan.data, by)
+    refuse(plan)
+    check_nodes(plan, python)
+    found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
+    data_set = {
+        "id": found.id,
+        "name": found.name,
+        "folder": str(plan.data),
+        "counts": dict(found.counts),
+    }
+    seeds = list(plan.seeds)
+
+    def content(path: Path) -> dict[str, Any]:
+        command = render(plan, path / "experiment_0", python)
+        target = (plan.target.runtime, plan.target.as_json())
+        told = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
+        told["drop_caches"] = plan.drop_caches
+        told["extra_environment"] = passport.redact(plan.extra_environment)
+        told["hosts"] = multi_host.as_json(plan.hosts)
+        told["launcher"] = plan.launcher
+        told["slurm"] = plan.allocation.as_json() if plan.allocation else None
+        return told
+
+    versions = environment.software(python) if python is not None else {}
+    system = passport.system_description(plan.configuration, plan.machine, versions)
+    config = plan.configuration.plain()
+    shared = slurm_job.shared_stamp(plan.allocation) if plan.allocation else None
+    folder = run_folder.create(plan.results, plan.label, content, system, config, seeds, shared)
+    return folder, python
+
+
+def check_nodes(plan: Plan, python: Path | None) -> list[dict[str, Any]]:
+    """Facts of every node of the Slurm job; refuses one that lacks what the run needs."""
+    if plan.allocation is None:
+        gpus = plan.configuration.get("device") == "gpu"
+        multi_host.refuse_unfit(plan.hosts, plan.data, plan.results, python, gpus, plan.extra_environment)
+        return []
+    target, image = plan.target, Path(plan.target.image)
+    # The name, not the file: another node may have it elsewhere.
+    program = Path(target.engine.program).name if target.engine else None
+    wanted = {
+        "readable": [str(plan.data / data_sets.PASSPORT)]
+        + ([str(python)] if python else [])
+        + ([str(image)] if image.is_absolute() else []),
+        "writable": [str(existing(plan.results))],
+        "programs": [program] if program else [],
+        "image": [program, "image", "inspect", target.image] if target.runtime in engines.BUILDERS else None,
+        "gpus": plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0,
+    }
+    facts, checks = nodes.check(plan.configuration.nodes, wanted)
+    preflight.refuse_failed(checks)
+    return facts
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def execute(
+    plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, hang_seconds: float
+) -> ExitCode:
+    """Run every experiment that has not ended yet; stops at the first that fails or is interrupted.
+
+    A task of a Slurm array runs the experiment of its own number alone.
+    """
+    mine = slurm_job.experiments_of(folder, plan.allocation)
+    with Signals() as signals:
+        for experiment in mine:
+            if experiment.state().status in run_folder.FINISHED:
+                continue
+            outcome = _run_experiment(plan, experiment, python, hooks, signals, hang_seconds)
+            hooks.ended(experiment, outcome)
+            if outcome.status == "failed":
+                return ExitCode.FAILED
+            if outcome.status == "interrupted":
+                if plan.allocation and (outcome.lost_nodes or signals.received == requeue.WARNING):
+                    hooks.step(requeue.request(plan.allocation, plan.cluster.max_requeues, folder.path))
+                return ExitCode.INTERRUPTED
+    reached = all(experiment.state().status == "reached" for experiment in mine)
+    return ExitCode.REACHED if reached else ExitCode.NOT_REACHED
+
+
+def _run_experiment(
+    plan: Plan,
+    experiment: Experiment,
+    python: Path | None,
+    hooks: Hooks,
+    signals: Signals,
+    hang_seconds: float,
+) -> Outcome:
+    started = experiment.state().started or files.utc_now()
+    job = plan.allocation.name if plan.allocation else ""
+    state = ExperimentState("running", started=started, job=job)
+    try:
+        # A folder that was still being written when the ranks were killed is none.
+        fresh = not any((experiment.folder / "checkpoint").glob("step_*"))
+        if fresh:
+            _clear_remains(experiment)
+            cleared = _drop_caches(plan)
+            log_header.write(experiment.log, plan.configuration, plan.machine, cleared)
+        if plan.hosts:
+            multi_host.write_hosts(plan.hosts, experiment.folder)
+        experiment.set_state(state)
+        hooks.experiment(experiment)
+        command = render(plan, experiment.folder, python)
+        if plan.allocation is None:
+            outcome = run(command, experiment, signals, hooks.progress, hang_seconds)
+        else:
+            outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, hang_seconds)
+        experiment.set_state(
+            replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now())
+        )
+        experiment.publish_log()
+    except OSError as error:
+        return Outcome("failed", f"the run folder cannot be written: {error.strerror or error}")
+    return outcome
+
+
+def _run_in_slurm(
+    allocation: Allocation,
+    command: Command,
+    experiment: Experiment,
+    hooks: Hooks,
+    signals: Signals,
+    hang_seconds: float,
+) -> Outcome:
+    for left in reversed(range(slurm_job.LAUNCHES)):
+        outcome = run(command, experiment, signals, hooks.progress, hang_seconds, slurm_job.STOP_SECONDS)
+        if outcome.status != "failed":
+            return outcome
+        outcome = slurm_job.blame_lost_nodes(outcome, allocation)
+        if outcome.lost_nodes or signals.received or not slurm_job.was_not_launched(experiment) or not left:
+            return outcome
+        hooks.step(f"srun could not start the ranks ({outcome.reason}); trying again")
+    return outcome
+
+
+def _drop_caches(plan: Plan) -> bool:
+    """Whether the file caches of all nodes were dropped."""
+    if not plan.drop_caches:
+        return False
+    return nodes.drop_caches(plan.configuration.nodes) if plan.allocation else page_cache.drop()
+
+
+def _clear_remains(experiment: Experiment) -> None:
+    """Put aside what a try without a checkpoint has left, so that the new one starts clean."""
+    for path in (experiment.log, experiment.metrics):
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.discarded"))
+
+
+def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
+    """The command that would go on with an experiment."""
+    plan = plan_of(folder)
+    python = None
+    if plan.target.runtime == "host":
+        python = environment.describe(plan.configuration.choice.implementation.framework).python
+    return render(plan, experiment.folder, python)
+
+
+def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> tuple[Plan, ExitCode]:
+    """Go on with a run: finished experiments stay, the others go on from their checkpoints."""
+    plan = plan_of(folder)
+    wanted = folder.passport()["data"]["id"]
+    found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
+    if found.id != wanted:
+        raise EncoreError(
+            f"the data set in {plan.data} is not the one that the run began with",
+            expected=f"id {wanted[:12]}",
+            remedy="restore it, or start a new run",
+        )
+    runtimes.refuse_other_image(folder.passport(), plan.target)
+    preflight.refuse_failed(
+        [
+            *runtimes.check(plan.target, plan.configuration, plan.machine, [plan.data, plan.results]),
+            *preflight.check_devices(plan.configuration, plan.machine),
+        ]
+    )
+    python = ensure_python(plan, hooks)
+    check_nodes(plan, python)
+    return plan, execute(plan, folder, python, hooks, hang_seconds)

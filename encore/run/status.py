@@ -1,0 +1,344 @@
+"""Where runs and jobs stand, from the run folders, the queue and what is left of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from encore.errors import EncoreError
+from encore.machine import processes
+from encore.run import follow, run_folder
+from encore.run.run_folder import Experiment, ExperimentState, RunFolder
+from encore.slurm import queue
+from encore.slurm.queue import Job
+
+State = Literal[
+    "queued", "starting", "running", "reached", "not reached", "interrupted", "failed", "lost",
+    "not started", "cancelled", "ended", "damaged",
+]  # fmt: skip
+ALIVE: tuple[State, ...] = ("queued", "starting", "running")
+
+SILENT_SECONDS = 15.0
+"""A run on this machine writes telemetry once a second; one that is silent for so long has ended."""
+SILENT_SECONDS_ELSEWHERE = 90.0
+"""The same for another machine, whose files are seen late over the network (NFS: up to 60 s)."""
+JOB_MARK = re.compile(r"-job(\d+)(?:-\d+)?$")
+"""End of a run folder's name in a Slurm job; a job with several runs numbers them."""
+
+DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, EncoreError)
+"""What reading a file of another content raises."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The jobs of this user at one moment."""
+
+    jobs: tuple[Job, ...] = ()
+    answers: bool = False
+    """Whether Slurm could be asked: if not, a job that is missing tells nothing."""
+    note: str = ""
+
+    def find(self, name: str) -> Job | None:
+        """The job or task of this name or number."""
+        return next((job for job in self.jobs if name and name in (job.name, job.number)), None)
+
+    def tasks(self, array: str) -> list[Job]:
+        """Tasks of an array in order."""
+        found = [job for job in self.jobs if job.array == array and job.task is not None]
+        return sorted(found, key=lambda job: job.task or 0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run, a task of an array, or a job without a run folder."""
+
+    state: State
+    when: float
+    """When it was made or submitted, in Unix seconds."""
+    job: str = ""
+    run: Path | None = None
+    reason: str = ""
+    experiment: int | None = None
+    """The experiment that the progress is of, from 0; None before any has begun."""
+    experiments: int = 0
+    reached: int = 0
+    """Experiments that reached their target."""
+    epoch: int = 0
+    epochs: int = 0
+    quality: float | None = None
+    """Last evaluation."""
+    target: float | None = None
+    nodes: int | None = None
+    seconds: float | None = None
+    """Time that it has run, or waited so far in the queue."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The row for ``encore status --json``."""
+        return {**vars(self), "run": str(self.run) if self.run else None, "job": self.job or None}
+
+
+def ask(job: str = "") -> Queue:
+    """The queue of this user, or one job or array of it, as Slurm tells; empty where there is no Slurm."""
+    try:
+        found = queue.numbered(job) if job else queue.own()
+    except EncoreError as error:
+        return Queue(note=f"the queue cannot be seen: {error.found}")
+    return Queue(tuple(found), answers=queue.is_there())
+
+
+# -- one experiment -------------------------------------------------------------------------------------
+
+
+def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[State, str]:
+    """Where an experiment stands and why, by its state file, its job and its signs of life."""
+    state = experiment.state()
+    if state.status == "reached":
+        return "reached", ""
+    if state.status == "not_reached":
+        return "not reached", ""
+    if job is not None and job.waits:
+        return "queued", job.reason
+    if state.status == "failed":
+        return "failed", state.reason
+    in_job = job is not None and not job.has_ended
+    if state.status == "running":
+        if in_job or (not _is_known_ended(state, job, answers) and shows_life(experiment)):
+            return "running", ""
+        return "lost", _why_lost(state, job)
+    # An interrupted experiment in a job that runs is on its way out, or goes on after a requeue.
+    if in_job:
+        return "starting", ""
+    if state.status == "interrupted":
+        return "interrupted", state.reason
+    return "not started", f"Slurm: {job.state}" if job is not None else ""
+
+
+def _is_known_ended(state: ExperimentState, job: Job | None, answers: bool) -> bool:
+    """Whether Slurm says for certain that the job in which the experiment ran is over."""
+    return bool(state.job) and answers and (job is None or job.has_ended)
+
+
+def _why_lost(state: ExperimentState, job: Job | None) -> str:
+    if job is not None:
+        return f"Slurm: {job.state}"
+    return f"job {state.job} is no longer there" if state.job else "its processes are gone"
+
+
+def last_sign(experiment: Experiment) -> float:
+    """Unix time of the last sign of life; 0 if there was none."""
+    times = [beat.time for beat in processes.heartbeats(experiment.folder / "heartbeat")]
+    for name in ("telemetry.jsonl", "state.json", "metrics.jsonl"):
+        with contextlib.suppress(OSError):
+            times.append((experiment.folder / name).stat().st_mtime)
+    return max(times, default=0.0)
+
+
+def shows_life(experiment: Experiment) -> bool:
+    """Whether a rank still runs here, or there was a sign of life a moment ago."""
+    folder = experiment.folder / "heartbeat"
+    if processes.rank_processes(folder):
+        return True
+    hosts = {beat.host for beat in processes.heartbeats(folder)}
+    limit = SILENT_SECONDS if hosts == {platform.node()} else SILENT_SECONDS_ELSEWHERE
+    return time.time() - last_sign(experiment) < limit
+
+
+def _progress(row: Row) -> Row:
+    """The row with how far its experiment has come; unchanged if its metrics cannot be read."""
+    if row.run is None or row.experiment is None:
+        return row
+    experiment = Experiment(row.experiment, row.run / f"experiment_{row.experiment}")
+    with contextlib.suppress(*DAMAGE):
+        seen = follow.read_progress(experiment.metrics)
+        if seen.epochs:
+            row = replace(row, epoch=seen.epoch, epochs=seen.epochs, quality=seen.quality)
+            return replace(row, target=seen.quality_target)
+    return row
+
+
+# -- one run --------------------------------------------------------------------------------------------
+
+
+def number_of(folder: RunFolder) -> str:
+    """Number of the Slurm job that made the folder; empty outside of Slurm."""
+    match = JOB_MARK.search(folder.path.name)
+    return match.group(1) if match else ""
+
+
+def is_of_array(folder: RunFolder) -> bool:
+    """Whether each experiment is a task of an array."""
+    return "_" in str((folder.passport().get("slurm") or {}).get("job", ""))
+
+
+def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
+    """Name of the job in which an experiment ran last or will run; empty outside of Slurm."""
+    known = experiment.state().job
+    number = number_of(folder)
+    if known or not number or not is_of_array(folder):
+        return known or number
+    tasks = jobs.tasks(number)
+    if len(tasks) == len(folder.experiments()):
+        return tasks[experiment.number].name
+    return f"{number}_{experiment.number}"
+
+
+def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
+    """A row for the run, or for each task of an array; without the progress."""
+    try:
+        every = folder.experiments()
+        groups = [[each] for each in every] if is_of_array(folder) else [every]
+        return [_row(folder, group, jobs) for group in groups]
+    except DAMAGE as error:
+        text = error.found if isinstance(error, EncoreError) else f"{type(error).__name__}: {error}"
+        return [Row("damaged", made(folder.path), number_of(folder), folder.path, text)]
+
+
+def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> Row:
+    if not experiments:
+        return Row("damaged", made(folder.path), number_of(folder), folder.path, "no experiments in it")
+    names = [job_of(folder, each, jobs) for each in experiments]
+    found = [
+        (each, name, *verdict(each, jobs.find(name), jobs.answers))
+        for each, name in zip(experiments, names, strict=True)
+    ]
+    reached = sum(state == "reached" for _, _, state, _ in found)
+    experiment, name, state, reason = _telling(found)
+    states = [each.state() for each in experiments]
+    job = jobs.find(name)
+    if state == "queued" and job is not None:
+        seconds: float | None = time.time() - job.submitted_at
+    else:
+        end = time.time() if state in ALIVE else 0.0
+        seconds = _seconds(states, end or max(last_sign(each) for each in experiments))
+    return Row(
+        state,
+        made(folder.path),
+        name,
+        folder.path,
+        reason,
+        None if state == "not started" else experiment.number,
+        len(folder.experiments()),
+        reached,
+        nodes=folder.passport().get("nodes"),
+        seconds=seconds,
+    )
+
+
+Told = tuple[Experiment, str, State, str]
+
+ORDER: tuple[State, ...] = (
+    "running", "failed", "lost", "interrupted", "starting", "queued", "not started", "not reached", "reached",
+)  # fmt: skip
+"""Of the experiments of a run, the one in the earliest of these states tells how the run stands."""
+
+
+def _telling(found: Sequence[Told]) -> Told:
+    chosen = min(found, key=lambda each: ORDER.index(each[2]))
+    experiment, name, state, _ = chosen
+    # A run whose process is gone between two experiments has lost the rest.
+    if state == "not started" and any(each[2] in ("reached", "not reached") for each in found):
+        return experiment, name, "interrupted", f"experiment {experiment.number + 1} was never started"
+    if state in ("reached", "not reached"):
+        last = found[-1]
+        return last[0], last[1], state, ""
+    return chosen
+
+
+def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | None:
+    """From the first start to the last end, or to ``otherwise`` where one has not ended."""
+    begun = [unix(state.started) for state in states if state.started]
+    if not begun:
+        return None
+    ended = [unix(state.ended) if state.ended else otherwise for state in states if state.started]
+    return max(max(ended) - min(begun), 0.0)
+
+
+def unix(text: str) -> float:
+    """Unix seconds of a time in a state file."""
+    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
+
+
+def made(path: Path) -> float:
+    """When a run folder was made, by its name; by its files where the name does not say it."""
+    with contextlib.suppress(ValueError):
+        stamp = datetime.strptime(path.name.partition("-")[0], run_folder.STAMP)
+        return stamp.replace(tzinfo=timezone.utc).timestamp()
+    for each in (path / "run.json", path):
+        with contextlib.suppress(OSError):
+            return each.stat().st_mtime
+    return 0.0
+
+
+def run_folders(results: Path) -> list[RunFolder]:
+    """Everything in ``results`` that is or was a run folder, the newest first."""
+    with contextlib.suppress(OSError):
+        found = [path for path in results.iterdir() if not path.name.startswith(".") and _is_run(path)]
+        return [RunFolder(path) for path in sorted(found, key=lambda path: (-made(path), path.name))]
+    return []
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "run.json").exists() or (path / "experiment_0").is_dir()
+
+
+# -- all of them ----------------------------------------------------------------------------------------
+
+
+def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
+    """All that lives, and so many of the rest (None: all); the newest first."""
+    rows = [row for folder in run_folders(results) for row in rows_of(folder, jobs)]
+    known = {row.job.partition("_")[0] for row in rows if row.job}
+    known |= {number for number in map(_number, rows) if number}
+    present = {job.name for job in jobs.jobs}
+    ended = [job for job in queue.accounted() if job.name not in present]
+    rows += without_folder([job for job in (*jobs.jobs, *ended) if job.array not in known])
+    # Tasks of an array have the same time: they stay in order.
+    rows.sort(key=lambda row: -row.when)
+    shown = [row for index, row in enumerate(rows) if most is None or index < most or row.state in ALIVE]
+    return [_progress(row) for row in shown]
+
+
+def _number(row: Row) -> str:
+    return number_of(RunFolder(row.run)) if row.run is not None else ""
+
+
+def without_folder(jobs: Iterable[Job]) -> list[Row]:
+    """Encore's jobs that have not made a run folder, or none that is seen here; an array's tasks together."""
+    groups: dict[tuple[str, State, str], list[Job]] = {}
+    for job in jobs:
+        if job.is_encores:
+            groups.setdefault((job.array, *_of_job(job)), []).append(job)
+    rows = []
+    for (array, state, reason), tasks in groups.items():
+        first = tasks[0]
+        rows.append(
+            Row(
+                state,
+                first.submitted_at,
+                first.name if len(tasks) == 1 else array,
+                reason=reason,
+                experiments=len(tasks),
+                nodes=first.nodes,
+                seconds=time.time() - first.submitted_at if state == "queued" else first.seconds,
+            )
+        )
+    return rows
+
+
+def _of_job(job: Job) -> tuple[State, str]:
+    if job.waits:
+        return "queued", job.reason
+    if not job.has_ended:
+        return "starting", "no run folder yet"
+    if job.state == "CANCELLED":
+        return "cancelled", "before it made a run folder"
+    if job.state == "COMPLETED":
+        return "ended", "its run folder is elsewhere"
+    return "failed", f"before it made a run folder; Slurm: {job.state}"

@@ -1,0 +1,330 @@
+"""Run one command to its end: follow it, pass signals on, notice a rank that dies or hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from encore.containers import engines
+from encore.job import Command
+from encore.machine import processes
+from encore.machine.telemetry import Telemetry
+from encore.run.follow import Progress, Tail
+from encore.run.run_folder import Experiment, Status
+
+POLL_SECONDS = 0.1
+STOP_SECONDS = 8.0
+"""Time for a checkpoint after a signal, before the ranks are killed."""
+SRUN_SECONDS = 15.0
+"""Time that srun gets to end the ranks of all nodes, before it is killed itself."""
+LAST_LINES = 15
+CLEAN_UP_SECONDS = 30.0
+ENGINE_FAILED = (125, 126, 127)
+"""Exit codes of ``docker run`` and ``podman run`` for a container that did not start."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an experiment ended."""
+
+    status: Status
+    reason: str = ""
+    last_lines: tuple[str, ...] = ()
+    lost_nodes: tuple[str, ...] = ()
+    """Nodes of the Slurm job that no longer answer: the cause, and none of the training's."""
+
+
+class Signals:
+    """While entered, a signal that asks to stop sets a flag instead of ending this process.
+
+    SIGINT comes from a terminal, SIGTERM from a scheduler that takes the nodes away, SIGUSR1 from Slurm some
+    time before the limit (sbatch --signal).
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+
+
+def run(
+    command: Command,
+    experiment: Experiment,
+    signals: Signals,
+    on_progress: Callable[[Progress], None],
+    hang_seconds: float,
+    stop_seconds: float = STOP_SECONDS,
+) -> Outcome:
+    """Execute ``command`` for ``experiment``; returns when no process of it is left."""
+    ranks = experiment.folder / "ranks"
+    ranks.mkdir(exist_ok=True)
+    for path in command.rank_folders:
+        path.mkdir(exist_ok=True)
+    _forget_heartbeats(experiment.folder / "heartbeat")
+    tail = Tail(experiment.metrics)
+    tail.read()
+    _clean_up(command)
+    with (ranks / "launcher.txt").open("ab") as output:
+        output.write(f"{START}{shlex.join(command.argv)}\n".encode())
+        output.flush()
+        child = subprocess.Popen(
+            command.argv,
+            env=dict(command.environment),
+            cwd=command.working_directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # The terminal's Ctrl-C comes to us alone; we pass it on in order.
+            start_new_session=True,
+        )
+        watch = HangWatch(experiment.folder / "heartbeat", hang_seconds)
+        telemetry = Telemetry(experiment.folder / "telemetry.jsonl")
+        telemetry.start()
+        try:
+            outcome = _watch(child, experiment, tail, signals, on_progress, watch, stop_seconds)
+            return _told_by_engine(command, child, experiment) or outcome
+        finally:
+            if _leave_none(child, experiment):
+                # What the engine was asked for before its client was killed may come about a moment later.
+                _clean_up(command)
+                time.sleep(POLL_SECONDS)
+            _clean_up(command)
+            telemetry.stop()
+
+
+def _clean_up(command: Command) -> None:
+    """Remove the container of this experiment: left by a try that was killed, or by the one that ends now."""
+    if command.cleanup:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                command.cleanup,
+                env=dict(command.environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=CLEAN_UP_SECONDS,
+                check=False,
+            )
+
+
+def _told_by_engine(
+    command: Command, child: subprocess.Popen[bytes], experiment: Experiment
+) -> Outcome | None:
+    """What a container engine said that could not start the container at all."""
+    if command.runtime not in engines.BUILDERS or child.returncode not in ENGINE_FAILED:
+        return None
+    lines = rank_output(experiment, -1)
+    told = engines.explain("\n".join(lines), command.runtime)
+    return Outcome("failed", f"{told.found}; do this: {told.remedy}", lines)
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    experiment: Experiment,
+    tail: Tail,
+    signals: Signals,
+    on_progress: Callable[[Progress], None],
+    watch: HangWatch,
+    stop_seconds: float,
+) -> Outcome:
+    progress = Progress()
+    stop_at: float | None = None
+    while True:
+        ended = child.poll() is not None
+        for record in tail.read():
+            progress.add(record)
+        on_progress(progress)
+        if ended:
+            return _conclude(child.returncode, progress, experiment, signals)
+        if signals.received and stop_at is None:
+            stop_at = time.monotonic() + stop_seconds
+            # Ranks that are not up yet have nothing to save.
+            if not processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM):
+                stop_at = 0.0
+        if stop_at is not None and time.monotonic() > stop_at:
+            return Outcome(
+                "interrupted", f"stopped by {signal.Signals(signals.received).name}, without a checkpoint"
+            )
+        hung = watch.check()
+        if hung:
+            processes.dump_stacks(experiment.folder / "heartbeat")
+            return Outcome("failed", hung, rank_output(experiment, watch.suspect))
+        time.sleep(POLL_SECONDS)
+
+
+def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Signals) -> Outcome:
+    if code == 0 and progress.outcome == "reached":
+        return Outcome("reached")
+    if code == 0 and progress.outcome == "not_reached":
+        return Outcome("not_reached")
+    if signals.received:
+        saved = progress.outcome == "interrupted"
+        how = "a checkpoint was written" if saved else "without a checkpoint"
+        return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, {how}")
+    if progress.outcome == "interrupted":
+        return Outcome("interrupted", "a rank was stopped by a signal; a checkpoint was written")
+    rank, how = first_failure(experiment, code)
+    lines = rank_output(experiment, rank)
+    if any(symptom in line for line in lines for symptom in DISK_FULL):
+        where = experiment.folder
+        return Outcome(
+            "failed", f"rank {rank} could not write: the disk is full; free some space around {where}"
+        )
+    return Outcome("failed", f"rank {rank} {how}", lines)
+
+
+def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> bool:
+    """End all processes of the job; returns whether there were any left."""
+    if child.poll() is None and child.args[0] in ("srun", "mpirun"):  # type: ignore[index, operator]
+        # SIGTERM to it kills the ranks on all nodes; killed itself, it would leave those elsewhere.
+        processes.end([psutil.Process(child.pid)], grace_seconds=SRUN_SECONDS)
+    left = processes.family(child.pid) if child.poll() is None else []
+    left += processes.rank_processes(experiment.folder / "heartbeat")
+    processes.end(left, grace_seconds=1.0)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=5)
+    return bool(left)
+
+
+def _forget_heartbeats(folder: Path) -> None:
+    for path in folder.glob("rank_*"):
+        path.unlink()
+
+
+class HangWatch:
+    """Finds the rank that stopped while the others wait for it."""
+
+    def __init__(self, folder: Path, hang_seconds: float) -> None:
+        self._folder = folder
+        self._hang_seconds = hang_seconds
+        self._next = time.monotonic() + 1.0
+        self.suspect = 0
+
+    def check(self) -> str:
+        """What hangs, or an empty text; looks once a second."""
+        if self._hang_seconds <= 0 or time.monotonic() < self._next:
+            return ""
+        self._next = time.monotonic() + 1.0
+        beats = processes.heartbeats(self._folder)
+        if not beats or time.time() - max(beat.time for beat in beats) < self._hang_seconds:
+            return ""
+        # All wait for the one that is stopped, or else for the one that came least far.
+        slowest = min(beats, key=lambda beat: (not processes.is_stopped(beat), beat.step, beat.time))
+        self.suspect = slowest.rank
+        silent = time.time() - max(beat.time for beat in beats)
+        return (
+            f"rank {slowest.rank} hangs: no rank made a step for {silent:.0f} s, and it came least far "
+            f"(step {slowest.step} of process {slowest.pid} on {slowest.host})"
+        )
+
+
+DISK_FULL = ("No space left on device", "File too large", "FileStream.Write incomplete")
+"""What a rank says when it cannot write: the C library twice, MXNet once."""
+
+PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
+"""What horovodrun puts before each line of a rank."""
+
+START = "\n$ "
+"""Divides the launcher's output where an experiment was started again."""
+
+FAILURES = (
+    # horovodrun: a line for each rank that ends badly.
+    re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
+    # torchrun: a table, in which the root cause has its own part.
+    re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL),
+    # mpirun: of a rank that is killed, and of one that gives up.
+    re.compile(
+        r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal \d+ \((?P<code>[\w ]+)\)"
+    ),
+    re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
+    # srun: a line for a rank that it could not start, else one for each node with the tasks that ended alike.
+    re.compile(r"error: task (?P<rank>\d+) (?P<code>launch failed: [^\n]+)"),
+    re.compile(r"error: \S+: tasks? (?P<rank>\d+)[-,\d]*: (?:Exited with exit code )?(?P<code>[\w ]+)"),
+)
+"""What launchers print of ranks that fail; the first one is the cause."""
+
+
+def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
+    """Number of the rank that failed first, and how."""
+    text = launcher_output(experiment)
+    for pattern in FAILURES:
+        match = pattern.search(text)
+        if match is not None:
+            return int(match["rank"]), _describe(match["code"])
+    return 0, _describe_code(code)
+
+
+WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -11, "Bus error": -7}
+"""What srun prints instead of a number."""
+
+
+def launcher_output(experiment: Experiment) -> str:
+    """What the launcher printed since the latest start."""
+    _, mark, latest = _read(experiment.folder / "ranks" / "launcher.txt").rpartition(START)
+    return latest.partition("\n")[2] if mark else latest
+
+
+def _describe(told: str) -> str:
+    """In words what a launcher told: a number, a signal's name, or why nothing began."""
+    word = told.strip().partition(" (core")[0]
+    if word.startswith("launch failed"):
+        return f"could not be started: {word.partition(': ')[2]}; slurmd's log on its node tells why"
+    if word == "Out Of Memory":
+        return "was killed: its node is out of memory"
+    return _describe_code(int(word) if word.lstrip("-").isdigit() else WORDS.get(word, 1))
+
+
+def _describe_code(code: int) -> str:
+    number = -code if code < 0 else code - 128
+    if number > 0 and number in {s.value for s in signal.Signals}:
+        return f"was killed by {signal.Signals(number).name}"
+    return f"failed with exit code {code}"
+
+
+def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
+    """The last lines that a rank wrote."""
+    text = "".join(map(_read, _rank_files(experiment.folder / "ranks", rank))) or launcher_output(experiment)
+    plain = (PREFIX.sub("", line).rstrip() for line in text.splitlines())
+    lines = [line for line in plain if line]
+    return tuple(lines[-LAST_LINES:])
+
+
+def _rank_files(folder: Path, rank: int) -> list[Path]:
+    """Files of one rank as its launcher named them; none for a launcher that makes none."""
+    # horovodrun pads the number with zeros to the width of the largest.
+    for candidate in folder.glob("rank.*"):
+        if int(candidate.name[5:]) == rank:
+            return [candidate / "stdout", candidate / "stderr"]
+    # torchrun makes a folder for each start; the latest is meant.
+    starts = sorted(folder.glob(f"*/attempt_*/{rank}"), key=lambda path: path.stat().st_mtime)
+    if starts:
+        return [starts[-1] / "stdout.log", starts[-1] / "stderr.log"]
+    return []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

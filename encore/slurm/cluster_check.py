@@ -1,0 +1,137 @@
+"""``encore doctor --cluster``: cluster.toml and the cluster against each other, from a login node."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from encore import catalogue, data
+from encore.containers import engines
+from encore.errors import EncoreError
+from encore.machine.preflight import Check
+from encore.slurm import cluster as clusters
+from encore.slurm import commands, partitions
+from encore.slurm.cluster import Cluster
+
+EXAMPLE = "copy slurm/cluster.example.toml to cluster.toml and fill in what differs from the defaults"
+
+
+def check(file: Path | None) -> list[Check]:
+    """Every check; the first failed ones make the others pointless, and stand alone."""
+    try:
+        cluster, found = clusters.load(file)
+        commands.require()
+        version = commands.call("sinfo", "--version").strip()
+        known = partitions.partitions()
+    except EncoreError as error:
+        expected = f" (expected: {error.expected})" if error.expected else ""
+        return [Check("FAIL", "cluster", error.found + expected, error.remedy)]
+    where = (
+        Check("OK", "cluster file", str(found)) if found else Check("WARN", "cluster file", "none", EXAMPLE)
+    )
+    return [
+        where,
+        Check("OK", "Slurm", version),
+        *_partition(cluster, known),
+        _account(cluster),
+        *_mpi(cluster),
+        *_folders(cluster),
+        _runtime(cluster),
+        _interface(cluster),
+        _requeue(),
+    ]
+
+
+def _partition(cluster: Cluster, known: dict[str, partitions.Partition]) -> list[Check]:
+    try:
+        partition = partitions.choose(known, cluster.partition)
+    except EncoreError as error:
+        return [Check("FAIL", "partition", f"{error.found} (expected: {error.expected})", error.remedy)]
+    limit = f"{partition.max_minutes} min at most" if partition.max_minutes else "no time limit"
+    checks = [Check("OK", "partition", f"{partition.name}: {partition.nodes} nodes up, {limit}")]
+    if not partition.nodes:
+        checks = [Check("FAIL", "partition", f"{partition.name}: no node is up", "sinfo -R tells why")]
+    wanted = cluster.gpus_per_node
+    if wanted and partition.gpus is not None and wanted > partition.gpus:
+        found = f"gpus_per_node = {wanted}, a node of {partition.name} has {partition.gpus}"
+        checks.append(Check("FAIL", "GPUs", found, f"gpus_per_node = {partition.gpus}"))
+    elif wanted and partition.gpus is None and cluster.gpu_option != "none":
+        found = f"gpus_per_node = {wanted}, but Slurm manages no GPUs in {partition.name}"
+        checks.append(Check("FAIL", "GPUs", found, 'gpu_option = "none": whole nodes are asked for anyway'))
+    elif wanted:
+        checks.append(Check("OK", "GPUs", f"{wanted} a node"))
+    return checks
+
+
+def _account(cluster: Cluster) -> Check:
+    """By a submission that sbatch only tests: it asks the same rules as a real one."""
+    given = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+    options = [f"--{name}={value}" for name, value in given.items() if value]
+    try:
+        commands.call("sbatch", "--test-only", "--nodes=1", *options, *cluster.sbatch, "--wrap=true")
+    except EncoreError as error:
+        return Check("FAIL", "submission", error.found, error.remedy)
+    return Check("OK", "submission", "sbatch --test-only takes the partition, the account and the options")
+
+
+def _mpi(cluster: Cluster) -> list[Check]:
+    listed = commands.call_for_errors("srun", "--mpi=list")
+    plugins = re.findall(r"\b(pmix\w*|pmi2|none|openmpi)\b", listed)
+    if cluster.mpi in plugins:
+        return [Check("OK", "MPI", f"srun --mpi={cluster.mpi}")]
+    remedy = "install Slurm's PMIx plugin; PyTorch's implementations run without"
+    return [Check("WARN", "MPI", f"srun has no {cluster.mpi}, Horovod cannot start", remedy)]
+
+
+def _folders(cluster: Cluster) -> list[Check]:
+    checks = []
+    for name in catalogue.benchmarks():
+        folder = cluster.data_of(name)
+        if folder is None:
+            continue
+        try:
+            passport = data.check_data(folder, name)
+            checks.append(Check("OK", f"{name} data", f"{passport.name} in {folder}"))
+        except EncoreError as error:
+            checks.append(Check("WARN", f"{name} data", error.found, error.remedy))
+    if cluster.results is not None:
+        folder = next(path for path in (cluster.results, *cluster.results.parents) if path.exists())
+        if os.access(folder, os.W_OK):
+            checks.append(Check("OK", "results", str(cluster.results)))
+        else:
+            checks.append(Check("FAIL", "results", f"{folder} is not writable", "name another folder"))
+    return checks
+
+
+def _runtime(cluster: Cluster) -> Check:
+    if cluster.runtime in ("auto", "host"):
+        return Check("OK", "runtime", cluster.runtime)
+    try:
+        engines.connect(cluster.runtime)
+    except EncoreError as error:
+        # Login nodes need not have what compute nodes have; the job looks on each of its nodes.
+        level = "FAIL" if cluster.runtime == "pyxis" else "WARN"
+        return Check(level, "runtime", f"on this node: {error.found}", error.remedy)  # type: ignore[arg-type]
+    if cluster.image.startswith("/") and not Path(cluster.image).exists():
+        return Check("FAIL", "image", f"no file {cluster.image}", "encore images convert BENCHMARK")
+    return Check("OK", "runtime", cluster.runtime)
+
+
+def _interface(cluster: Cluster) -> Check:
+    name = cluster.network_interface
+    if not name:
+        return Check("OK", "network", "the interface is found on the node")
+    if Path("/sys/class/net", name).exists():
+        return Check("OK", "network", name)
+    there = ", ".join(sorted(path.name for path in Path("/sys/class/net").iterdir()))
+    return Check("WARN", "network", f"no interface {name} on this node, which has {there}", "leave it out")
+
+
+def _requeue() -> Check:
+    """Whether a job can go back into the queue by itself."""
+    text = commands.call("scontrol", "show", "config")
+    match = re.search(r"^JobRequeue\s*=\s*(\d)", text, re.MULTILINE)
+    if match and match.group(1) == "1":
+        return Check("OK", "requeue", "allowed: jobs go on after the time limit and after a lost node")
+    return Check("OK", "requeue", "off by default; slurm/run.sub asks for it with --requeue")

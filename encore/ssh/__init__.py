@@ -1,0 +1,1 @@
+"""Runs over many hosts that ssh reaches, without a scheduler."""

@@ -1,0 +1,71 @@
+"""``python -m encore.ssh.each_host --hosts n1,n2 -- COMMAND``: the same command on every host, by ssh.
+
+Only what pdsh would do: it starts the framework's own launcher once a host, tells it the number of the host in
+PET_NODE_RANK, hands on its own environment, and ends all when one fails. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+POLL_SECONDS = 0.1
+NOT_EXPORTED = ("SSH_AUTH_SOCK", "_")
+"""Belong to this machine or to the shell."""
+
+
+def script(argv: Sequence[str], variables: Mapping[str, str], folder: str, number: int) -> str:
+    """What the shell of host ``number`` reads: the command with these variables and no other."""
+    told = {**{n: v for n, v in variables.items() if n not in NOT_EXPORTED}, "PET_NODE_RANK": str(number)}
+    words = [f"{name}={value}" for name, value in sorted(told.items())]
+    return f"cd {shlex.quote(folder)} && exec env -i {shlex.join(words)} {shlex.join(argv)} </dev/null\n"
+
+
+def command(host: str) -> tuple[str, ...]:
+    """ssh to a host's shell, which reads the script from standard input: other users cannot see its values."""
+    return ("ssh", "-o", "BatchMode=yes", host, "sh -s")
+
+
+def run(hosts: Sequence[str], argv: Sequence[str]) -> int:
+    """Start all, wait; the exit code of the first that fails."""
+    children = []
+    for number, host in enumerate(hosts):
+        child = subprocess.Popen(command(host), stdin=subprocess.PIPE, text=True)
+        assert child.stdin is not None
+        child.stdin.write(script(argv, os.environ, str(Path.cwd()), number))
+        child.stdin.close()
+        children.append(child)
+    try:
+        while True:
+            codes = [child.poll() for child in children]
+            failed = [code for code in codes if code]
+            if failed or None not in codes:
+                return failed[0] if failed else 0
+            time.sleep(POLL_SECONDS)
+    finally:
+        for child in children:
+            child.terminate()
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``--hosts n1,n2 -- COMMAND ...``"""
+    if len(arguments) < 4 or arguments[0] != "--hosts" or arguments[2] != "--":
+        print("expected: --hosts n1,n2 -- COMMAND", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, _terminated)
+    return run(arguments[1].split(","), arguments[3:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
