@@ -61,8 +61,8 @@ def encore() -> Encore:
 
 
 def inside(python: Path, launcher: tuple[str, ...], program: str, *arguments: str) -> str:
-    """Runs a program of tests/inside in a framework's environment; returns its output."""
-    command = [*launcher, "python", f"tests/inside/{program}", *arguments]
+    """Runs a program of tests/in_framework in a framework's environment; returns its output."""
+    command = [*launcher, "python", f"tests/in_framework/{program}", *arguments]
     if launcher[:1] == ("torchrun",):
         command.remove("python")
     variables = {
@@ -82,7 +82,7 @@ def inside(python: Path, launcher: tuple[str, ...], program: str, *arguments: st
 
 @pytest.fixture(scope="session")
 def in_mxnet(mxnet_python: Path) -> Callable[..., str]:
-    """Runs a program of tests/inside in MXNet's environment on so many ranks; returns its output."""
+    """Runs a program of tests/in_framework in MXNet's environment on so many ranks; returns its output."""
 
     def run(program: str, *arguments: str, ranks: int = 1) -> str:
         launcher = () if ranks == 1 else ("horovodrun", "--gloo", "-np", str(ranks))
@@ -93,7 +93,7 @@ def in_mxnet(mxnet_python: Path) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def in_tensorflow(tensorflow_python: Path) -> Callable[..., str]:
-    """Runs a program of tests/inside in TensorFlow's environment on so many ranks; returns its output."""
+    """Runs a program of tests/in_framework in TensorFlow's environment on so many ranks; returns its output."""
 
     def run(program: str, *arguments: str, ranks: int = 1) -> str:
         launcher = () if ranks == 1 else ("horovodrun", "--gloo", "-np", str(ranks))
@@ -104,7 +104,7 @@ def in_tensorflow(tensorflow_python: Path) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def in_pytorch(pytorch_python: Path) -> Callable[..., str]:
-    """Runs a program of tests/inside in PyTorch's environment on so many ranks; returns their output."""
+    """Runs a program of tests/in_framework in PyTorch's environment on so many ranks; returns their output."""
 
     def run(program: str, *arguments: str, ranks: int = 1) -> str:
         launcher = () if ranks == 1 else ("torchrun", "--standalone", "--nproc-per-node", str(ranks))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from encore import catalogue, configuration
+from encore import catalogue, configuration, paths
 from encore.containers import compatibility, images
 from encore.machine.node import Gpu, parse_nvidia_smi
 
@@ -14,7 +12,9 @@ BENCHMARK = catalogue.choose("resnet").benchmark
 
 
 def gpus(name: str) -> tuple[Gpu, ...]:
-    return parse_nvidia_smi((Path(__file__).parent / "gpus" / f"{name}.csv").read_text(encoding="utf-8"))
+    return parse_nvidia_smi(
+        (paths.ROOT / "tests" / "samples" / "gpus" / f"{name}.csv").read_text(encoding="utf-8")
+    )
 
 
 def levels(machine: str, release: str) -> dict[str, str]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue
+from encore import catalogue, paths
 from encore.containers.renderers import host
 from encore.containers.renderers.container import INSIDE
 from encore.job import PASSED_ON, Command, Job
 from tests.containers import samples
 from tests.containers.samples import RENDERERS
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = paths.ROOT / "tests" / "golden" / "containers"
 BENCHMARKS = sorted(catalogue.choices())
 
 

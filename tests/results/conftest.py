@@ -6,7 +6,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from result_logs import archive
+
+from tests.results.result_logs import archive
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from result_logs import START_MS, resnet_v05, resnet_v07, write_set
 from typer.testing import CliRunner
 
 from encore.cli.report import register
 from encore.errors import EncoreError
 from encore.results.archive import check_package, write_archive
 from encore.results.score import score_folder
+from tests.results.result_logs import START_MS, resnet_v05, resnet_v07, write_set
 
 
 def app() -> typer.Typer:

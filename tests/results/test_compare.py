@@ -15,7 +15,6 @@ import pytest
 import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from result_logs import START_MS, resnet_v05, resnet_v07, write_set
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -28,6 +27,7 @@ from encore.results.published import DATA, load_published
 from encore.results.score import find_sets
 from encore.results.sides import load_side, load_sides
 from encore.results.statistics import Sample, further_runs, interval, is_significant, ratio_interval, z_score
+from tests.results.result_logs import START_MS, resnet_v05, resnet_v07, write_set
 
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from result_logs import START_MS, mll, mllog, resnet_v05, resnet_v07, v05
 from typer.testing import CliRunner
 
 from encore.cli.results import register
 from encore.errors import EncoreError
 from encore.results.compliance import ComplianceReport, check
+from tests.results.result_logs import START_MS, mll, mllog, resnet_v05, resnet_v07, v05
 
 
 def check_text(text: str, tmp_path: Path, ruleset: str | None = None) -> ComplianceReport:

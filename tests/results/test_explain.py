@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from result_logs import START_MS, mllog, resnet_v07, v05, write_set
 from typer.testing import CliRunner
 
 from encore.cli.compare import register
@@ -16,6 +15,7 @@ from encore.results.explain import Difference, explain
 from encore.results.run_log import read_run
 from encore.results.sides import Side, load_side, load_sides
 from encore.results.timing import length_of, phases_of
+from tests.results.result_logs import START_MS, mllog, resnet_v07, v05, write_set
 
 
 def timed_log(

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from result_logs import mll, mllog, resnet_v05, resnet_v07, v05
 
 from encore.results.reader import MAX_LINE, Event, parse_line, read_events
 from encore.results.run_log import read_run
+from tests.results.result_logs import mll, mllog, resnet_v05, resnet_v07, v05
 
 
 def events_of(text: str | bytes, tmp_path: Path) -> list[Event]:

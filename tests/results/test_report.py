@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import typer
-from result_logs import START_MS, resnet_v07, write_set
 from typer.testing import CliRunner
 
 from encore.cli.report import register
 from encore.errors import EncoreError
 from encore.results.report import build_report, write_report
 from encore.results.studies import MICROWAY
+from tests.results.result_logs import START_MS, resnet_v07, write_set
 
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",

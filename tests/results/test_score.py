@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from result_logs import START_MS, mll, mllog, resnet_v05, resnet_v07, v05, write_set
 from typer.testing import CliRunner
 
 from encore.cli.results import register
@@ -17,6 +16,7 @@ from encore.results.published import DATA
 from encore.results.rules import canonical, rule_for
 from encore.results.run_log import Reason, read_run
 from encore.results.score import Score, score_folder
+from tests.results.result_logs import START_MS, mll, mllog, resnet_v05, resnet_v07, v05, write_set
 
 
 def minutes_set(folder: Path, minutes: list[float], **kwargs: object) -> Path:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from result_logs import START_MS, resnet_v07, write_set
 from typer.testing import CliRunner
 
 from encore.cli.report import register
@@ -27,6 +26,7 @@ from encore.results.tables import (
     speed_up_table,
     synopsis,
 )
+from tests.results.result_logs import START_MS, resnet_v07, write_set
 
 PRINTED = {
     "Table 1": [(1, 512, 16.21, 83), (4, 1664, 4.56, 63), (8, 1664, 2.2002, 63)],

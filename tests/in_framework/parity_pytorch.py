@@ -15,7 +15,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.pytorch import model, optimizer, step
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.pytorch.data import training_input
-from tests.inside import parity_task
+from tests.in_framework import parity_task
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.common import passport as passports
 from benchmarks.common.recordio import RecordReader, read_index, unpack
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 48
 WORDNET_IDS = ("n01440764", "n01443537", "n02084071")
 

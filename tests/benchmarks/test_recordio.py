@@ -24,7 +24,7 @@ from benchmarks.common.recordio import (
     unpack,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAYLOADS = [
     b"",
     b"a",

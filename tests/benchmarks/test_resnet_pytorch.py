@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.test_resnet_frameworks import Inside, result, train
 from tests.conftest import Encore, losses
-from tests.test_resnet_frameworks import Inside, result, train
 
 FRAMEWORK = "pytorch"
 NAME = f"resnet-{FRAMEWORK}"

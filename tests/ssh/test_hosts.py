@@ -22,7 +22,7 @@ from encore.ssh import connection, each_host, hosts, multi_host, ssh_launchers
 from encore.ssh.hosts import Host
 from tests.conftest import Encore
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = paths.ROOT / "tests" / "golden" / "ssh"
 PAIR = (Host("n1", 4), Host("n2", 4))
 
 

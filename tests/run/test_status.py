@@ -23,7 +23,7 @@ from encore.run.status import Queue, State
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
 from tests.conftest import TINY, Encore
-from tests.test_run import Started, assert_none_left
+from tests.run.test_run import Started, assert_none_left
 
 # squeue of Slurm 22.05 on two nodes: an array of four, a run of several hours, jobs of other names.
 SQUEUE = """\

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY, Encore, losses, only_run, records
-from tests.test_run import Started, assert_none_left
+from tests.run.test_run import Started, assert_none_left
 
 Inside = Callable[..., str]
 FRAMEWORKS = ("pytorch", "tensorflow")

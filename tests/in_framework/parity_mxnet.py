@@ -11,7 +11,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.mxnet import model, optimizer
 from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import training_input
-from tests.inside import parity_task
+from tests.in_framework import parity_task
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd  # isort: skip

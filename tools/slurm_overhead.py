@@ -1,6 +1,6 @@
 """What Encore adds to a bare srun of the same command, measured on a real two-node Slurm: not a test.
 
-    $ .venv/bin/python -m tests.cluster.overhead        # as root; 5 pairs on each number of nodes, about 5 minutes
+    $ .venv/bin/python -m tools.slurm_overhead        # as root; 5 pairs on each number of nodes, about 5 minutes
 
 Whole commands in turn inside one job: `srun` by hand over the training command, with the environment that Encore
 gives, and `encore run` with the same configuration, data and seed.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from encore import data, environment, paths
 from tests.cluster import slurm
-from tests.overhead import SHORT
+from tools.run_overhead import SHORT
 
 PAIRS = 5
 NODES = (1, 2)
@@ -81,7 +81,7 @@ def main() -> None:
                 "--exclusive",
                 sys.executable,
                 "-m",
-                "tests.cluster.overhead",
+                "tools.slurm_overhead",
                 folder,
             ]
             subprocess.run(command, env=cluster.environment, cwd=paths.ROOT, check=True)

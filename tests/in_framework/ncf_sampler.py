@@ -12,7 +12,7 @@ from benchmarks.common import torch_ranks
 from benchmarks.common.ranks import Ranks
 from benchmarks.ncf.pytorch import data, evaluation
 from benchmarks.ncf.sources.interactions import draw_negatives
-from tests.inside.ncf_model import HELD_OUT, ITEMS, USERS, small_data
+from tests.in_framework.ncf_model import HELD_OUT, ITEMS, USERS, small_data
 
 NEGATIVES = 4
 BATCH = 60

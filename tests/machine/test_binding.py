@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from encore import paths
 from encore.machine import binding, topology
 from encore.machine.binding import Binding, Near
 
-SAMPLES = Path(__file__).parent / "topology"
+SAMPLES = paths.ROOT / "tests" / "samples" / "topology"
 A100_NEAR = tuple(
     Near(binding.parse_cpus(f"{16 * numa}-{16 * numa + 15},{16 * numa + 128}-{16 * numa + 143}"), numa)
     for numa in (3, 3, 1, 1, 7, 7, 5, 5)

@@ -24,7 +24,7 @@ from encore.slurm import allocation, cluster, commands, partitions, placement, s
 from encore.slurm.partitions import Partition
 from tests.conftest import Encore
 
-GOLDEN = Path(__file__).parent / "golden_slurm"
+GOLDEN = paths.ROOT / "tests" / "golden" / "slurm"
 IMAGES = {
     "host": (),
     "pyxis": ("--runtime", "pyxis", "--image", "/images/resnet.sqsh"),

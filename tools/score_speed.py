@@ -1,6 +1,6 @@
 """Times Encore's scoring against mlperf-logging's result_summarizer on the same logs, in one run.
 
-    python -m tests.results.speed FOLDER     # a submitter's: results/ or the systems themselves, and systems/
+    python -m tools.score_speed FOLDER     # a submitter's: results/ or the systems themselves, and systems/
 
 Both are run as programs of their own, start of the interpreter included; each gets one run unmeasured before.
 """
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder.resolve()
     logs = sum(1 for _ in folder.rglob("result_*.txt*"))
-    project = Path(__file__).resolve().parents[2]
+    project = Path(__file__).resolve().parents[1]
     score = (
         f"import sys; sys.path.insert(0, {str(project)!r}); from encore.results.score import score_folder; "
     )

@@ -13,7 +13,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.tensorflow import model, optimizer, train
 from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.data import training_input
-from tests.inside import parity_task
+from tests.in_framework import parity_task
 
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip

@@ -1,6 +1,6 @@
 """What the host side costs, measured on this machine: not a test, since machines are noisy.
 
-    $ .venv/bin/python -m tests.overhead            # 5 pairs of runs, about 3 minutes on 2 cores
+    $ .venv/bin/python -m tools.run_overhead            # 5 pairs of runs, about 3 minutes on 2 cores
 
 Compares ``./run.sh resnet 2`` with horovodrun by hand over the same configuration and data, whole commands
 in turn, and measures the share of a core that telemetry takes.

@@ -1,7 +1,7 @@
 """Long fuzzing of the reader and the scoring, beside the short runs of the tests.
 
-    python -m tests.results.fuzz lines 1000000      # random and mutated lines
-    python -m tests.results.fuzz coverage 300       # coverage-guided, needs atheris: seconds to run
+    python -m tools.fuzz_logs lines 1000000      # random and mutated lines
+    python -m tools.fuzz_logs coverage 300       # coverage-guided, needs atheris: seconds to run
 
 ``lines`` builds mutated logs, reads and judges them, until it has read that many lines. A run ends with an
 exception where the reader raises, takes more than a second for a log, or gives a time that is not the log's.
@@ -15,8 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from result_logs import mll, resnet_v05, resnet_v07
+from tests.results.result_logs import mll, resnet_v05, resnet_v07
 
 _SECONDS_PER_LOG = 1.0
 
@@ -47,7 +46,7 @@ def random_line(rng: random.Random) -> bytes:
 
 
 def judge(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
-    from test_reader import check_mutant
+    from tests.results.test_reader import check_mutant
 
     start = time.perf_counter()
     check_mutant(original, mutant, minutes, path)
@@ -57,7 +56,7 @@ def judge(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
 
 
 def fuzz_lines(count: int) -> None:
-    from test_reader import mutate
+    from tests.results.test_reader import mutate
 
     rng = random.Random()
     logs = originals()
