@@ -1,10 +1,11 @@
 """The metrics stream: one JSON object a line, written by rank 0, read by whoever follows the run.
 
-Kinds of record, told by ``kind``:
-``start``  ranks, global_batch_size, steps_per_epoch, epochs, quality_target, resumed_step
-``step``   epoch (from 1), step (from 1 over the whole run), loss, learning_rate
-``epoch``  epoch, samples_per_second (training alone), input_share (of the time, spent waiting for data)
-``eval``   epoch, quality (the benchmark's metric), seconds; DLRM also has log_loss
+Kinds of record, by ``kind``:
+``start``  ranks, global_batch_size, steps_per_epoch, epochs, targets (by quality), resumed_step
+``step``   epoch (from 1), step (from 1 over the whole run), loss (mean since the last record), learning_rate
+``epoch``  epoch, samples_per_second (training alone), input_share (of the time, spent waiting for data); where a
+           training times its stages, their seconds as stages
+``eval``   epoch, qualities (by name), seconds; a benchmark may add figures, such as log_loss
 ``end``    outcome: reached, not_reached or interrupted
 Every record has ``time``, in Unix seconds.
 """
@@ -12,9 +13,15 @@ Every record has ``time``, in Unix seconds.
 from __future__ import annotations
 
 import json
+import math
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional, TextIO
+from typing import Any, Callable, Dict, Iterator, List, Optional, TextIO, Tuple, TypeVar
+
+from benchmarks.common.ranks import Ranks
+
+T = TypeVar("T")
 
 
 class MetricsStream:
@@ -31,3 +38,98 @@ class MetricsStream:
             record = {"kind": kind, "time": round(time.time(), 3), **fields}
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
+
+
+class StepReports:
+    """Losses of the steps and the speed of each part of the training, and the ranks' agreement to stop.
+
+    ``sums`` is a framework's LaggedSums, ``log_interval`` in steps, ``global_batch_size`` in samples of all ranks.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricsStream,
+        sums: Any,
+        ranks: Ranks,
+        global_batch_size: int,
+        steps_per_epoch: int,
+        log_interval: int,
+    ) -> None:
+        self._metrics = metrics
+        self._sums = sums
+        self._ranks = ranks.size
+        self._global_batch_size = global_batch_size
+        self._steps_per_epoch = steps_per_epoch
+        self._log_interval = log_interval
+        self._pending: List[Tuple[range, float]] = []
+        self._losses: List[float] = []
+        self.start()
+
+    def start(self) -> None:
+        """Start the clock of the speed."""
+        self._samples, self._since = 0, time.time()
+        self._stages: Dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time inside as that of a stage of the step; ``input`` is waiting for data."""
+        started = time.time()
+        yield
+        self._stages[name] = self._stages.get(name, 0.0) + time.time() - started
+
+    def wait_for(self, call: Callable[[], T]) -> T:
+        """Call, and count the time as waiting for input."""
+        started = time.time()
+        result = call()
+        self._stages["input"] = self._stages.get("input", 0.0) + time.time() - started
+        return result
+
+    def add(
+        self, steps: range, loss: Any, stop: bool, learning_rate: float, samples: Optional[int] = None
+    ) -> bool:
+        """Report ``steps`` with their mean loss; True when all ranks know that one of them was asked to stop.
+
+        ``loss`` is the mean over this rank's samples, still on the device; ``samples`` are those of all ranks,
+        by default one global batch.
+        """
+        self._pending.append((steps, learning_rate))
+        self._samples += self._global_batch_size if samples is None else samples
+        sums = self._sums.send(loss, stop)
+        return sums is not None and self._receive(sums)
+
+    def end(self, epoch: int) -> None:
+        """Wait for the reports in flight and write the speed since ``start``; ``epoch`` counts from 0."""
+        for sums in self._sums.drain():
+            self._receive(sums)
+        seconds = max(time.time() - self._since, 1e-9)
+        fields: Dict[str, Any] = {
+            "epoch": epoch + 1,
+            "samples_per_second": round(self._samples / seconds, 2),
+            "input_share": round(self._stages.pop("input", 0.0) / seconds, 4),
+        }
+        if self._stages:
+            fields["stages"] = {name: round(spent, 4) for name, spent in self._stages.items()}
+        self._metrics.write("epoch", **fields)
+
+    def _receive(self, sums: List[float]) -> bool:
+        steps, rate = self._pending.pop(0)
+        done = steps.stop
+        loss = sums[0] / self._ranks
+        if not math.isfinite(loss):
+            # All ranks read the same sum, so all of them end here.
+            raise SystemExit(
+                f"the loss is not finite at step {done}: found {loss}\n"
+                "  do this: start a new run with a lower learning_rate, or a lower loss_scale with precision=fp16"
+            )
+        self._losses.append(loss)
+        interval = self._log_interval
+        if done // interval > steps.start // interval or done % self._steps_per_epoch == 0:
+            self._metrics.write(
+                "step",
+                epoch=steps.start // self._steps_per_epoch + 1,
+                step=done,
+                loss=sum(self._losses) / len(self._losses),
+                learning_rate=rate,
+            )
+            self._losses = []
+        return sums[1] > 0

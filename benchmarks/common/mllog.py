@@ -1,52 +1,164 @@
-"""MLPerf result log of one run: only rank 0 writes, in the ``:::MLLOG`` format of mlperf-logging."""
+"""The MLPerf result log of one run, in the dialect of its round; rank 0 alone writes.
+
+Both dialects have the same methods, one for each moment of a run, so that Run need not know the round.
+"""
 
 from __future__ import annotations
 
+import inspect
+import json
 import logging
+import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Mapping, Optional, TextIO
 
+from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
 LOGGER_NAME = "encore.mllog"
 
 
-class ResultLog:
-    """Writes MLPerf events of rank 0 to ``path`` (appending) and nothing on any other rank.
+def value_of(qualities: Mapping[str, float]) -> Any:
+    """Return a single quality as its number, several by their names, as the rounds' logs have them."""
+    return next(iter(qualities.values())) if len(qualities) == 1 else dict(qualities)
 
-    Event names are the constants of ``mlperf_logging.mllog.constants``. Each line is flushed as it is
-    written, so that a reader can follow the run.
+
+class MLLog:
+    """``:::MLLOG`` lines of mlperf-logging, v0.6 and later; epochs are counted from 1 in the log, from 0 here.
+
+    Each line is flushed as it is written, so that a reader can follow the run.
     """
 
-    def __init__(self, path: Path, rank: int) -> None:
-        self._mllogger: Optional[MLLogger] = None
-        if rank != 0:
-            return
+    def __init__(self, path: Path, rank: int, accuracy_first: bool = False) -> None:
+        """Append to ``path``; ``accuracy_first`` logs eval_accuracy before eval_stop, as some submissions do."""
+        self._accuracy_first = accuracy_first
         logger = logging.getLogger(LOGGER_NAME)
         logger.propagate = False
         logger.setLevel(logging.INFO)
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
             handler.close()
-        logger.addHandler(logging.FileHandler(str(path), mode="a", encoding="utf-8"))
-        self._mllogger = MLLogger(logger=logger, default_stack_offset=2)
+        logger.addHandler(
+            logging.FileHandler(str(path), mode="a", encoding="utf-8") if rank == 0 else logging.NullHandler()
+        )
+        self._log = MLLogger(logger=logger, default_stack_offset=2)
 
-    def start(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Log INTERVAL_START of ``key``."""
-        if self._mllogger is not None:
-            self._mllogger.start(key, value, metadata=metadata)
+    def init_start(self, seed: int) -> None:
+        """Log the beginning of the untimed part."""
+        self._log.start(constants.INIT_START)
+        self.event(constants.SEED, seed)
 
-    def end(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Log INTERVAL_END of ``key``."""
-        if self._mllogger is not None:
-            self._mllogger.end(key, value, metadata=metadata)
+    def init_stop(self) -> None:
+        """Log the end of the untimed part."""
+        self._log.end(constants.INIT_STOP)
 
-    def event(self, key: str, value: Any = None, **metadata: Any) -> None:
+    def run_start(self) -> None:
+        """Log the moment from which time counts."""
+        self._log.start(constants.RUN_START)
+
+    def event(self, key: str, value: Any = None) -> None:
         """Log POINT_IN_TIME of ``key``."""
-        if self._mllogger is not None:
-            self._mllogger.event(key, value, metadata=metadata)
+        self._log.event(key, value)
 
-    def events(self, values: Dict[str, Any]) -> None:
-        """Log each item as a POINT_IN_TIME event, in order."""
-        for key, value in values.items():
-            self.event(key, value)
+    def block_start(self, first_epoch: int, epochs: int) -> None:
+        """Log the start of a block of epochs."""
+        self._log.start(
+            constants.BLOCK_START, metadata={"first_epoch_num": first_epoch + 1, "epoch_count": epochs}
+        )
+
+    def block_stop(self, first_epoch: int) -> None:
+        """Log the end of the block that began with ``first_epoch``."""
+        self._log.end(constants.BLOCK_STOP, metadata={"first_epoch_num": first_epoch + 1})
+
+    def epoch_start(self, epoch: int) -> None:
+        """Log the start of an epoch."""
+        self._log.start(constants.EPOCH_START, metadata={"epoch_num": epoch + 1})
+
+    def epoch_stop(self, epoch: int) -> None:
+        """Log the end of an epoch."""
+        self._log.end(constants.EPOCH_STOP, metadata={"epoch_num": epoch + 1})
+
+    def eval_start(self, epoch_num: float) -> None:
+        """Log the start of an evaluation; ``epoch_num`` as the log has it."""
+        self._log.start(constants.EVAL_START, metadata={"epoch_num": epoch_num})
+
+    def eval_stop(
+        self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]
+    ) -> None:
+        """Log the end of an evaluation and what it found."""
+        metadata = {"epoch_num": epoch_num}
+        if not self._accuracy_first:
+            self._log.end(constants.EVAL_STOP, metadata=metadata)
+        self._log.event(constants.EVAL_ACCURACY, value_of(qualities), metadata=metadata)
+        if self._accuracy_first:
+            self._log.end(constants.EVAL_STOP, metadata=metadata)
+
+    def run_stop(self, reached: bool) -> None:
+        """Log the moment up to which time counts."""
+        self._log.end(constants.RUN_STOP, metadata={"status": "success" if reached else "aborted"})
+
+
+class V05Log:
+    """``:::MLPv0.5.0 BENCHMARK UNIX_SECONDS (FILE:LINE) KEY: JSON``, as in the logs of v0.5; epochs count from 0.
+
+    That round has no untimed start: building the model belongs to the run. It has no blocks either.
+    """
+
+    def __init__(self, path: Path, rank: int, benchmark: str) -> None:
+        """Append to ``path``."""
+        self._benchmark = benchmark
+        self._file: Optional[TextIO] = None
+        if rank == 0:
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def event(self, key: str, value: Any = None) -> None:
+        """Log ``key`` with a JSON ``value``, or without one, and flush the line."""
+        if self._file is None:
+            return
+        caller = next(frame for frame in inspect.stack(context=0) if frame.filename != __file__)
+        place = f"({Path(caller.filename).name}:{caller.lineno})"
+        text = "" if value is None else f": {json.dumps(value)}"
+        self._file.write(f":::MLPv0.5.0 {self._benchmark} {time.time():.9f} {place} {key}{text}\n")
+        self._file.flush()
+
+    def init_start(self, seed: int) -> None:
+        """Log the beginning of the run."""
+        self.event("run_start")
+        self.event("run_set_random_seed", seed)
+
+    def init_stop(self) -> None:
+        """Log nothing: the clock runs already."""
+
+    def run_start(self) -> None:
+        """Log that all is built."""
+        self.event("train_loop")
+
+    def block_start(self, first_epoch: int, epochs: int) -> None:
+        """Log nothing."""
+
+    def block_stop(self, first_epoch: int) -> None:
+        """Log nothing."""
+
+    def epoch_start(self, epoch: int) -> None:
+        """Log the start of an epoch."""
+        self.event("train_epoch", epoch)
+
+    def epoch_stop(self, epoch: int) -> None:
+        """Log nothing."""
+
+    def eval_start(self, epoch_num: float) -> None:
+        """Log the start of an evaluation."""
+        self.event("eval_start", epoch_num)
+
+    def eval_stop(
+        self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]
+    ) -> None:
+        """Log what the evaluation found, and its end."""
+        self.event("eval_accuracy", {"epoch": epoch_num, "value": value_of(qualities)})
+        self.event("eval_target", value_of(targets))
+        self.event("eval_stop", epoch_num)
+
+    def run_stop(self, reached: bool) -> None:
+        """Log the end of the run."""
+        self.event("run_stop", {"success": reached})
+        self.event("run_final")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable, Deque, List, Optional
 
 
 @dataclass(frozen=True)
@@ -15,3 +16,25 @@ class Ranks:
     local_rank: int
     local_size: int
     context: Any
+
+
+class Lagged:
+    """Values handed out ``lag`` sends after they were sent, each by a call that waits for it.
+
+    Reading a sum at once would stop the device at every step. The late reading also keeps Python from running
+    ahead of the device by more than ``lag`` steps, and all ranks read the same sum at the same step, so that
+    they can agree to stop.
+    """
+
+    def __init__(self, lag: int = 2) -> None:
+        self.lag = lag
+        self._waiting: Deque[Callable[[], List[float]]] = deque()
+
+    def send(self, read: Callable[[], List[float]]) -> Optional[List[float]]:
+        """Keep ``read`` for later; return what was sent ``lag`` sends ago, None at first."""
+        self._waiting.append(read)
+        return self._waiting.popleft()() if len(self._waiting) > self.lag else None
+
+    def drain(self) -> List[List[float]]:
+        """Wait for all values that were not handed out yet."""
+        return [self._waiting.popleft()() for _ in range(len(self._waiting))]

@@ -6,7 +6,6 @@ import faulthandler
 import os
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -28,9 +27,9 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
         # A crash inside a framework's library leaves the Python stacks in the rank's output.
-        faulthandler.enable(file=sys.__stderr__, all_threads=True)
+        faulthandler.enable(file=2, all_threads=True)
         # The launcher asks a rank that hangs for the stacks of all its threads with SIGUSR1.
-        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
     def arm(self) -> None:
         """From now on a signal sets the flag instead of ending the process."""

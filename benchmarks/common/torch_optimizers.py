@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from benchmarks.common import torch_ranks
+from benchmarks.common.frameworks import pytorch
 
 Build = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 Measure = Callable[[Build, Sequence[torch.nn.Parameter]], float]
@@ -54,21 +54,6 @@ def adam_candidates(
     return found
 
 
-def sgd_candidates(
-    learning_rate: float, momentum: float, weight_decay: float, nesterov: bool, apex: Any
-) -> Dict[str, Build]:
-    """SGD with momentum and L2 penalty by the name of each implementation at hand."""
-    options: Dict[str, Any] = {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
-    options["nesterov"] = nesterov
-    found: Dict[str, Build] = {
-        "plain": lambda parameters: torch.optim.SGD(parameters, foreach=True, **options),
-        "fused": lambda parameters: torch.optim.SGD(parameters, fused=True, **options),
-    }
-    if apex is not None:
-        found["apex"] = lambda parameters: apex.FusedSGD(parameters, **options)
-    return found
-
-
 def choose(
     candidates: Dict[str, Build],
     parameters: Sequence[torch.nn.Parameter],
@@ -104,7 +89,7 @@ def _fastest(
             # An implementation that refuses this device, type or option is no candidate.
             seconds.append(float("inf"))
     best = torch.tensor([min(range(len(names)), key=seconds.__getitem__)], device=parameters[0].device)
-    torch_ranks.broadcast([best])
+    pytorch.broadcast([best])
     return names[int(best.item())]
 
 

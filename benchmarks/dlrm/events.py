@@ -10,6 +10,8 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
+from benchmarks.common.timeline import Timeline
+
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
     """Every hyperparameter event of a run, in the order in which it is logged."""
@@ -25,13 +27,31 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
     }
 
 
-def epoch_number(epoch: int, step_in_epoch: int, steps_per_epoch: int) -> float:
-    """``epoch_num`` of an evaluation: counted from 1, with the part of the epoch that is done, as submitted."""
-    return 1 + epoch + step_in_epoch / steps_per_epoch
+def samples(train: int, evaluation: int) -> Dict[str, Any]:
+    """The sizes of the data set, logged once the input is open."""
+    return {constants.TRAIN_SAMPLES: train, constants.EVAL_SAMPLES: evaluation}
 
 
-def evaluates_after(step: int, step_in_epoch: int, steps_per_epoch: int, config: Any) -> bool:
-    """Whether the run evaluates after ``step`` (counted from 1 over the run), which ends ``step_in_epoch``."""
-    return step % config.eval_interval == 0 or (
-        step_in_epoch == steps_per_epoch and step == config.epochs * steps_per_epoch
+def timeline(config: Any, steps_per_epoch: int) -> Timeline:
+    """Evaluate every ``eval_interval`` steps and after the last one; an epoch holds its evaluations."""
+    steps = config.epochs * steps_per_epoch
+    interval = config.checkpoint_interval
+
+    def evaluates_after(step: int) -> bool:
+        return step % config.eval_interval == 0 or step == steps
+
+    def epoch_num(step: int) -> float:
+        """Counted from 1, with the part of the epoch that is done, as submitted."""
+        epoch = (step - 1) // steps_per_epoch
+        return 1 + epoch + (step - epoch * steps_per_epoch) / steps_per_epoch
+
+    return Timeline(
+        steps_per_epoch=steps_per_epoch,
+        epochs=config.epochs,
+        evaluates_after=evaluates_after,
+        checkpoints_after=lambda step: (
+            interval > 0 and evaluates_after(step) and step // config.eval_interval % interval == 0
+        ),
+        epoch_num=epoch_num,
+        evaluates_inside_epochs=True,
     )

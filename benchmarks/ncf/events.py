@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+from benchmarks.common.timeline import Timeline, after_epochs
+
 
 def data(facts: Dict[str, Any], train_pairs: int, global_batch_size: int) -> Dict[str, Any]:
     """Events about the data set, in the order in which they are logged; ``facts`` from the passport."""
@@ -33,3 +35,28 @@ def hyperparameters(config: Any, facts: Dict[str, Any]) -> Dict[str, Any]:
         "eval_hp_num_users": facts["users"],
         "eval_hp_num_neg": facts["negatives"],
     }
+
+
+def epoch(config: Any) -> Dict[str, Any]:
+    """Events at the start of an epoch."""
+    return {"input_hp_num_neg": config.negatives, "input_step_train_neg_gen": None}
+
+
+def evaluation(epoch: int, facts: Dict[str, Any]) -> Dict[str, Any]:
+    """Events of an evaluation after ``epoch``, which counts from 0."""
+    return {"eval_size": {"epoch": epoch, "value": facts["users"] * facts["negatives"]}}
+
+
+def timeline(config: Any, steps_per_epoch: int) -> Timeline:
+    """Evaluate after each epoch, which the log counts from 0."""
+    interval = config.checkpoint_interval
+    return Timeline(
+        steps_per_epoch=steps_per_epoch,
+        epochs=config.epochs,
+        evaluates_after=after_epochs(steps_per_epoch, lambda epoch: True),
+        checkpoints_after=after_epochs(
+            steps_per_epoch, lambda epoch: interval > 0 and (epoch + 1) % interval == 0
+        ),
+        epoch_num=lambda step: step // steps_per_epoch - 1,
+        stops_at_target=config.stop_at_target,
+    )

@@ -37,3 +37,10 @@ def input_shape(config: Hyperparameters) -> Tuple[int, ...]:
         "W": config.image_size,
     }
     return tuple(axes[axis] for axis in config.layout)
+
+
+def bench_title(config: Hyperparameters, *more: str) -> str:
+    """What a bench measures, for its title."""
+    size = f"{config.image_size} x {config.image_size}"
+    parts = [f"ResNet-{config.depth}", size, f"batch {config.batch_size}", config.precision, config.layout]
+    return ", ".join([*parts, *more, f"one {config.device}"])

@@ -10,7 +10,7 @@ pass over the training images, "step" one update of the weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Tuple
+from typing import Dict, Literal, Tuple
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Hyperparameters:
     lars_epsilon: float = 0.0  # added to the denominator of the trust ratio
 
     # Ranks
-    gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
+    gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
 
     # Evaluation
     eval_period: int = 4  # epochs between evaluations
@@ -78,6 +78,11 @@ class Hyperparameters:
     # Reports
     log_interval: int = 20  # steps per record in the metrics stream
     checkpoint_interval: int = 4  # epochs between checkpoints; 0 keeps none but on a signal
+
+    @property
+    def targets(self) -> Dict[str, float]:
+        """Target of each quality, by the names of benchmark.toml."""
+        return {"accuracy": self.quality_target}
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""

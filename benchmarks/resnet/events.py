@@ -10,6 +10,13 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
+from benchmarks.common.timeline import Timeline, after_epochs
+
+
+def initialization(config: Any) -> Dict[str, Any]:
+    """What is logged as the model is built."""
+    return {constants.MODEL_BN_SPAN: config.batch_size}
+
 
 def hyperparameters(config: Any, ranks: int, steps_per_epoch: int) -> Dict[str, Any]:
     """Every hyperparameter event of a run, in the order in which it is logged."""
@@ -39,19 +46,27 @@ def hyperparameters(config: Any, ranks: int, steps_per_epoch: int) -> Dict[str, 
     return events
 
 
+def samples(train: int, evaluation: int) -> Dict[str, Any]:
+    """The sizes of the data set, logged once the input is open."""
+    return {constants.TRAIN_SAMPLES: train, constants.EVAL_SAMPLES: evaluation}
+
+
 def evaluates_after(epoch: int, config: Any) -> bool:
     """Whether the run evaluates after ``epoch`` (counted from 0); it always does after the last."""
     return epoch % config.eval_period == config.eval_offset or epoch == config.epochs - 1
 
 
-def starts_block(epoch: int, config: Any) -> bool:
-    """Whether a block of epochs, which ends in an evaluation, starts at ``epoch`` (counted from 0)."""
-    return epoch == 0 or evaluates_after(epoch - 1, config)
+def timeline(config: Any, steps_per_epoch: int) -> Timeline:
+    """Evaluate and keep checkpoints after whole epochs."""
+    interval = config.checkpoint_interval
 
+    def checkpoints_after(epoch: int) -> bool:
+        return interval > 0 and (epoch + 1) % interval == 0
 
-def block_length(epoch: int, config: Any) -> int:
-    """Epochs in the block that starts at ``epoch``."""
-    last = epoch
-    while not evaluates_after(last, config):
-        last += 1
-    return last - epoch + 1
+    return Timeline(
+        steps_per_epoch=steps_per_epoch,
+        epochs=config.epochs,
+        evaluates_after=after_epochs(steps_per_epoch, lambda epoch: evaluates_after(epoch, config)),
+        checkpoints_after=after_epochs(steps_per_epoch, checkpoints_after),
+        epoch_num=lambda step: step // steps_per_epoch,
+    )

@@ -22,6 +22,11 @@ def count_records(index: Path) -> int:
         return sum(1 for _ in file)
 
 
+def steps_per_epoch(train_images: int, config: Hyperparameters, ranks: Ranks) -> int:
+    """Steps of a pass over the training images; the last one is filled up."""
+    return -(-train_images // (config.batch_size * ranks.size))
+
+
 def _source(config: Hyperparameters, data: Path, split: str, ranks: Ranks, batch_size: int) -> pipeline.Input:
     return pipeline.Input(
         records=data / f"{split}.rec",

@@ -14,7 +14,7 @@ Each implementation's model.py has ``export_weights`` and ``import_weights``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 import numpy as np
 
@@ -66,7 +66,8 @@ def trained_names(config: Hyperparameters) -> List[str]:
 def save(path: Path, arrays: Mapping[str, np.ndarray], config: Hyperparameters) -> None:
     """Write all arrays of the network of ``config``; ValueError names what does not fit."""
     _check(arrays, config)
-    np.savez(str(path), **{name: np.asarray(array, "float32") for name, array in arrays.items()})
+    content: Dict[str, Any] = {name: np.asarray(array, "float32") for name, array in arrays.items()}
+    np.savez(str(path), **content)
 
 
 def load(path: Path, config: Hyperparameters) -> Dict[str, np.ndarray]:

@@ -2,10 +2,11 @@
 
 import json
 from fractions import Fraction
+from types import SimpleNamespace
 
 import torch
 
-from benchmarks.common import torch_ranks
+from benchmarks.common.frameworks import pytorch
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 
 
@@ -40,7 +41,7 @@ def refusal(scores, labels):
 
 
 def main():
-    ranks = torch_ranks.start("cpu")
+    ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
     differences = {}
     for name, scores, labels in cases():
         # Uneven shares, and none at all for some rank.
@@ -52,7 +53,7 @@ def main():
     found["one class"] = refusal(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0]))
     if ranks.rank == 0:
         print(json.dumps(found))
-    torch_ranks.finish()
+    pytorch.finish()
 
 
 main()

@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from benchmarks.common import torch_ranks
+from benchmarks.common.frameworks import pytorch
 from benchmarks.dlrm.blocks import NUMBERS, TABLES
-from benchmarks.dlrm.pytorch import step as steps
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch
 from benchmarks.dlrm.pytorch.model import Tables, pair_places
+from benchmarks.dlrm.pytorch.train import train_step
+from benchmarks.dlrm.pytorch.training import build
 
 SIZES = tuple(3 + 7 * (table % 5) for table in range(TABLES))
 CONFIG = Config(
@@ -53,8 +54,8 @@ def linear_layers(sequence):
     return [layer for layer in sequence if isinstance(layer, torch.nn.Linear)]
 
 
-def plain_odds(numbers, indices, tables, bottom, top):
-    """The paper's network, written out: (rows,) log-odds in float64."""
+def plain_logits(numbers, indices, tables, bottom, top):
+    """The paper's network, written out: (rows,) logits in float64."""
     hidden = numbers.double()
     for weight, bias in bottom:
         hidden = torch.relu(hidden @ weight.t() + bias)
@@ -82,7 +83,7 @@ def error(ours, theirs):
 
 def one_step(ranks, config):
     """Errors of scores, loss, gradients and weights after one step."""
-    model = steps.build(config, SIZES, ranks)
+    model = build(config, SIZES, ranks, {})
     generator = torch.Generator().manual_seed(1)
     numbers = torch.rand(GLOBAL, NUMBERS, generator=generator)
     labels = (torch.rand(GLOBAL, generator=generator) < 0.3).float()
@@ -91,12 +92,12 @@ def one_step(ranks, config):
     batch = Batch(numbers[mine], labels[mine], indices[list(model.tables.mine)])
     tables = [table.requires_grad_() for table in whole_tables(model.tables, ranks)]
     bottom, top = copies(model.network.bottom), copies([*model.network.top, *model.network.last])
-    odds = plain_odds(numbers, indices, tables, bottom, top)
-    loss = functional.binary_cross_entropy_with_logits(odds, labels.double())
+    logits = plain_logits(numbers, indices, tables, bottom, top)
+    loss = functional.binary_cross_entropy_with_logits(logits, labels.double())
     loss.backward()
-    found = {"scores": error(steps.scores(model, batch, config, ranks.context), odds[mine].detach())}
-    ours = steps.plain(model, config, ranks)(batch, torch.tensor(RATE))
-    mean = torch_ranks.total(ours.reshape(1))[0] / ranks.size
+    found = {"scores": error(model.scores(batch), logits[mine].detach())}
+    ours = train_step(model, batch, torch.tensor(RATE))
+    mean = pytorch.total(ours.reshape(1))[0] / ranks.size
     found["loss"] = abs(mean - loss.item()) / loss.item()
     parameters = [p for layer in (*bottom, *top) for p in layer]
     gradients = torch.cat([p.grad.reshape(-1) for p in parameters])
@@ -129,7 +130,7 @@ def update_is_exact(ranks, how):
 
 
 def main():
-    ranks = torch_ranks.start("cpu")
+    ranks = pytorch.start(CONFIG)
     config = dataclasses.replace(CONFIG, batch_size=GLOBAL // ranks.size)
     found = {"one step": one_step(ranks, config)}
     found["bf16 scores"] = one_step(ranks, dataclasses.replace(config, precision="bf16"))["scores"]
@@ -138,7 +139,7 @@ def main():
     found["tables of each rank"] = [len(t) for t in Tables(SIZES, config, ranks).placement]
     if ranks.rank == 0:
         print(json.dumps(found))
-    torch_ranks.finish()
+    pytorch.finish()
 
 
 main()

@@ -7,34 +7,30 @@ import dataclasses
 import io
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 from PIL import Image
 
-from benchmarks.common import horovod_mxnet
+from benchmarks.common.frameworks import mxnet
 from benchmarks.common.recordio import RecordReader, unpack
-from benchmarks.common.stopping import Heartbeat, StopRequest
-from benchmarks.resnet.mxnet import model, train
+from benchmarks.resnet.mxnet import train
 from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import evaluation_input
+from benchmarks.resnet.mxnet.training import build
 from benchmarks.resnet.pipeline import MEAN, STD
+from tests.in_framework.some_run import some_run
 
 data, batch_size = Path(sys.argv[1]), int(sys.argv[2])
 config = dataclasses.replace(
     Config(), device="cpu", layout="NCHW", precision="fp32", pad_channels=False, depth=18, num_classes=10,
     image_size=32, eval_resize=32, batch_size=batch_size, dali_threads=1, seed=5,
 )  # fmt: skip
-stop = StopRequest()
-stop.arm()
-ranks = horovod_mxnet.start("cpu")
-network = model.build(config)
-model.initialize(network, config, ranks.context)
-evaluation = evaluation_input(config, data, ranks)
-heartbeat = Heartbeat(Path(tempfile.mkdtemp()), ranks.rank)
-passes = [train.evaluate(network, evaluation, stop, heartbeat, 0) for _ in range(2)]
+run = some_run(config, mxnet)
+training = build(config, run.ranks, {})
+evaluation = evaluation_input(config, data, run.ranks)
+passes = [train.evaluate(training, evaluation, run)["accuracy"] for _ in range(2)]
 
 
 def by_hand():
@@ -45,11 +41,11 @@ def by_hand():
             header, jpeg = unpack(record)
             pixels = np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB"), dtype="float32")
             image = ((pixels - np.array(MEAN)) / np.array(STD)).transpose(2, 0, 1)[None]
-            hits += int(network(mx.nd.array(image)).asnumpy().argmax() == header.label)
+            hits += int(training.network(mx.nd.array(image)).asnumpy().argmax() == header.label)
             count += 1
     return hits / count
 
 
-if ranks.rank == 0:
+if run.ranks.rank == 0:
     print(json.dumps({"passes": passes, "total": evaluation.total, "by hand": by_hand()}))
-horovod_mxnet.finish()
+run.finish()

@@ -6,11 +6,12 @@ import json
 
 import torch
 
-from benchmarks.common import torch_precision
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
-from benchmarks.ncf.pytorch import data, model, steps
+from benchmarks.ncf.pytorch import data, model
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.train import train_step
+from benchmarks.ncf.pytorch.training import assemble
 
 USERS, ITEMS, PAIRS, FACTORS = 40, 30, 500, 4
 HELD_OUT = 29
@@ -49,8 +50,7 @@ def compare(first_layer: str, kernel: str) -> dict:
         parameter.data.uniform_(-0.5, 0.5)
     values = {name: p.detach().double().requires_grad_() for name, p in network.named_parameters()}
     sampler = data.Sampler(small_data(), PAIRS, 4, CPU)
-    sampler.start_epoch(1)
-    sampler.draw()
+    sampler.draw_epoch(1)
     users, items, labels, _ = sampler.batch(0)
     expected_scores, expected_loss = reference(values, users, items, labels.double())
     expected_loss.backward()
@@ -60,7 +60,7 @@ def compare(first_layer: str, kernel: str) -> dict:
     gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
     found["gradients"] = max(relative(gradients[name], values[name].grad) for name in values)
     network.zero_grad()
-    training = steps.build(config, network, sampler, CPU, None)
+    training = assemble(config, network, sampler, CPU)
     train_step(training, 0)
     found["loss"] = abs(float(training.losses[0]) / float(expected_loss.detach()) - 1)
     errors = []
@@ -99,7 +99,7 @@ def bf16_error() -> float:
     found = []
     for precision in ("fp32", "bf16"):
         network.zero_grad()
-        with torch_precision.autocast(torch.device("cpu"), precision):
+        with pytorch.autocast(torch.device("cpu"), precision):
             scores = network(users, items)
         model.loss_sum(scores, labels).backward()
         found.append([parameter.grad.double() for parameter in network.parameters()])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import torch_ranks
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.ncf.pytorch import data, evaluation
 from benchmarks.ncf.sources.interactions import draw_negatives
@@ -21,14 +22,13 @@ EPOCHS = 200
 
 def samples_of_epoch(sampler: data.Sampler, seed: int) -> list:
     """[user, item, label] of every sample of all ranks, in the order of the steps."""
-    sampler.start_epoch(seed)
-    sampler.draw()
+    sampler.draw_epoch(seed)
     found = []
     for step in range(sampler.steps_per_epoch):
         batch = sampler.batch(step)
         mine = torch.stack((batch.users, batch.items, batch.labels.long()), 1).tolist()
-        if torch_ranks.size() > 1:
-            everyone: list = [None] * torch_ranks.size()
+        if pytorch.size() > 1:
+            everyone: list = [None] * pytorch.size()
             dist.all_gather_object(everyone, mine)
             mine = [sample for part in everyone for sample in part]
         assert len(mine) == batch.global_size
@@ -42,8 +42,7 @@ def statistics(sampler: data.Sampler, data_set: data.DataSet) -> dict:
     met[data_set.train_users.long(), data_set.train_items.long()] = True
     counts = torch.zeros(USERS, ITEMS, dtype=torch.float64)
     for epoch in range(EPOCHS):
-        sampler.start_epoch(data.epoch_seed(7, epoch))
-        sampler.draw()
+        sampler.draw_epoch(data.epoch_seed(7, epoch))
         for step in range(sampler.steps_per_epoch):
             batch = sampler.batch(step)
             drawn = batch.labels == 0
@@ -82,7 +81,7 @@ def places_under_ties() -> dict:
 
 
 def main() -> None:
-    ranks = torch_ranks.start("cpu")
+    ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
     data_set = small_data()
     sampler = data.Sampler(data_set, BATCH // ranks.size, NEGATIVES, ranks)
     found = {
@@ -103,7 +102,7 @@ def main() -> None:
         found["evaluation draws every other item"] = len(set(pairs)) == free
     if ranks.rank == 0:
         print(json.dumps(found))
-    torch_ranks.finish()
+    pytorch.finish()
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from benchmarks.common import horovod_mxnet, optimizers
+from benchmarks.common import optimizers
+from benchmarks.common.frameworks import mxnet
 from benchmarks.resnet.mxnet import optimizer
 from benchmarks.resnet.mxnet.config import Config
 
@@ -78,7 +80,7 @@ def worst(name, precision):
     )
 
 
-horovod_mxnet.start("cpu")
+mxnet.start(SimpleNamespace(device="cpu", precision="fp32"))
 errors = {f"{name} {kind}": worst(name, kind) for name in ("sgd", "lars") for kind in ("fp32", "fp16")}
-horovod_mxnet.finish()
+mxnet.finish()
 print(json.dumps(errors))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from benchmarks.common import horovod_mxnet
+from benchmarks.common.frameworks import mxnet
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.mxnet import model, optimizer
 from benchmarks.resnet.mxnet.config import Config
@@ -76,7 +76,7 @@ def trained(config, arrays, data, rates):
     return first, np.array(losses)
 
 
-horovod_mxnet.start("cpu")
+mxnet.start(SimpleNamespace(device="cpu", precision="fp32"))
 functions = SimpleNamespace(
     logits=logits,
     loss_and_gradients=loss_and_gradients,
@@ -85,4 +85,4 @@ functions = SimpleNamespace(
     trained=trained,
 )
 np.savez(sys.argv[1], **parity_task.run(Config, functions, Path(sys.argv[2])))
-horovod_mxnet.finish()
+mxnet.finish()

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from benchmarks.common.ranks import Ranks
-from benchmarks.resnet.pytorch import model, optimizer, step
+from benchmarks.resnet.pytorch import model, optimizer
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.pytorch.data import training_input
+from benchmarks.resnet.pytorch.train import forward_backward, train_step
+from benchmarks.resnet.pytorch.training import Training
 from tests.in_framework import parity_task
 
 CPU = torch.device("cpu")
@@ -41,9 +43,8 @@ def logits(config, arrays, batch):
 
 def loss_and_gradients(config, arrays, batch):
     network = network_with(config, arrays)
-    trainer = optimizer.build(network, config)
-    labels = torch.from_numpy(batch[1])
-    loss = step.forward_backward(network, trainer, config, images_of(config, batch), labels)
+    training = Training(network, network, optimizer.build(network, config), config)
+    loss = forward_backward(training, images_of(config, batch), torch.from_numpy(batch[1]))
     return loss.item(), {model.neutral_name(n): p.grad.numpy() for n, p in network.named_parameters()}
 
 
@@ -63,15 +64,13 @@ def optimized(config, arrays, gradients, rates):
 
 def trained(config, arrays, data, rates):
     network = network_with(config, arrays)
-    trainer = optimizer.build(network, config)
-    training = training_input(config, data, Ranks(0, 1, 0, 1, CPU))
+    training = Training(network, network, optimizer.build(network, config), config)
+    batches = training_input(config, data, Ranks(0, 1, 0, 1, CPU))
     losses, first = [], None
     for rate in rates:
-        trainer.set_learning_rate(rate)
-        images, labels = training.next()
+        images, labels = batches.next()
         first = images.numpy() if first is None else first
-        losses.append(step.forward_backward(network, trainer, config, images, labels).item())
-        trainer.step()
+        losses.append(train_step(training, images, labels, rate).item())
     return first, np.array(losses)
 
 

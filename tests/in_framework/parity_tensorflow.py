@@ -5,14 +5,17 @@ Arguments: the other framework's file, data folder.
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from benchmarks.common import horovod_tensorflow
+from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.ranks import Ranks
-from benchmarks.resnet.tensorflow import model, optimizer, train
+from benchmarks.resnet.tensorflow import model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.data import training_input
+from benchmarks.resnet.tensorflow.train import forward_backward, train_step
+from benchmarks.resnet.tensorflow.training import Training
 from tests.in_framework import parity_task
 
 import numpy as np  # isort: skip
@@ -39,7 +42,8 @@ def logits(config, arrays, batch):
 
 def loss_and_gradients(config, arrays, batch):
     network = network_with(config, arrays)
-    loss, gradients = train.compile_backward(network, config)(*tensors_of(batch))
+    training = Training(network, optimizer.build(network.trained, config), config)
+    loss, gradients = training.compiled(forward_backward, *tensors_of(batch))
     return loss.numpy(), model.export_arrays(dict(zip(network.trained, gradients)))
 
 
@@ -55,17 +59,18 @@ def optimized(config, arrays, gradients, rates):
 
 def trained(config, arrays, data, rates):
     network = network_with(config, arrays)
-    step = train.compile_step(network, optimizer.build(network.trained, config), config)
-    training = training_input(config, data, Ranks(0, 1, 0, 1, "/CPU:0"))
+    training = Training(network, optimizer.build(network.trained, config), config)
+    step = tf.function(partial(train_step, training))
+    batches = training_input(config, data, Ranks(0, 1, 0, 1, "/CPU:0"))
     losses, first = [], None
     for rate in rates:
-        images, labels = training.next()
+        images, labels = batches.next()
         first = images.numpy().transpose(0, 3, 1, 2) if first is None else first
         losses.append(step(images, labels, tf.constant(rate, tf.float32)).numpy())
     return first, np.array(losses)
 
 
-horovod_tensorflow.start("cpu")
+tensorflow.start(SimpleNamespace(device="cpu", precision="fp32"))
 functions = SimpleNamespace(
     logits=logits,
     loss_and_gradients=loss_and_gradients,
@@ -74,5 +79,5 @@ functions = SimpleNamespace(
     trained=trained,
 )
 found = parity_task.run(Config, functions, Path(sys.argv[2]))
-horovod_tensorflow.finish()
+tensorflow.finish()
 print(json.dumps(parity_task.differences(found, sys.argv[1])))

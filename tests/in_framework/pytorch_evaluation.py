@@ -6,33 +6,32 @@ Arguments: data folder, batch size. Run on any number of ranks: the counts must 
 import dataclasses
 import json
 import sys
-import tempfile
 from pathlib import Path
 
-from benchmarks.common import torch_ranks
-from benchmarks.common.stopping import Heartbeat, StopRequest
+from benchmarks.common.frameworks import pytorch
 from benchmarks.resnet.pytorch import model, train
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.pytorch.data import evaluation_input
+from benchmarks.resnet.pytorch.training import build
+from tests.in_framework.some_run import some_run
 
 data, batch_size = Path(sys.argv[1]), int(sys.argv[2])
 config = dataclasses.replace(
     Config(), device="cpu", precision="fp32", pad_channels=False, depth=18, num_classes=10,
     image_size=32, eval_resize=32, batch_size=batch_size, dali_threads=1, seed=5,
 )  # fmt: skip
-stop = StopRequest()
-stop.arm()
-ranks = torch_ranks.start("cpu")
-network = model.place(model.build(config), config, ranks.context)
+run = some_run(config, pytorch)
+ranks = run.ranks
+training = build(config, ranks, {}, train.forward_backward)
+network = training.network
 # Ranks that saw other images have other statistics; they must evaluate with the mean, which is a fresh
 # network's here.
 for buffer in model.statistics(network):
     buffer += 0.5 * (2 * ranks.rank - ranks.size + 1)
 evaluation = evaluation_input(config, data, ranks)
-heartbeat = Heartbeat(Path(tempfile.mkdtemp()), ranks.rank)
-passes = [train.evaluate(network, config, evaluation, stop, heartbeat, 0) for _ in range(2)]
+passes = [train.evaluate(training, evaluation, run)["accuracy"] for _ in range(2)]
 fresh = model.statistics(model.build(config))
 error = max(float((mine - new).abs().max()) for mine, new in zip(model.statistics(network), fresh))
-torch_ranks.finish()
+run.finish()
 if ranks.rank == 0:
     print(json.dumps({"passes": passes, "total": evaluation.total, "error of statistics": error}))

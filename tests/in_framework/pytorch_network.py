@@ -6,9 +6,9 @@ import json
 import numpy as np
 import torch
 
-from benchmarks.common.torch_precision import autocast
+from benchmarks.common.frameworks.pytorch import autocast
 from benchmarks.resnet.architecture import STAGES
-from benchmarks.resnet.pytorch import model, step
+from benchmarks.resnet.pytorch import model, optimizer, train, training
 from benchmarks.resnet.pytorch.config import Config
 
 BASE = dataclasses.replace(
@@ -60,7 +60,8 @@ def weights_kept_by_a_warm_up():
     config = dataclasses.replace(BASE, compile="default")
     network = model.build(config)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    step.warm_up(network, network, torch.optim.SGD(network.parameters()), config, torch.device("cpu"))
+    eager = training.Training(network, network, optimizer.build(network, config), config)
+    training.warm_up(eager, torch.device("cpu"), train.forward_backward)
     same = all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     return same and all(parameter.grad is None for parameter in network.parameters())
 

@@ -6,33 +6,31 @@ Arguments: data folder, batch size. Run on any number of ranks: the counts must 
 import dataclasses
 import json
 import sys
-import tempfile
 from pathlib import Path
 
-from benchmarks.common import horovod_tensorflow
-from benchmarks.common.stopping import Heartbeat, StopRequest
-from benchmarks.resnet.tensorflow import model, train
+from benchmarks.common.frameworks import tensorflow
+from benchmarks.resnet.tensorflow import train
 from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.data import evaluation_input
+from benchmarks.resnet.tensorflow.training import build
+from tests.in_framework.some_run import some_run
 
 data, batch_size = Path(sys.argv[1]), int(sys.argv[2])
 config = dataclasses.replace(
     Config(), device="cpu", precision="fp32", pad_channels=False, depth=18, num_classes=10,
     image_size=32, eval_resize=32, batch_size=batch_size, dali_threads=1, seed=5,
 )  # fmt: skip
-stop = StopRequest()
-stop.arm()
-ranks = horovod_tensorflow.start("cpu")
-network = model.build(config)
+run = some_run(config, tensorflow)
+ranks = run.ranks
+training = build(config, {})
+network = training.network
 fresh = [variable.numpy() for variable in network.statistics]
 # Ranks that saw other images have other statistics; they must evaluate with the mean.
 for variable in network.statistics:
     variable.assign_add(0.5 * (2 * ranks.rank - ranks.size + 1) + 0.0 * variable)
 evaluation = evaluation_input(config, data, ranks)
-heartbeat = Heartbeat(Path(tempfile.mkdtemp()), ranks.rank)
-hits = train.compile_hits(network, config)
-passes = [train.evaluate(network, hits, evaluation, stop, heartbeat, 0) for _ in range(2)]
+passes = [train.evaluate(training, evaluation, run)["accuracy"] for _ in range(2)]
 error = max(float(abs(mine.numpy() - new).max()) for mine, new in zip(network.statistics, fresh))
-horovod_tensorflow.finish()
+run.finish()
 if ranks.rank == 0:
     print(json.dumps({"passes": passes, "total": evaluation.total, "error of statistics": error}))

@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+from functools import partial
+from types import SimpleNamespace
 
-from benchmarks.common import horovod_tensorflow
+from benchmarks.common.frameworks import tensorflow
 from benchmarks.resnet import weights
 from benchmarks.resnet.architecture import STAGES
 from benchmarks.resnet.tensorflow import model, optimizer, train
 from benchmarks.resnet.tensorflow.config import Config
+from benchmarks.resnet.tensorflow.training import Training
 
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -47,7 +50,8 @@ def changed(**changes):
     """Weights of the first convolution after 2 steps on one batch."""
     config = dataclasses.replace(BASE, seed=1, **changes)
     network = model.build(config)
-    step = train.compile_step(network, optimizer.build(network.trained, config), config)
+    training = Training(network, optimizer.build(network.trained, config), config)
+    step = tf.function(partial(train.train_step, training))
     generator = np.random.RandomState(0)
     images = tf.constant(generator.randn(8, 32, 32, 3), tf.float32)
     labels = tf.constant(generator.randint(0, 10, 8), tf.int32)
@@ -59,7 +63,7 @@ def difference(left, right):
     return float(np.linalg.norm(left - right) / np.linalg.norm(right))
 
 
-horovod_tensorflow.start("cpu")
+tensorflow.start(SimpleNamespace(device="cpu", precision="fp32"))
 plain, again, scaled = changed(), changed(), changed(loss_scale=128.0)
 bf16, xla = changed(precision="bf16"), changed(xla=True)
 other = model.build(dataclasses.replace(BASE, seed=2)).variables["stem.conv.weight"].numpy()
@@ -80,4 +84,4 @@ print(
         }
     )
 )
-horovod_tensorflow.finish()
+tensorflow.finish()

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
-from benchmarks.common import torch_optimizers, torch_progress, torch_ranks
-from benchmarks.common.checkpoints import Position
+from benchmarks.common import torch_optimizers
+from benchmarks.common.checkpoints import Checkpoints
+from benchmarks.common.frameworks import pytorch
 
 
 def apex_stand_in() -> object:
@@ -27,21 +29,21 @@ def apex_stand_in() -> object:
 
 
 def main() -> None:
-    ranks = torch_ranks.start("cpu")
+    ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
     found = {"size": ranks.size, "local size": ranks.local_size}
-    sums = torch_ranks.LaggedSums()
-    received = [sums.send(torch.tensor([float(step), float(ranks.rank)])) for step in range(4)]
+    sums = pytorch.LaggedSums(ranks, "step")
+    received = [sums.send(torch.tensor(float(step)), step == 2 and ranks.rank == 0) for step in range(4)]
     found["lagged sums"] = [*received, *sums.drain()]
-    found["total"] = torch_ranks.total(torch.tensor([1.0 + ranks.rank]))
+    found["total"] = pytorch.total(torch.tensor([1.0 + ranks.rank]))
     torch.manual_seed(ranks.rank)
     layer = torch.nn.Linear(3, 2)
-    torch_ranks.broadcast(layer.parameters())
+    pytorch.broadcast(layer.parameters())
     mine = layer.weight.detach().sum()
-    found["weights apart"] = torch_ranks.total(mine[None])[0] / ranks.size - float(mine)
-    buffer = torch_ranks.GradientBuffer(layer.parameters())
+    found["weights apart"] = pytorch.total(mine[None])[0] / ranks.size - float(mine)
+    buffer = pytorch.GradientBuffer(layer.parameters())
     layer(torch.ones(1, 3) * (ranks.rank + 1)).sum().backward()
-    buffer.average()
-    found["mean gradient"] = layer.weight.grad.reshape(-1).tolist()[0]
+    buffer.sum()
+    found["summed gradient"] = layer.weight.grad.reshape(-1).tolist()[0]
     buffer.zero()
     found["cleared"] = float(layer.weight.grad.abs().sum())
 
@@ -66,23 +68,21 @@ def main() -> None:
     output = Path(sys.argv[1])
     for name in ("result.txt", "metrics.jsonl"):
         (output / name).touch()
-    torch_ranks.barrier()
-    progress = torch_progress.Progress(output, ranks)
-    progress.steps_per_epoch = 10
-    found["found at first"] = progress.find_checkpoint()
-    progress.position = Position(1, 3)
-    progress.save(lambda: {"weight": layer.weight.detach()}, {"mine": ranks.rank})
+    pytorch.barrier()
+    logs = [output / name for name in ("result.txt", "metrics.jsonl")]
+    first, again = (Checkpoints(output / "checkpoint", logs, pytorch, ranks) for _ in range(2))
+    found["found at first"] = first.find()
+    own = {"mine": ranks.rank, "input": b"\0\xff"}
+    first.save(13, {"step": 13}, lambda: {"weight": layer.weight.detach()}, lambda: own)
     expected = torch.rand(2).tolist()
-    again = torch_progress.Progress(output, ranks)
-    found["found again"] = again.find_checkpoint()
-    shared, own = again.load()
-    found["same weights"] = bool(torch.equal(shared["weight"], layer.weight))
-    found["own"] = own["mine"] == ranks.rank
-    found["position"] = [again.position.epoch, again.position.step_in_epoch]
+    found["step found again"] = again.find()["step"]
+    content = again.load()
+    found["same weights"] = bool(torch.equal(content["weight"], layer.weight))
+    found["own"] = {name: content[name] for name in own} == own
     found["same random numbers"] = torch.rand(2).tolist() == expected
     if ranks.rank == 0:
         print(json.dumps(found))
-    torch_ranks.finish()
+    pytorch.finish()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import List, Tuple
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import torch_ranks
+from benchmarks.common.frameworks import pytorch
 
 LEADING_BITS = 16
 BINS = 1 << LEADING_BITS
@@ -39,7 +39,7 @@ def area_under_curve(scores: torch.Tensor, labels: torch.Tensor) -> float:
     """
     # One number carries key and label, so that one sort and one exchange do for both.
     packed = ordered_keys(scores) * 2 + labels.to(torch.int64)
-    if torch_ranks.size() > 1:
+    if pytorch.size() > 1:
         packed = _own_range(packed)
     packed = torch.sort(packed)[0]
     positive = packed & 1
@@ -49,7 +49,7 @@ def area_under_curve(scores: torch.Tensor, labels: torch.Tensor) -> float:
     below, totals = _before_this_rank(count)
     negatives_below = torch.cumsum(negatives, 0) - negatives + below
     twice = (positives * (2 * negatives_below + negatives)).sum()
-    if torch_ranks.size() > 1:
+    if pytorch.size() > 1:
         dist.all_reduce(twice)
     if min(totals) == 0:
         raise ValueError(f"{totals[0]} positive and {totals[1]} negative rows: the AUC needs both")
@@ -91,7 +91,7 @@ def _own_range(packed: torch.Tensor) -> torch.Tensor:
 
 def _before_this_rank(count: torch.Tensor) -> Tuple[int, List[int]]:
     """Negatives on the ranks with lower keys, and [positives, negatives] of all ranks."""
-    if torch_ranks.size() == 1:
+    if pytorch.size() == 1:
         return 0, [int(number) for number in count.tolist()]
     every = [torch.empty_like(count) for _ in range(dist.get_world_size())]
     dist.all_gather(every, count)

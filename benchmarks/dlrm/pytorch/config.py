@@ -9,12 +9,7 @@ one update of the weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
-
-try:
-    from typing import Literal
-except ImportError:  # Python 3.7 of the oldest NGC images
-    from typing_extensions import Literal  # type: ignore[assignment]
+from typing import Dict, Literal, Tuple
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Config:
 
     # How it is computed
     embedding_update: Literal["scatter", "sorted"] = "scatter"  # sorted adds in a fixed order on a GPU too
-    cuda_graph: bool = True  # on a GPU: record a step once and replay it
+    cuda_graph: bool = True  # on a GPU: capture a step once and replay it
 
     # The input
     shuffle: Literal["blocks", "rows"] = "blocks"  # order of 1,024-row blocks, or of rows held on the device
@@ -65,6 +60,11 @@ class Config:
     # Reports
     log_interval: int = 100  # steps per record in the metrics stream
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
+
+    @property
+    def targets(self) -> Dict[str, float]:
+        """Target of each quality, by the names of benchmark.toml."""
+        return {"auc": self.quality_target}
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""

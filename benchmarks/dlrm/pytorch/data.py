@@ -68,7 +68,7 @@ def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataS
         raise BadInput(f"{directory} is no data set of dlrm: {error}\n  {again}") from None
     for split, content in opened.items():
         chosen = np.unique(np.linspace(0, len(content) - 1, CHECKED_BLOCKS).astype(int))
-        for table, least, most in blocks.outside(content, sizes, chosen):
+        for table, least, most in blocks.outside(content, sizes, chosen.tolist()):
             raise BadInput(
                 f"{split}.bin has indices from {least:,} to {most:,} for table {table}\n"
                 f"  expected: 0 to {sizes[table] - 1:,}\n  {again}"
@@ -165,9 +165,7 @@ class TrainingInput:
         self._step = first_step
         self._mover = Mover(ranks.context)
         if config.shuffle == "rows":
-            self._next: Callable[[], Batch] = HeldRows(config, data, tables, ranks, self._mover).batch_at(
-                self._place
-            )
+            self._next: Callable[[], Batch] = HeldRows(config, data, tables, ranks).batch_at(self._place)
         else:
             reader = Reader(data.train, data.train_rows, config.batch_size, tables, ranks)
             self._next = self._streamed(reader, config.prefetch)
@@ -246,9 +244,7 @@ class Mover:
 class HeldRows:
     """All training rows on the device, drawn one by one without replacement in each epoch."""
 
-    def __init__(
-        self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, mover: Mover
-    ) -> None:
+    def __init__(self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks) -> None:
         whole = [FIRST_TABLE + table for table in tables]
         order = np.arange(len(data.train))
         rows = data.train_rows

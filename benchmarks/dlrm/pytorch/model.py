@@ -92,14 +92,14 @@ class Network(nn.Module):
         self.padding = -(width + pairs) % ALIGNMENT
         self.bottom = mlp((NUMBERS, *config.bottom_mlp), last_is_linear=False)
         self.top = mlp((width + pairs + self.padding, *config.top_mlp[:-1]), last_is_linear=False)
-        # In fp32: half-precision log-odds would tie rows that the AUC must tell apart.
+        # In fp32: half-precision logits would tie rows that the AUC must tell apart.
         self.last = mlp((width + pairs + self.padding, *config.top_mlp)[-2:], last_is_linear=True)
         lower, mirror = pair_places([0, *(1 + table for table in order)])
         self.register_buffer("lower", torch.tensor(lower), persistent=False)
         self.register_buffer("mirror", torch.tensor(mirror), persistent=False)
 
     def score(self, hidden: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Log-odds (rows,) of the bottom MLP's (rows, width) and the tables' (rows, tables, width)."""
+        """Logits (rows,) of the bottom MLP's (rows, width) and the tables' (rows, tables, width)."""
         together = torch.cat((hidden.unsqueeze(1), vectors), dim=1)
         pairs = Interaction.apply(together, self.lower, self.mirror)
         parts = [hidden, pairs]

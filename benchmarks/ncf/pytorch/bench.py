@@ -1,31 +1,28 @@
-"""How fast an epoch is, sampling included, beside a plain PyTorch one of the same model and batch, in one run.
+"""How fast an epoch is, sampling included, next to a plain PyTorch one of the same model and batch, in one run.
 
     $ python -m benchmarks.ncf.pytorch.bench --config config.json --data DATA
 
 The plain epoch is what one would write first: numpy draws the negatives and draws again where the user knows
-the item, torch.nn layers, torch.optim.Adam. The kinds are measured in turn, several times; the median counts.
-A measurement is one whole epoch. The last line of the output is the result as JSON.
+the item, torch.nn layers, torch.optim.Adam. A measurement is one whole epoch. The last line of
+the output is the result as JSON.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import sys
-import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Callable, List
 
 import numpy as np
 import torch
 
-from benchmarks.common import configuration, torch_precision, torch_ranks
+from benchmarks.common import bench
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
-from benchmarks.ncf.pytorch import data, model, steps
+from benchmarks.ncf.pytorch import data
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import DataSet, Sampler
 from benchmarks.ncf.pytorch.train import train_step
+from benchmarks.ncf.pytorch.training import Training, build
 
 TITLES = {
     "bare": "plain PyTorch epoch, negatives drawn by numpy",
@@ -81,7 +78,7 @@ def plain_epoch(config: Config, data_set: DataSet, device: torch.device) -> Call
         labels = (torch.arange(len(all_users), device=device) < len(users)).float()
         for part in torch.randperm(len(all_users), device=device).split(config.batch_size):
             optimizer.zero_grad()
-            with torch_precision.autocast(device, config.precision):
+            with pytorch.autocast(device, config.precision):
                 scores = network(all_users[part], all_items[part])
             loss_function(scores.float(), labels[part]).backward()
             optimizer.step()
@@ -89,87 +86,36 @@ def plain_epoch(config: Config, data_set: DataSet, device: torch.device) -> Call
     return epoch
 
 
-def training_epoch(config: Config, sampler: Sampler, data_set: DataSet, ranks: Ranks) -> Callable[[], None]:
+def training_epoch(training: Training) -> Callable[[], None]:
     """The epoch of train.py."""
-    network = model.build(config, data_set.users, data_set.items).to(ranks.context)
-    training = steps.build(config, network, sampler, ranks, None)
-    graph = (
-        steps.capture_epoch(training, train_step) if config.cuda_graph and config.device == "gpu" else None
-    )
 
     def epoch() -> None:
-        if graph is not None:
-            graph.replay()
+        if training.graph is not None:
+            training.graph.replay()
             return
-        sampler.draw()
-        for step_in_epoch in range(sampler.steps_per_epoch):
+        training.sampler.draw()
+        for step_in_epoch in range(training.sampler.steps_per_epoch):
             train_step(training, step_in_epoch)
 
     return epoch
 
 
-def measure(
-    epochs: Dict[str, Callable[[], None]], samples: int, repeats: int
-) -> Tuple[Dict[str, Any], float]:
-    """Samples per second of each kind, measured in turn, and the share of an epoch that sampling takes."""
-    seconds: Dict[str, List[float]] = {name: [] for name in epochs}
-    for number in range(repeats + 1):
-        for name, epoch in epochs.items():
-            _wait()
-            started = time.perf_counter()
-            epoch()
-            _wait()
-            if number:  # the first round warms up
-                seconds[name].append(time.perf_counter() - started)
-        print(f"measurement {number} of {repeats} done", file=sys.stderr)
-    measured = {}
-    for name, values in seconds.items():
-        # Each against the plain epoch of its own turn: the machine's speed drifts.
-        ratios = [bare / value for value, bare in zip(values, seconds["bare"])]
-        measured[name] = {
-            "title": TITLES[name],
-            "median": samples / statistics.median(values),
-            "least": samples / max(values),
-            "most": samples / min(values),
-            "ratio": statistics.median(ratios),
-        }
-    return measured, statistics.median(seconds["input"]) / statistics.median(seconds["real"])
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the arrays and dataset.json")
-    parser.add_argument("--steps", type=int, default=0, help="accepted and not used: an epoch is measured")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind")
-    arguments = parser.parse_args()
-    config = configuration.load(Config, arguments.config)
-    ranks = torch_ranks.start(config.device)
-    torch_precision.set_matmul(config.precision)
-    data_set = data.load(arguments.data, ranks.context)
+def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
+    """What is measured."""
+    data_set = data.load(folder, ranks.context)
     sampler = Sampler(data_set, config.batch_size, config.negatives, ranks)
-    epochs = {
-        "bare": plain_epoch(config, data_set, ranks.context),
-        "real": training_epoch(config, sampler, data_set, ranks),
-        "input": sampler.draw,
+    training = build(config, data_set.users, data_set.items, sampler, ranks, {}, train_step)
+    loops = {
+        "bare": bench.repeated(plain_epoch(config, data_set, ranks.context)),
+        "real": bench.repeated(training_epoch(training)),
+        "input": bench.repeated(sampler.draw),
     }
-    measured, input_share = measure(epochs, sampler.samples, arguments.repeats)
     title = (
         f"NeuMF {config.factors} + {'-'.join(map(str, config.layers))}, {data_set.users:,} users, "
         f"{data_set.items:,} items, batch {config.batch_size}, {config.precision}, one {config.device}"
     )
-    result = {"title": title, "measured": measured, "input_share": input_share, "device": config.device}
-    torch_ranks.finish()
-    print(json.dumps(result))
-    return 0
+    return bench.Subject(title, sampler.samples, loops, TITLES)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(bench.main(__doc__, Config, pytorch, prepare, epochs=True))

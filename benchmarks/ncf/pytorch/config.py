@@ -7,12 +7,7 @@ those say nothing. "Epoch" is one pass over the training pairs with fresh negati
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
-
-try:
-    from typing import Literal
-except ImportError:  # Python 3.7 of the oldest NGC images
-    from typing_extensions import Literal  # type: ignore[assignment]
+from typing import Dict, Literal, Tuple
 
 
 @dataclass(frozen=True)
@@ -62,6 +57,11 @@ class Config:
     cuda_graph: bool = True  # replay each epoch as one graph on a GPU
     log_interval: int = 100  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
+
+    @property
+    def targets(self) -> Dict[str, float]:
+        """Target of each quality, by the names of benchmark.toml."""
+        return {"hit_rate": self.quality_target}
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""

@@ -90,11 +90,15 @@ class Sampler:
         # p_j - j <= r: no draw is thrown away, so nothing depends on what was drawn.
         place = torch.arange(self._pairs, device=users.device) - self._first[users]
         self._keys = users * data.items + data.train_items - place
+        self._drawn = -1
         self._bounds = [self._share(step) for step in range(self.steps_per_epoch)]
 
-    def start_epoch(self, seed: int) -> None:
-        """Seed the device's generator; ``draw`` comes next."""
-        torch.manual_seed(seed)
+    def draw_epoch(self, seed: int) -> None:
+        """Draw the epoch of ``seed``, unless it was drawn last."""
+        if seed != self._drawn:
+            self._drawn = seed
+            torch.manual_seed(seed)
+            self.draw()
 
     def draw(self) -> None:
         """Draw order and negatives of a whole epoch and put this rank's samples in their order."""

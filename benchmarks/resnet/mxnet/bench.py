@@ -1,32 +1,28 @@
-"""How fast the step is: synthetic data, real data, the input alone, beside a bare Gluon loop, in one run.
+"""How fast the step is: synthetic data, real data, the input alone, next to a bare Gluon loop, in one run.
 
     $ python -m benchmarks.resnet.mxnet.bench --config config.json --data DATA
 
 The bare loop is what MXNet's own tutorial would write: the same network and batch, mx.optimizer.SGD in a
-gluon.Trainer, no Horovod, no reports. The kinds are measured in turn, several times; the median counts.
-The last line of the output is the result as JSON.
+gluon.Trainer, no Horovod, no reports. The last line of the output is the result as JSON.
 """
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 from typing import Callable
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from benchmarks.common import configuration, horovod_mxnet
-from benchmarks.common.benching import Loop, measure, parse_arguments
-from benchmarks.common.metrics import MetricsStream
-from benchmarks.common.progress import StepReports
+from benchmarks.common import bench
+from benchmarks.common.frameworks import mxnet
 from benchmarks.common.ranks import Ranks
-from benchmarks.resnet.architecture import input_shape
-from benchmarks.resnet.mxnet import model, optimizer
+from benchmarks.resnet.architecture import bench_title, input_shape
+from benchmarks.resnet.mxnet import model
 from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import Batch, training_input
-from benchmarks.resnet.mxnet.progress import LossSums
+from benchmarks.resnet.mxnet.train import train_step
+from benchmarks.resnet.mxnet.training import build
 
 
 def synthetic_batch(config: Config, context: mx.Context) -> Batch:
@@ -37,8 +33,8 @@ def synthetic_batch(config: Config, context: mx.Context) -> Batch:
     return images, labels.astype("float32")
 
 
-def bare_loop(config: Config, context: mx.Context, batch: Batch) -> Loop:
-    """The same network and batch in a plain Gluon loop."""
+def bare_step(config: Config, context: mx.Context, batch: Batch) -> Callable[[], None]:
+    """A step of a plain Gluon loop with the same network and batch."""
     network = model.build(config)
     model.initialize(network, config, context)
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -47,87 +43,33 @@ def bare_loop(config: Config, context: mx.Context, batch: Batch) -> Loop:
     arguments["multi_precision"] = config.precision == "fp16"
     trainer = gluon.Trainer(network.collect_params(), "sgd", arguments, kvstore=None)
 
-    def steps(count: int) -> float:
-        for _ in range(count):
-            with autograd.record():
-                loss = loss_function(network(batch[0]), batch[1])
-            loss.backward()
-            trainer.step(config.batch_size)
-        mx.nd.waitall()
-        return 0.0
+    def step() -> None:
+        with autograd.record():
+            loss = loss_function(network(batch[0]), batch[1])
+        loss.backward()
+        trainer.step(config.batch_size)
 
-    return steps
+    return step
 
 
-def training_loop(config: Config, ranks: Ranks, next_batch: Callable[[], Batch]) -> Loop:
-    """The step of train.py with its reports, on batches of ``next_batch``."""
-    network = model.build(config)
-    model.initialize(network, config, ranks.context)
-    loss_function = model.SmoothedLoss(config.label_smoothing)
-    loss_function.hybridize(static_alloc=True, static_shape=True)
-    trainer = optimizer.build_trainer(network.collect_params(), config)
-    loss_scale = mx.nd.full((config.batch_size,), config.loss_scale, ctx=ranks.context)
-    reports = StepReports(MetricsStream(Path("/dev/null"), 0), config, ranks.size, 1 << 30, LossSums())
-
-    def steps(count: int) -> float:
-        started = time.time()
-        waited = 0.0
-        for step in range(count):
-            trainer.set_learning_rate(0.01)
-            before = time.time()
-            images, labels = next_batch()
-            waited += time.time() - before
-            with autograd.record():
-                loss = loss_function(network(images), labels)
-            loss.backward(loss_scale)
-            trainer.step(config.batch_size * config.loss_scale)
-            reports.add(step, loss.mean(), False, 0.01)
-        mx.nd.waitall()
-        return waited / (time.time() - started)
-
-    return steps
-
-
-def input_loop(next_batch: Callable[[], Batch]) -> Loop:
-    """The input without a network."""
-
-    def steps(count: int) -> float:
-        for _ in range(count):
-            next_batch()
-        mx.nd.waitall()
-        return 1.0
-
-    return steps
-
-
-def main() -> int:
-    arguments = parse_arguments(__doc__)
-    config = configuration.load(Config, arguments.config)
-    ranks = horovod_mxnet.start(config.device)
+def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
+    """What is measured."""
     batch = synthetic_batch(config, ranks.context)
-    real = training_input(config, arguments.data, ranks)
+    real = training_input(config, data, ranks)
+    training = build(config, ranks, {})
+
+    def step(batch: Batch) -> mx.nd.NDArray:
+        return train_step(training, *batch, bench.RATE)
+
     loops = {
-        "bare": bare_loop(config, ranks.context, batch),
-        "synthetic": training_loop(config, ranks, lambda: batch),
-        "real": training_loop(config, ranks, real.next),
-        "input": input_loop(real.next),
+        "bare": bench.repeated(bare_step(config, ranks.context, batch)),
+        "synthetic": bench.training_loop(mxnet, config, ranks, step, lambda: batch),
+        "real": bench.training_loop(mxnet, config, ranks, step, real.next),
+        "input": bench.repeated(real.next),
     }
-    measured, input_share = measure(
-        loops,
-        config.batch_size,
-        arguments.steps,
-        arguments.repeats,
-        "bare Gluon loop, synthetic data",
-    )
-    title = (
-        f"ResNet-{config.depth}, {config.image_size} x {config.image_size}, batch {config.batch_size}, "
-        f"{config.precision}, {config.layout}, one {config.device}"
-    )
-    result = {"title": title, "measured": measured, "input_share": input_share, "device": config.device}
-    horovod_mxnet.finish()
-    print(json.dumps(result))
-    return 0
+    titles = {"bare": "bare Gluon loop, synthetic data"}
+    return bench.Subject(bench_title(config), config.batch_size, loops, titles)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(bench.main(__doc__, Config, mxnet, prepare))

@@ -11,7 +11,7 @@ from typing import Any, List, Tuple
 import mxnet as mx
 from mxnet.gluon.parameter import ParameterDict
 
-from benchmarks.common.horovod_mxnet import hvd
+from benchmarks.common.frameworks.mxnet import hvd
 from benchmarks.common.optimizers import UNSCALED, has_suffix
 from benchmarks.resnet.mxnet.config import Config
 

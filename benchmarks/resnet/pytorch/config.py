@@ -12,7 +12,6 @@ from benchmarks.resnet.config import Hyperparameters, refuse
 class Config(Hyperparameters):
     """Everything that train.py needs to know, besides where the data and the results lie."""
 
-    gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
     bucket_mb: int = 25  # megabytes of gradients that DistributedDataParallel sums in one all-reduce
     compile: Literal["none", "default", "max-autotune-no-cudagraphs"] = "none"  # mode of torch.compile
     cuda_graph: bool = False  # replay forward and backward as one graph, which costs the CPU no launches

@@ -73,7 +73,7 @@ class Residual(nn.Module):
         shortcut = x if self.project is None else self.project(x)
         x = functional.relu(self.norm1(self.conv1(x)), inplace=True)
         x = self.norm2(self.conv2(x))
-        if self.conv3 is not None:
+        if self.conv3 is not None and self.norm3 is not None:
             x = self.norm3(self.conv3(functional.relu(x, inplace=True)))
         return functional.relu(x + shortcut, inplace=True)
 

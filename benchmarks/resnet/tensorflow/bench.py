@@ -1,31 +1,30 @@
-"""How fast the step is: synthetic data, real data, the input alone, beside a bare loop, in one run.
+"""How fast the step is: synthetic data, real data, the input alone, next to a bare loop, in one run.
 
     $ python -m benchmarks.resnet.tensorflow.bench --config config.json --data DATA
 
 The bare loop is what a tutorial would write: keras.applications.ResNet50 (or 101, 152), Keras's cross-entropy and
 SGD, gradients in one tf.function, compiled by XLA if config.xla; no Horovod, no reports. Keras has no ResNet-18
-and 34: there it is this project's network with the same loss and optimizer. The kinds are measured in turn,
-several times; the median counts. The last line of the output is the result as JSON.
+and 34: there it is this project's network with the same loss and optimizer. The last line of the output is the
+result as JSON.
 """
 
 from __future__ import annotations
 
-import json
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, List, Tuple
 
-from benchmarks.common import configuration, horovod_tensorflow
-from benchmarks.common.benching import Loop, measure, parse_arguments
-from benchmarks.common.metrics import MetricsStream
-from benchmarks.common.progress import StepReports
-from benchmarks.resnet.architecture import input_shape
-from benchmarks.resnet.tensorflow import model, optimizer, train
+from benchmarks.common import bench
+from benchmarks.common.frameworks import tensorflow
+from benchmarks.common.ranks import Ranks
+from benchmarks.resnet.architecture import bench_title, input_shape
+from benchmarks.resnet.tensorflow import model
 from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.data import Batch, training_input
-from benchmarks.resnet.tensorflow.progress import LossSums
+from benchmarks.resnet.tensorflow.train import train_step
+from benchmarks.resnet.tensorflow.training import build
 
-import tensorflow as tf  # isort: skip  # after horovod_tensorflow, which settles what it prints
+import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 
 KERAS_DEPTHS = (50, 101, 152)
 KERAS_POLICIES = {"fp32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
@@ -50,8 +49,8 @@ def bare_network(config: Config) -> Tuple[Callable[[tf.Tensor], tf.Tensor], List
     return (lambda images: tf.cast(keras(images, training=True), tf.float32)), keras.trainable_variables
 
 
-def bare_loop(config: Config, batch: Batch) -> Loop:
-    """A plain loop over one batch."""
+def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
+    """A step of a plain loop over one batch."""
     network, variables = bare_network(config)
     sgd = tf.keras.optimizers.SGD(0.01, momentum=config.momentum)
     loss_function = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -64,78 +63,29 @@ def bare_loop(config: Config, batch: Batch) -> Loop:
         sgd.apply_gradients(zip(tape.gradient(loss, variables), variables))
         return loss
 
-    def steps(count: int) -> float:
-        for _ in range(count):
-            loss = step(*batch)
-        loss.numpy()
-        return 0.0
-
-    return steps
+    return partial(step, *batch)
 
 
-def training_loop(config: Config, ranks: int, next_batch: Callable[[], Batch]) -> Loop:
-    """The step of train.py with its reports, on batches of ``next_batch``."""
-    network = model.build(config)
-    train_step = train.compile_step(network, optimizer.build(network.trained, config), config)
-    reports = StepReports(MetricsStream(Path("/dev/null"), 0), config, ranks, 1 << 30, LossSums())
-
-    def steps(count: int) -> float:
-        started = time.time()
-        waited = 0.0
-        for step in range(count):
-            before = time.time()
-            images, labels = next_batch()
-            waited += time.time() - before
-            loss = train_step(images, labels, tf.constant(0.01))
-            reports.add(step, loss, False, 0.01)
-        loss.numpy()
-        return waited / (time.time() - started)
-
-    return steps
-
-
-def input_loop(next_batch: Callable[[], Batch]) -> Loop:
-    """The input without a network."""
-
-    def steps(count: int) -> float:
-        for _ in range(count):
-            images, _ = next_batch()
-        images.numpy()
-        return 1.0
-
-    return steps
-
-
-def main() -> int:
-    arguments = parse_arguments(__doc__)
-    config = configuration.load(Config, arguments.config)
-    ranks = horovod_tensorflow.start(config.device)
-    tf.config.experimental.enable_tensor_float_32_execution(config.precision == "tf32")
+def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
+    """What is measured."""
     batch = synthetic_batch(config)
-    real = training_input(config, arguments.data, ranks)
+    real = training_input(config, data, ranks)
+    graph = tf.function(partial(train_step, build(config, {})))
+
+    def step(batch: Batch) -> tf.Tensor:
+        return graph(*batch, tf.constant(bench.RATE))
+
     loops = {
-        "bare": bare_loop(config, batch),
-        "synthetic": training_loop(config, ranks.size, lambda: batch),
-        "real": training_loop(config, ranks.size, real.next),
-        "input": input_loop(real.next),
+        "bare": bench.repeated(bare_step(config, batch)),
+        "synthetic": bench.training_loop(tensorflow, config, ranks, step, lambda: batch),
+        "real": bench.training_loop(tensorflow, config, ranks, step, real.next),
+        "input": bench.repeated(real.next),
     }
     name = f"keras.applications.ResNet{config.depth}" if config.depth in KERAS_DEPTHS else "the same network"
-    measured, input_share = measure(
-        loops,
-        config.batch_size,
-        arguments.steps,
-        arguments.repeats,
-        f"bare loop over {name}, synthetic data",
-    )
-    title = (
-        f"ResNet-{config.depth}, {config.image_size} x {config.image_size}, batch {config.batch_size}, "
-        f"{config.precision}, {config.layout}, {'XLA' if config.xla else 'no XLA'}, one {config.device}"
-    )
-    result = {"title": title, "measured": measured, "input_share": input_share, "device": config.device}
-    horovod_tensorflow.finish()
-    print(json.dumps(result))
-    return 0
+    title = bench_title(config, "XLA" if config.xla else "no XLA")
+    titles = {"bare": f"bare loop over {name}, synthetic data"}
+    return bench.Subject(title, config.batch_size, loops, titles)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(bench.main(__doc__, Config, tensorflow, prepare))

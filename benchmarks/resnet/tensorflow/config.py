@@ -14,6 +14,7 @@ class Config(Hyperparameters):
 
     layout: Literal["NHWC"] = "NHWC"  # order of the axes; TensorFlow's CPU kernels know no other
     xla: bool = False  # compile forward, backward and update with XLA instead of running operator by operator
+    gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
     gradient_groups: int = 0  # fuse the all-reduce into so many groups; 0 lets Horovod decide by size
 
     def __post_init__(self) -> None:

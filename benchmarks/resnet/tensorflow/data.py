@@ -48,7 +48,7 @@ def evaluation_input(config: Config, data: Path, ranks: Ranks) -> inputs.Evaluat
 
 
 def _seen_by_dali(ranks: Ranks) -> Ranks:
-    """Each rank sees a single GPU, number 0 (benchmarks/common/horovod_tensorflow.py)."""
+    """Each rank sees a single GPU, number 0 (benchmarks/common/frameworks/tensorflow.py)."""
     return dataclasses.replace(ranks, local_rank=0)
 
 

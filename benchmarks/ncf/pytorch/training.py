@@ -1,14 +1,16 @@
-"""What a training step works on, and a whole epoch of steps as one CUDA graph."""
+"""What a training step works on: built, captured as one CUDA graph per epoch, carried through checkpoints."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
 import torch
 
 from benchmarks.common import torch_optimizers
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.frameworks.pytorch import GradientBuffer
 from benchmarks.common.ranks import Ranks
-from benchmarks.common.torch_ranks import GradientBuffer
+from benchmarks.ncf.pytorch import model
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import Sampler
 from benchmarks.ncf.pytorch.model import NeuMF
@@ -29,10 +31,41 @@ class Training(NamedTuple):
     losses: torch.Tensor
     """(steps of an epoch,): this rank's part of each step's mean loss."""
     config: Config
+    graph: Optional[torch.cuda.CUDAGraph] = None
+    """A whole epoch: drawing its samples and every step."""
 
 
-def build(config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, kernel: Optional[str]) -> Training:
-    """Optimizer, gradients and losses for ``network``; ``kernel`` is what a checkpoint says, None if fresh."""
+Step = Callable[[Training, int], None]
+
+
+def build(
+    config: Config,
+    users: int,
+    items: int,
+    sampler: Sampler,
+    ranks: Ranks,
+    saved: Mapping[str, Any],
+    step: Step,
+) -> Training:
+    """Build with what ``content`` saved, or with rank 0's fresh weights; capture an epoch of ``step`` on a GPU."""
+    torch.manual_seed(config.seed)
+    network = model.build(config, users, items).to(ranks.context)
+    training = assemble(config, network, sampler, ranks, saved.get("kernel"))
+    if saved:
+        network.load_state_dict(saved["network"])
+    else:
+        pytorch.broadcast(network.parameters())
+    if config.cuda_graph and config.device == "gpu":
+        training = training._replace(graph=_capture_epoch(training, step))
+    if saved:
+        training.optimizer.load_state_dict(saved["optimizer"])
+    return training
+
+
+def assemble(
+    config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, kernel: Optional[str] = None
+) -> Training:
+    """Optimizer, gradients and losses for ``network``; ``kernel`` is what a checkpoint names, None if fresh."""
     candidates = torch_optimizers.adam_candidates(
         config.learning_rate,
         (config.beta1, config.beta2),
@@ -46,7 +79,7 @@ def build(config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, kernel
     return Training(network, optimizer, name, GradientBuffer(parameters), sampler, losses, config)
 
 
-def capture_epoch(training: Training, step: Callable[[Training, int], None]) -> torch.cuda.CUDAGraph:
+def _capture_epoch(training: Training, step: Step) -> torch.cuda.CUDAGraph:
     """A whole epoch as one CUDA graph: drawing the samples and every ``step`` of it, given by its number.
 
     The warm-up before the capture trains; weights and optimizer are put back to where they were. The graph
@@ -76,11 +109,10 @@ def capture_epoch(training: Training, step: Callable[[Training, int], None]) -> 
     return graph
 
 
-def checkpoint_content(training: Training, best: float) -> Callable[[], Dict[str, Any]]:
+def content(training: Training) -> Dict[str, Any]:
     """What all ranks have in common; the samples of an epoch are drawn again from its seed."""
-    return lambda: {
+    return {
         "network": training.network.state_dict(),
         "optimizer": training.optimizer.state_dict(),
         "kernel": training.kernel,
-        "best": best,
     }

@@ -1,26 +1,28 @@
-"""Horovod for TensorFlow: start-up, averages of gradients, small sums over all ranks, and an orderly end."""
+"""TensorFlow with Horovod: start-up, averages of gradients, small sums over all ranks, checkpoint files, an end."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from typing import Any, Deque, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 # Before the import: TensorFlow reports every library that it finds or misses otherwise.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# After DALI, for the reason that benchmarks/common/horovod_mxnet.py gives; take hvd from here everywhere.
+# After DALI, for the reason that frameworks/mxnet.py gives; take hvd from here everywhere.
 import horovod.tensorflow as hvd
 import nvidia.dali.types  # noqa: F401
 import tensorflow as tf
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.checkpoints import load_arrays, save_arrays
+from benchmarks.common.ranks import Lagged, Ranks
+
+save, load = save_arrays, load_arrays
 
 
-def start(device: str) -> Ranks:
+def start(config: Any) -> Ranks:
     """Initialize Horovod; each rank sees the GPU of its local rank alone, or its share of the CPU's cores."""
     hvd.init()
-    if device == "gpu":
+    if config.device == "gpu":
         _show_one_gpu(hvd.local_rank())
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)
@@ -29,7 +31,8 @@ def start(device: str) -> Ranks:
         threads = int(os.environ.get("OMP_NUM_THREADS", "0"))  # 0: all cores
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
-    context = "/GPU:0" if device == "gpu" else "/CPU:0"
+    tf.config.experimental.enable_tensor_float_32_execution(config.precision == "tf32")
+    context = "/GPU:0" if config.device == "gpu" else "/CPU:0"
     return Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), context)
 
 
@@ -45,6 +48,11 @@ def _show_one_gpu(local_rank: int) -> None:
 def finish() -> None:
     """Leave Horovod."""
     hvd.shutdown()
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    tf.test.experimental.sync_devices()
 
 
 def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> List[tf.Tensor]:
@@ -66,17 +74,18 @@ def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> Li
     return averaged
 
 
-def total(values: Any, name: str) -> List[float]:
+def total(values: Any) -> List[float]:
     """Sum of ``values`` (one-dimensional) over all ranks; waits for it."""
-    return [float(value) for value in _sum(tf.constant(values, tf.float32), name).numpy()]
+    return [float(value) for value in _sum(tf.constant(values, tf.float32), "total").numpy()]
 
 
-def _sum(values: tf.Tensor, name: str) -> tf.Tensor:
-    return values if hvd.size() == 1 else hvd.allreduce(values, op=hvd.Sum, name=name)
+def barrier() -> None:
+    """Wait until all ranks have come here."""
+    total([0.0])
 
 
-def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
-    """Give all ranks the values of rank 0, by a sum to which the others add zeros (see horovod_mxnet.py)."""
+def broadcast(variables: Sequence[tf.Variable]) -> None:
+    """Give all ranks the values of rank 0, by a sum to which the others add zeros (see frameworks/mxnet.py)."""
     if hvd.size() == 1:
         return
     for number, variable in enumerate(variables):
@@ -96,31 +105,19 @@ def average_variables(variables: Sequence[tf.Variable], name: str) -> None:
         variable.assign(mean)
 
 
-def barrier(name: str) -> None:
-    """Wait until all ranks have come here."""
-    total([0.0], name)
-
-
 class LaggedSums:
-    """Sums of a few numbers over all ranks, read ``lag`` steps after they were sent.
+    """Sums of [loss, stop] over all ranks, read some steps after they were sent."""
 
-    Reading at once would stop the device at every step. All ranks read the same sum at the same step, so that
-    they can agree to stop.
-    """
-
-    def __init__(self, name: str, lag: int = 2) -> None:
+    def __init__(self, ranks: Ranks, name: str) -> None:
+        self._lagged = Lagged()
         self._name = name
-        self._lag = lag
-        self._waiting: Deque[tf.Tensor] = deque()
+        self.drain = self._lagged.drain
 
-    def send(self, values: tf.Tensor) -> Optional[List[float]]:
-        """Send this step's ``values``; return the sums of ``lag`` steps ago, or None in the first steps."""
-        self._waiting.append(_sum(values, self._name))
-        return self._pop() if len(self._waiting) > self._lag else None
+    def send(self, loss: Optional[tf.Tensor], stop: bool) -> Optional[List[float]]:
+        """Send without waiting; return the sums of some steps ago, None at first."""
+        sums = _sum(tf.stack([0.0 if loss is None else loss, float(stop)]), self._name)
+        return self._lagged.send(lambda: [float(value) for value in sums.numpy()])
 
-    def drain(self) -> List[List[float]]:
-        """Wait for all sums that were not handed out yet."""
-        return [self._pop() for _ in range(len(self._waiting))]
 
-    def _pop(self) -> List[float]:
-        return [float(value) for value in self._waiting.popleft().numpy()]
+def _sum(values: tf.Tensor, name: str) -> tf.Tensor:
+    return values if hvd.size() == 1 else hvd.allreduce(values, op=hvd.Sum, name=name)

@@ -1,0 +1,134 @@
+"""Measure a training step next to a bare loop, in one run, for any framework.
+
+A benchmark's ``bench.py`` says what is measured as a :class:`Subject`; the step is the ``train_step`` of its
+``train.py``. The kinds are measured in turn, several times; the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from benchmarks.common import configuration
+from benchmarks.common.metrics import MetricsStream, StepReports
+from benchmarks.common.ranks import Ranks
+
+TITLES = {
+    "bare": "bare loop, synthetic data",
+    "synthetic": "training step, synthetic data",
+    "real": "training step, real data",
+    "input": "input pipeline alone",
+}
+RATE = 0.01
+Loop = Callable[[int], Optional[float]]
+"""Does so many steps and returns the share of the time that it waited for data, if it knows it."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: loops by the keys of TITLES, of which ``bare`` is what the others are held against."""
+
+    title: str
+    samples_per_step: int
+    loops: Mapping[str, Loop]
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """What to call a loop other than TITLES does."""
+
+
+def repeated(call: Callable[[], Any]) -> Loop:
+    """A loop of ``call`` alone."""
+
+    def loop(count: int) -> None:
+        for _ in range(count):
+            call()
+
+    return loop
+
+
+def training_loop(
+    framework: Any, config: Any, ranks: Ranks, step: Callable[[Any], Any], next_batch: Callable[[], Any]
+) -> Loop:
+    """Steps on batches of ``next_batch`` with the reports of a training; ``step`` returns the loss."""
+    stream, sums = MetricsStream(Path("/dev/null"), 0), framework.LaggedSums(ranks, "step")
+    batch_size = config.batch_size * ranks.size
+    reports = StepReports(stream, sums, ranks, batch_size, 1 << 30, config.log_interval)
+
+    def loop(count: int) -> float:
+        started, waited = time.time(), 0.0
+        for number in range(count):
+            before = time.time()
+            batch = next_batch()
+            waited += time.time() - before
+            reports.add(range(number, number + 1), step(batch), False, RATE)
+        framework.synchronize()
+        return waited / (time.time() - started)
+
+    return loop
+
+
+def measure(
+    subject: Subject, synchronize: Callable[[], None], steps: int, repeats: int
+) -> Tuple[Dict[str, Any], float]:
+    """Samples per second of each loop, measured in turn, and the share of waiting with real data."""
+    speeds: Dict[str, List[float]] = {name: [] for name in subject.loops}
+    shares: List[float] = []
+    for loop in subject.loops.values():
+        loop(min(3, steps))  # compile, fill the pipelines
+    for number in range(repeats):
+        for name, loop in subject.loops.items():
+            synchronize()
+            started = time.time()
+            share = loop(steps)
+            synchronize()
+            speeds[name].append(steps * subject.samples_per_step / (time.time() - started))
+            if name == "real" and share is not None:
+                shares.append(share)
+        print(f"measurement {number + 1} of {repeats} done", file=sys.stderr)
+    measured: Dict[str, Dict[str, Any]] = {}
+    for name, values in speeds.items():
+        # Each against the bare loop of its own turn: the machine's speed drifts.
+        ratios = [value / bare for value, bare in zip(values, speeds["bare"])]
+        measured[name] = {
+            "title": {**TITLES, **subject.titles}[name],
+            "median": statistics.median(values),
+            "least": min(values),
+            "most": max(values),
+            "ratio": statistics.median(ratios),
+        }
+    alone = measured["real"]["median"] / measured["input"]["median"]
+    return measured, statistics.median(shares) if shares else alone
+
+
+def main(
+    description: Optional[str],
+    config_class: Any,
+    framework: Any,
+    prepare: Callable[[Any, Ranks, Path], Subject],
+    epochs: bool = False,
+) -> int:
+    """Run the command line that every bench.py has; with ``epochs`` a step of the measurement is a whole epoch."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
+    parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="steps of a measurement; not used where it is an epoch"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind")
+    arguments = parser.parse_args()
+    config = configuration.load(config_class, arguments.config)
+    ranks = framework.start(config)
+    subject = prepare(config, ranks, arguments.data)
+    steps = 1 if epochs else arguments.steps
+    measured, share = measure(subject, framework.synchronize, steps, arguments.repeats)
+    result = {"title": subject.title, "measured": measured, "input_share": share, "device": config.device}
+    framework.finish()
+    print(json.dumps(result))
+    return 0

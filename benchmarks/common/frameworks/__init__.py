@@ -1,0 +1,7 @@
+"""What a training asks of its framework: the same names in each module, so that Run works with any of them.
+
+``start(config)`` joins the ranks, ``finish()`` leaves them; ``barrier()`` and ``total(values)`` wait for all ranks,
+``broadcast(...)`` gives them rank 0's weights; ``LaggedSums`` adds up losses and stop votes without a wait;
+``save(path, content)`` and ``load(path)`` write and read one file of a checkpoint; ``synchronize()`` waits for
+the device.
+"""

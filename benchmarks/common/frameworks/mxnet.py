@@ -1,0 +1,100 @@
+"""MXNet with Horovod: start-up, small sums over all ranks that nobody waits for, checkpoint files, an orderly end."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+import mxnet as mx
+import nvidia.dali.plugin.mxnet  # noqa: F401
+from mxnet.gluon.parameter import ParameterDict
+
+from benchmarks.common.checkpoints import load_arrays, save_arrays
+from benchmarks.common.ranks import Lagged, Ranks
+
+# Horovod opens its library with global symbols. DALI carries a C++ runtime of its own: opened after
+# Horovod, it takes some of Horovod's templates for its own and corrupts the heap. So import DALI first,
+# and take hvd from here everywhere.
+import horovod.mxnet as hvd  # isort: skip
+
+__all__ = [
+    "LaggedSums",
+    "barrier",
+    "broadcast",
+    "finish",
+    "hvd",
+    "load",
+    "save",
+    "start",
+    "synchronize",
+    "total",
+]
+
+save, load = save_arrays, load_arrays
+
+
+def start(config: Any) -> Ranks:
+    """Initialize Horovod; each rank takes the GPU of its local rank, or the CPU."""
+    hvd.init()
+    context = mx.gpu(hvd.local_rank()) if config.device == "gpu" else mx.cpu()
+    return Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), context)
+
+
+def finish() -> None:
+    """Wait for all work and leave Horovod; without it MXNet's exit hook raises."""
+    mx.nd.waitall()
+    hvd.shutdown()
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    mx.nd.waitall()
+
+
+def total(values: Any) -> List[float]:
+    """Sum of ``values`` (one-dimensional) over all ranks; waits for it."""
+    array = _sum(mx.nd.array(values), "total")
+    return [float(value) for value in array.asnumpy().reshape(-1)]
+
+
+def barrier() -> None:
+    """Wait until all ranks have come here."""
+    total([0.0])
+
+
+def broadcast(parameters: ParameterDict) -> None:
+    """Give all ranks the parameters of rank 0, by a sum to which the others add zeros.
+
+    Not by Horovod's broadcast: up to 0.28.1 it reads a tensor's name after the thread that sends the tensor
+    may have freed it (EnqueueTensorBroadcast, horovod/common/operations.cc), which kills a rank now and then.
+    """
+    if hvd.size() == 1:
+        return
+    for name, parameter in sorted(parameters.items()):
+        mine = parameter.data()
+        sent = mine if hvd.rank() == 0 else mx.nd.zeros_like(mine)
+        parameter.set_data(_sum(sent, f"parameter.{name}"))
+
+
+class LaggedSums:
+    """Sums of [loss, stop] over all ranks, read some steps after they were sent."""
+
+    def __init__(self, ranks: Ranks, name: str) -> None:
+        self._lagged = Lagged()
+        self._name = name
+        self._sent = 0
+        self._first, self._second = (mx.nd.array(pair, ctx=ranks.context) for pair in ([1, 0], [0, 1]))
+        self.drain = self._lagged.drain
+
+    def send(self, loss: Optional[mx.nd.NDArray], stop: bool) -> Optional[List[float]]:
+        """Send without waiting; return the sums of some steps ago, None at first."""
+        # No concat, whose oneDNN layout Horovod cannot send from a CPU.
+        pair = self._first * (0.0 if loss is None else loss)
+        # A name may be in flight only once.
+        name = f"{self._name}.{self._sent % (self._lagged.lag + 1)}"
+        self._sent += 1
+        sums = _sum(pair + self._second if stop else pair, name)
+        return self._lagged.send(lambda: [float(value) for value in sums.asnumpy()])
+
+
+def _sum(values: mx.nd.NDArray, name: str) -> mx.nd.NDArray:
+    return values if hvd.size() == 1 else hvd.allreduce(values, average=False, name=name)

@@ -1,0 +1,218 @@
+"""PyTorch with torch.distributed: start-up by any launcher, sums that nobody waits for, precision, checkpoint files.
+
+NCCL carries tensors between GPUs, Gloo between CPUs. The launcher gives each process its place as torchrun does
+(RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT); under srun the place is Slurm's
+own and the job gives MASTER_ADDR and MASTER_PORT. With none of them a process is alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+from pathlib import Path
+from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.common.ranks import Lagged, Ranks
+
+TIMEOUT = datetime.timedelta(minutes=10)
+"""For one collective; the launcher's own watch for ranks that hang is shorter."""
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+"""Type of activations for each ``precision`` of a configuration; weights and optimizer stay in fp32."""
+
+
+def read_place(environment: Mapping[str, str]) -> Tuple[int, int, int, int]:
+    """Rank, ranks, local rank and ranks on this node, from the variables of torchrun or of srun."""
+    if "RANK" in environment:
+        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        local_rank = int(environment.get("LOCAL_RANK", rank))
+        return rank, size, local_rank, int(environment.get("LOCAL_WORLD_SIZE", size))
+    if int(environment.get("SLURM_NTASKS", "1")) > 1 and "MASTER_ADDR" in environment:
+        size = int(environment["SLURM_NTASKS"])
+        # 4(x2) means four tasks on each of two nodes.
+        per_node = environment.get("SLURM_TASKS_PER_NODE", str(size)).split("(")[0].split(",")[0]
+        return int(environment["SLURM_PROCID"]), size, int(environment["SLURM_LOCALID"]), int(per_node)
+    return 0, 1, 0, 1
+
+
+def start(config: Any) -> Ranks:
+    """Join the other ranks; each takes the GPU of its local rank, or the CPU. The context is a torch.device."""
+    rank, size, local_rank, local_size = read_place(os.environ)
+    # TF32 for fp32 matrix products and convolutions, before the first one.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
+    torch.backends.cudnn.benchmark = True
+    context = torch.device("cpu")
+    if config.device == "gpu":
+        # One visible GPU a rank is how srun's --gpus-per-task hands them out.
+        context = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
+        torch.cuda.set_device(context)
+        if getattr(config, "cuda_graph", False):
+            # NCCL's watchdog would ask for the state of the device during a capture, which ends it (PyTorch,
+            # CUDA graphs with DistributedDataParallel).
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    if size > 1:
+        backend = "nccl" if config.device == "gpu" else "gloo"
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT)
+    return Ranks(rank, size, local_rank, local_size, context)
+
+
+def finish() -> None:
+    """Wait for all work and leave the group."""
+    synchronize()
+    if dist.is_initialized():
+        barrier()
+        dist.destroy_process_group()
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def autocast(device: torch.device, precision: str) -> ContextManager[Any]:
+    """Return the context in which the forward pass runs in the type of ``precision``."""
+    dtype = DTYPES[precision]
+    if dtype is torch.float32:
+        return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, dtype=dtype)
+
+
+def size() -> int:
+    """Number of ranks."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def total(values: Any) -> List[float]:
+    """Sum of ``values`` over all ranks; waits for it and leaves ``values`` as they are."""
+    tensor = torch.as_tensor(values, dtype=None if torch.is_tensor(values) else torch.float64)
+    if size() > 1:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+    return [float(value) for value in tensor.reshape(-1).tolist()]
+
+
+def broadcast(tensors: Iterable[torch.Tensor]) -> None:
+    """Give all ranks the values that rank 0 has in ``tensors`` (parameters and buffers), in place."""
+    if size() == 1:
+        return
+    with torch.no_grad():
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), src=0)
+
+
+def barrier() -> None:
+    """Wait until all ranks have come here."""
+    if size() == 1:
+        return
+    # Not an all-reduce of a tensor made here: Gloo's thread may be the last to let go of it, and needs Python
+    # for that, which kills a process that is just ending.
+    if dist.get_backend() == "nccl":
+        dist.barrier(device_ids=[torch.cuda.current_device()])
+    else:
+        dist.barrier()
+
+
+def average_tensors(tensors: List[torch.Tensor]) -> None:
+    """Set each tensor to its mean over all ranks, by one all-reduce."""
+    if size() == 1:
+        return
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= size()
+    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+        tensor.copy_(mean.view_as(tensor))
+
+
+class GradientBuffer:
+    """One flat tensor that holds the gradients of all ``parameters``, so that one all-reduce sums them.
+
+    Each parameter's ``grad`` is a view of it. Clear it with ``zero``; an optimizer's ``zero_grad`` would
+    take the views away (call it with set_to_none=False if at all).
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        listed = [parameter for parameter in parameters if parameter.requires_grad]
+        count = sum(parameter.numel() for parameter in listed)
+        self.flat = torch.zeros(count, dtype=listed[0].dtype, device=listed[0].device)
+        offset = 0
+        for parameter in listed:
+            parameter.grad = self.flat[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+
+    def zero(self) -> None:
+        """Set all gradients to zero."""
+        self.flat.zero_()
+
+    def sum(self) -> None:
+        """Replace the gradients by their sum over all ranks."""
+        if size() > 1:
+            dist.all_reduce(self.flat)
+
+
+class LaggedSums:
+    """Sums of [loss, stop] over all ranks, read some steps after they were sent."""
+
+    def __init__(self, ranks: Ranks, name: str) -> None:
+        self._lagged = Lagged()
+        self._votes = torch.tensor([[0.0], [1.0]], device=ranks.context)
+        self.drain = self._lagged.drain
+
+    def send(self, loss: Optional[torch.Tensor], stop: bool) -> Optional[List[float]]:
+        """Send without waiting; return the sums of some steps ago, None at first.
+
+        The loss is copied, so that its memory may be used again.
+        """
+        mean = self._votes[0] if loss is None else loss.detach().float().reshape(1)
+        values = torch.cat((mean, self._votes[int(stop)]))
+        work = dist.all_reduce(values, async_op=True) if size() > 1 else None
+        if not values.is_cuda:
+            return self._lagged.send(lambda: _read(values, work))
+        if work is not None:
+            work.wait()  # makes the stream wait, not Python
+        copied = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return self._lagged.send(lambda: _read(copied, event))
+
+
+def _read(values: torch.Tensor, work: Any) -> List[float]:
+    if isinstance(work, torch.cuda.Event):
+        work.synchronize()
+    elif work is not None:
+        work.wait()
+    return [float(value) for value in values.tolist()]
+
+
+def save(path: Path, content: Mapping[str, Any]) -> None:
+    """Write ``content`` (tensors, state_dicts, bytes) and the states of this rank's random generators."""
+    # torch.load takes tensors and plain values alone.
+    raw = {
+        name: torch.frombuffer(bytearray(value), dtype=torch.uint8)
+        for name, value in content.items()
+        if isinstance(value, bytes)
+    }
+    plain = {name: value for name, value in content.items() if name not in raw}
+    generators: Dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        generators["cuda"] = torch.cuda.get_rng_state()
+    torch.save({"content": plain, "bytes": raw, "generators": generators}, str(path))
+
+
+def load(path: Path) -> Dict[str, Any]:
+    """Return what ``save`` was given, on the CPU, and set the generators back."""
+    saved = torch.load(str(path), map_location="cpu")
+    generators = saved["generators"]
+    random.setstate(generators["python"])
+    torch.set_rng_state(generators["cpu"])
+    if "cuda" in generators:
+        torch.cuda.set_rng_state(generators["cuda"])
+    return {**saved["content"], **{name: bytes(raw.numpy()) for name, raw in saved["bytes"].items()}}

@@ -1,0 +1,313 @@
+"""What every training keeps about itself: configuration, ranks, logs, position, checkpoints, resume, outcome.
+
+A ``train.py`` trains; everything else is asked of a :class:`Run`, which calls no model, optimizer or loss::
+
+    run = Run.start(Config, pytorch, __doc__, argv)
+    with run.initialization():
+        training = build(run.config, run.ranks, run.saved)
+        run.keep(lambda: {"weights": training.weights})
+    run.log(hyperparameters)
+    with run.timed(timeline):
+        for epoch in run.blocks():                   # what ends in an evaluation
+            for step in run.steps():
+                run.report(train_step(training, run.wait_for(batches.next)), learning_rate)
+            if run.evaluates():
+                run.evaluated(evaluate(training, run))
+    return run.finish()
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar
+
+from benchmarks.common import configuration
+from benchmarks.common.checkpoints import Checkpoints, Content
+from benchmarks.common.metrics import MetricsStream, StepReports
+from benchmarks.common.mllog import MLLog
+from benchmarks.common.ranks import Ranks
+from benchmarks.common.stopping import Heartbeat, StopRequest
+from benchmarks.common.timeline import Timeline
+
+T = TypeVar("T")
+LogOf = Callable[[Path, int], Any]
+
+
+class Run:
+    """One training on one rank, from its command line to its exit code. Make it with ``start``."""
+
+    def __init__(self, config: Any, framework: Any, data: Path, output: Path, log: LogOf) -> None:
+        """Join the other ranks and find out where the run is; the signals come first."""
+        self._stop = StopRequest()
+        self.config, self._framework, self.data, self.output = config, framework, data, output
+        self.ranks: Ranks = framework.start(config)
+        self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
+        logs = (output / "result.txt", output / "metrics.jsonl")
+        self._checkpoints = Checkpoints(output / "checkpoint", logs, framework, self.ranks)
+        state = self._checkpoints.find()
+        self.position: int = state.get("step", 0)
+        """Steps that are done."""
+        self._evaluated: int = state.get("evaluated", 0)  # position of the last evaluation
+        self._reached: bool = state.get("reached", False)
+        self._shared: Content = dict
+        self._own: Content = dict
+        self._ended = self.interrupted = self._part_is_open = False
+        self._log = log(logs[0], self.ranks.rank)
+        self._metrics = MetricsStream(logs[1], self.ranks.rank)
+        self._logs_events = not self.resumed
+
+    @classmethod
+    def start(
+        cls,
+        config_class: Any,
+        framework: Any,
+        description: Optional[str],
+        argv: Optional[List[str]] = None,
+        log: LogOf = MLLog,
+    ) -> Run:
+        """Read the command line that every ``train.py`` has and begin; ``log`` makes the log in its dialect."""
+        parser = argparse.ArgumentParser(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
+        parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
+        parser.add_argument(
+            "--output", type=Path, required=True, help="folder for results, may be shared by nodes"
+        )
+        arguments = parser.parse_args(argv)
+        config = configuration.load(config_class, arguments.config)
+        return cls(config, framework, arguments.data, arguments.output, log)
+
+    # -- checkpoints -------------------------------------------------------------------------------------
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this run continues from a checkpoint."""
+        return self._checkpoints.found is not None
+
+    @property
+    def saved(self) -> Dict[str, Any]:
+        """What ``keep`` was given: of all ranks and this rank's own together; empty at the beginning of a run."""
+        return self._checkpoints.load()
+
+    def keep(self, shared: Content, own: Content = dict) -> None:
+        """Name what a checkpoint holds: ``shared`` is called on rank 0, ``own`` before it on every rank."""
+        self._shared, self._own = shared, own
+
+    def _save(self) -> None:
+        state = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
+        self._checkpoints.save(self.position, state, self._shared, self._own)
+
+    # -- the log -----------------------------------------------------------------------------------------
+
+    def log(self, events: Mapping[str, Any]) -> None:
+        """Log each item as an event, in order; what a resumed run has in its log already is left out."""
+        if self._logs_events:
+            for key, value in events.items():
+                self._log.event(key, value)
+
+    @contextmanager
+    def initialization(self) -> Iterator[None]:
+        """Log what is inside as the untimed part of the run (MLPerf training rules, "timing")."""
+        if self._logs_events:
+            self._log.init_start(self.config.seed)
+        yield
+        if self._logs_events:
+            self._log.init_stop()
+
+    @contextmanager
+    def timed(self, timeline: Timeline) -> Iterator[None]:
+        """Let the clock run for what is inside: reading the data set and training (MLPerf training rules, "timing")."""
+        self._timeline = timeline
+        if self._logs_events:
+            self._log.run_start()
+        yield
+        outcome = "interrupted" if self.interrupted else "reached" if self._reached else "not_reached"
+        if self.interrupted:
+            self._save()
+        else:
+            self._log.run_stop(self._reached)
+        self._metrics.write("end", outcome=outcome)
+
+    def finish(self) -> int:
+        """Leave the other ranks and return the exit code."""
+        self._framework.finish()
+        return 0
+
+    # -- the loop ----------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next step, or of the evaluation that comes before it, counted from 0."""
+        return (self.position - self._evaluation_is_due()) // self._timeline.steps_per_epoch
+
+    @property
+    def starts_epoch(self) -> bool:
+        """Whether the next step is the first of its epoch."""
+        return not self._evaluation_is_due() and self.position % self._timeline.steps_per_epoch == 0
+
+    def blocks(self) -> Iterator[int]:
+        """Yield the epoch, from 0, in which each part of the run begins that ends in an evaluation.
+
+        A resumed run begins where it was interrupted: in a part, or with its evaluation.
+        """
+        timeline, sums = self._timeline, self._framework.LaggedSums(self.ranks, "step")
+        global_batch = self.config.batch_size * self.ranks.size
+        self._metrics.write(
+            "start",
+            ranks=self.ranks.size,
+            global_batch_size=global_batch,
+            epochs=timeline.epochs,
+            steps_per_epoch=timeline.steps_per_epoch,
+            targets=self.config.targets,
+            resumed_step=self.position,
+        )
+        self._reports = StepReports(
+            self._metrics, sums, self.ranks, global_batch, timeline.steps_per_epoch, self.config.log_interval
+        )
+        self._logs_events = True
+        self._stop.arm()
+        while not self._ended and (self._evaluation_is_due() or self.position < timeline.steps):
+            if not self._evaluation_is_due():
+                self._open_part()
+            yield self.epoch
+            if self._evaluation_is_due() and not self._ended:
+                raise RuntimeError("the evaluation of this block was not reported")
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps up to the next evaluation, counted from 0 over the run; report each one."""
+        for strides in self.strides(1):
+            yield strides.start
+
+    def strides(self, most: int) -> Iterator[range]:
+        """Yield the same as ranges of up to ``most`` steps of one epoch; report each range once."""
+        timeline = self._timeline
+        while not self._ended and self.position < timeline.steps and not self._evaluation_is_due():
+            self._open_part()
+            end_of_epoch = (self.position // timeline.steps_per_epoch + 1) * timeline.steps_per_epoch
+            last = min(self.position + most, end_of_epoch)
+            last = next((s for s in range(self.position + 1, last) if timeline.evaluates_after(s)), last)
+            self._current = range(self.position, last)
+            yield self._current
+            self.position = last
+            if self._ended or self._evaluation_is_due() or last == end_of_epoch:
+                self._close_part()
+
+    def report(self, loss: Any, learning_rate: float, samples: Optional[int] = None) -> None:
+        """Report the present step or range of steps.
+
+        Args:
+            loss: mean over this rank's samples, a tensor on the device, of which nobody waits.
+            learning_rate: of the (last) step.
+            samples: of all ranks; default: the global batch size.
+        """
+        self._heartbeat.beat(self._current.stop - 1)
+        if self._reports.add(self._current, loss, self._stop.requested, learning_rate, samples):
+            self.interrupted = self._ended = True
+
+    def wait_for(self, call: Callable[[], T]) -> T:
+        """Call, and count the time as waiting for input."""
+        return self._reports.wait_for(call)
+
+    def stage(self, name: str) -> ContextManager[None]:
+        """Count the time inside as that of a stage of the step, for the speed's record of the metrics stream."""
+        return self._reports.stage(name)
+
+    def _evaluation_is_due(self) -> bool:
+        return self._evaluated < self.position and self._timeline.evaluates_after(self.position)
+
+    def _open_part(self) -> None:
+        """Begin a part of an epoch: its clock, and the epoch's and the block's lines where they begin."""
+        if self._part_is_open:
+            return
+        self._part_is_open = True
+        timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
+        if done == 0:
+            if epoch == 0 or timeline.evaluates_inside_epochs or timeline.evaluates_after(self.position):
+                self._log.block_start(epoch, timeline.block_epochs(epoch))
+            self._log.epoch_start(epoch)
+        self._reports.start()
+
+    def _close_part(self) -> None:
+        """End a part of an epoch: at the epoch's end, at an evaluation, or when the run is to stop."""
+        self._part_is_open = False
+        epoch, done = divmod(self.position - 1, self._timeline.steps_per_epoch)
+        self._reports.end(epoch)
+        if done + 1 == self._timeline.steps_per_epoch:
+            if not self._timeline.evaluates_inside_epochs:
+                self._log.epoch_stop(epoch)
+            if not self._evaluation_is_due():
+                self._end_position()
+        self._checkpoints.mark_logs()
+
+    def _end_position(self) -> None:
+        """What comes last at a position: the end of an epoch that holds its evaluations, and a checkpoint."""
+        timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
+        stops = self._reached and timeline.stops_at_target
+        if timeline.evaluates_inside_epochs and (done == 0 or stops):
+            first = epoch - (done == 0)
+            self._log.epoch_stop(first)
+            self._log.block_stop(first)
+        self._checkpoints.mark_logs()
+        if stops:
+            self._ended = True
+        elif timeline.checkpoints_after(self.position):
+            self._save()
+
+    # -- evaluations -------------------------------------------------------------------------------------
+
+    def evaluates(self) -> bool:
+        """Whether the evaluation of this block comes now; if so, log its start."""
+        if self._ended or not self._evaluation_is_due():
+            return False
+        self._eval_started = time.time()
+        self._log.eval_start(self._timeline.epoch_num(self.position))
+        return True
+
+    def watch(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield the batches of an evaluation; ends early on all ranks, ``interrupted``, when one is to stop.
+
+        All ranks need the same number of batches.
+        """
+        votes = self._framework.LaggedSums(self.ranks, "stop_evaluation")
+        for batch in batches:
+            yield batch
+            self._heartbeat.beat(self.position)
+            sums = votes.send(None, self._stop.requested)
+            if sums is not None and sums[1] > 0:
+                self.interrupted = self._ended = True
+                break
+        votes.drain()
+
+    def total(self, values: Any, expected: int) -> List[float]:
+        """Sum ``values`` over all ranks; the last one counts samples, of which ``expected`` must have come."""
+        sums: List[float] = self._framework.total(values)
+        counted = sums.pop()
+        if counted != expected:
+            raise RuntimeError(f"evaluated {counted:.0f} samples, the data set has {expected}")
+        return sums
+
+    def evaluated(self, found: Optional[Mapping[str, float]]) -> None:
+        """Log what the evaluation found, None if it was interrupted; decides whether the run continues.
+
+        ``found`` has a value for each of the configuration's targets, and may have other figures.
+        """
+        if found is None:
+            return
+        timeline, targets = self._timeline, self.config.targets
+        qualities = {name: found[name] for name in targets}
+        figures = {name: value for name, value in found.items() if name not in targets}
+        self._log.eval_stop(timeline.epoch_num(self.position), qualities, targets)
+        if not timeline.evaluates_inside_epochs:
+            first = self.epoch
+            while first > 0 and not timeline.evaluates_after(first * timeline.steps_per_epoch):
+                first -= 1
+            self._log.block_stop(first)
+        seconds = round(time.time() - self._eval_started, 3)
+        self._metrics.write("eval", epoch=self.epoch + 1, qualities=qualities, seconds=seconds, **figures)
+        self._evaluated = self.position
+        self._reached |= all(qualities[name] >= target for name, target in targets.items())
+        self._end_position()

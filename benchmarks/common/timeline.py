@@ -1,0 +1,46 @@
+"""When a run evaluates and keeps a checkpoint: positions in a training, whatever it counts in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When a run evaluates and keeps a checkpoint; a step is one update, a position the steps done since the start.
+
+    An epoch is the unit in which the log counts. A block ends with an evaluation.
+    """
+
+    steps_per_epoch: int
+    epochs: int
+    """Give up after so many."""
+    evaluates_after: Callable[[int], bool]
+    """Whether an evaluation follows this position."""
+    checkpoints_after: Callable[[int], bool]
+    """Whether a checkpoint is kept at this position, behind its evaluation if it has one."""
+    epoch_num: Callable[[int], float]
+    """What the log calls an evaluation at this position."""
+    evaluates_inside_epochs: bool = False
+    """An epoch of the log ends behind its last evaluation and is a block; else before it, and blocks hold epochs."""
+    stops_at_target: bool = True
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.epochs * self.steps_per_epoch
+
+    def block_epochs(self, epoch: int) -> int:
+        """Epochs of the block that begins with ``epoch``."""
+        if self.evaluates_inside_epochs:
+            return 1
+        last = epoch
+        while last + 1 < self.epochs and not self.evaluates_after((last + 1) * self.steps_per_epoch):
+            last += 1
+        return last - epoch + 1
+
+
+def after_epochs(steps_per_epoch: int, rule: Callable[[int], bool]) -> Callable[[int], bool]:
+    """Return a rule for positions from one for epochs, which count from 0."""
+    return lambda step: step % steps_per_epoch == 0 and rule(step // steps_per_epoch - 1)

@@ -1,0 +1,154 @@
+"""What a step works on: built over the ranks, compiled or captured as a CUDA graph, carried through checkpoints."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.common.ranks import Ranks
+from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.pytorch import model, optimizer
+from benchmarks.resnet.pytorch.config import Config
+from benchmarks.resnet.pytorch.data import Batch
+from benchmarks.resnet.pytorch.optimizer import MomentumSGD
+
+WARM_UP_STEPS = 11
+"""Steps before a capture: DistributedDataParallel settles its buckets in the first ten (PyTorch, CUDA graphs)."""
+HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+"""How gradients travel, where not in their own type."""
+
+_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
+_BUFFER_OPTION = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
+"""PyTorch 2.13 gave the option another name."""
+
+
+class GraphedStep:
+    """Forward and backward as one CUDA graph over fixed memory: the CPU launches it whole."""
+
+    def __init__(self, run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], batch: Batch) -> None:
+        self._images, self._labels = (tensor.clone() for tensor in batch)
+        self._graph = torch.cuda.CUDAGraph()
+        # thread_local: what other threads ask of the device meanwhile does not end the capture.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._loss = run(self._images, self._labels)
+
+    def replay(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Fill the gradients of this batch; the loss is valid until the next replay."""
+        self._images.copy_(images)
+        self._labels.copy_(labels)
+        self._graph.replay()
+        return self._loss
+
+
+class Training(NamedTuple):
+    """All that a step works on."""
+
+    network: nn.Module
+    parallel: nn.Module
+    """The network with gradients averaged over the ranks in its backward pass, compiled if so configured."""
+    optimizer: MomentumSGD
+    config: Config
+    graph: Optional[GraphedStep] = None
+
+
+ForwardBackward = Callable[[Training, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def build(
+    config: Config, ranks: Ranks, saved: Mapping[str, Any], forward_backward: ForwardBackward
+) -> Training:
+    """Build with what ``content`` and ``own_content`` saved, or with rank 0's fresh weights, and warm up."""
+    network = model.place(model.build(config), config, ranks.context)
+    sgd = optimizer.build(network, config)
+    if saved:
+        network.load_state_dict(saved["network"])
+        sgd.load_state_dict(saved["optimizer"])
+    training = Training(network, _parallel(network, config, ranks), sgd, config)
+    if config.compile != "none" or config.cuda_graph:
+        training = warm_up(training, ranks.context, forward_backward)
+    if saved:
+        with torch.no_grad():
+            for buffer, value in zip(model.statistics(network), saved["statistics"]):
+                buffer.copy_(value)
+    return training
+
+
+def content(training: Training) -> Dict[str, Any]:
+    """Weights and momenta for a checkpoint."""
+    return {"network": training.network.state_dict(), "optimizer": training.optimizer.state_dict()}
+
+
+def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+    """What a rank has for itself: the state of its input, and its own running statistics."""
+    statistics: List[torch.Tensor] = [tensor.cpu() for tensor in model.statistics(training.network)]
+    return {"input": batches.checkpoint(), "statistics": statistics}
+
+
+def _parallel(network: nn.Module, config: Config, ranks: Ranks) -> nn.Module:
+    """Wrap ``network``: rank 0's weights go to all ranks, gradients are averaged in the backward pass.
+
+    The compiler comes last: it cuts the network at the borders of the gradient buckets, so that their sums still
+    overlap with the backward pass.
+    """
+    if ranks.size > 1:
+        network = _distributed(network, config, ranks)
+    if config.compile != "none":
+        network = torch.compile(network, mode=config.compile, dynamic=False)
+    return network
+
+
+def _distributed(network: nn.Module, config: Config, ranks: Ranks) -> DistributedDataParallel:
+    on_gpu = ranks.context.type == "cuda"
+    # A capture needs its buckets made on another stream than the default one.
+    stream = torch.cuda.Stream() if on_gpu else None
+    with torch.cuda.stream(stream):
+        wrapped = DistributedDataParallel(
+            network,
+            device_ids=[ranks.context.index] if on_gpu else None,
+            **{_BUFFER_OPTION: False},  # each rank has its own statistics until an evaluation
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=config.bucket_mb,
+        )
+    if stream is not None:
+        torch.cuda.current_stream().wait_stream(stream)
+    if config.gradient_compression != "none":
+        wrapped.register_comm_hook(dist.group.WORLD, HOOKS[config.gradient_compression])
+    return wrapped
+
+
+def synthetic_batch(config: Config, device: torch.device) -> Batch:
+    """One batch of noise on the device, in the type and memory order of the real one."""
+    dtype = torch.float16 if config.precision == "fp16" else torch.float32
+    images = torch.rand(model.input_shape(config)).to(
+        device, dtype, memory_format=model.memory_format(config)
+    )
+    return images, torch.randint(0, config.num_classes, (config.batch_size,)).to(device)
+
+
+def warm_up(training: Training, device: torch.device, forward_backward: ForwardBackward) -> Training:
+    """Compile and capture on noise; weights and statistics stay as they are."""
+    batch = synthetic_batch(training.config, device)
+    kept = [buffer.clone() for buffer in model.statistics(training.network)]
+    run = partial(forward_backward, training)
+    if training.config.cuda_graph:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_STEPS):
+                run(*batch)
+        torch.cuda.current_stream().wait_stream(stream)
+        training = training._replace(graph=GraphedStep(run, batch))
+    else:
+        run(*batch)
+        training.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in zip(model.statistics(training.network), kept):
+            buffer.copy_(before)
+    return training
