@@ -48,29 +48,68 @@ def test_config_needs_the_standard_library_alone(path: Path) -> None:
 
 
 def test_every_implementation_has_the_same_files() -> None:
+    wanted = {"__init__.py", "train.py", "training.py", "model.py", "data.py", "config.py", "bench.py"}
     for choice in catalogue.choices().values():
-        names = {path.name for path in choice.folder.iterdir()}
-        assert {"__init__.py", "train.py", "model.py", "data.py", "config.py", "bench.py"} <= names
+        assert wanted <= {path.name for path in choice.folder.iterdir()}, choice.folder
         assert catalogue.systems(choice)
         assert (choice.folder.parent / "prepare.py").exists()
+        assert (choice.folder.parent / "events.py").exists()
         assert (choice.folder.parent / "README.md").exists()
 
 
-def test_training_main_is_short_enough_to_read() -> None:
-    for path in paths.BENCHMARKS.glob("*/*/train.py"):
+TRAINS = sorted(paths.BENCHMARKS.glob("*/*/train.py"))
+
+
+def functions(path: Path) -> dict[str, ast.FunctionDef]:
+    """The functions of a module by name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("path", TRAINS, ids=lambda path: str(path.relative_to(paths.BENCHMARKS)))
+def test_training_reads_top_to_bottom(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 110
+    found = functions(path)
+    assert list(found)[-1] == "main"
+    assert {"train_step", "evaluate"} <= set(found)
+    length = (found["main"].end_lineno or 0) - found["main"].lineno + 1
+    assert length <= 60, f"main has {length} lines"
+    # Forward, backward and update are written out above it, and not in Run.
+    text = "".join(ast.unparse(found[name]) for name in found if name != "main")
+    assert ".backward(" in text or ".gradient(" in text
+    assert ".step(" in text or ".update(" in text
+    assert "run.steps()" in ast.unparse(found["main"]) or "run.strides(" in ast.unparse(found["main"])
+
+
+@pytest.mark.parametrize("path", TRAINS, ids=lambda path: str(path.relative_to(paths.BENCHMARKS)))
+def test_bench_measures_the_step_that_trains(path: Path) -> None:
+    bench = ast.parse((path.parent / "bench.py").read_text(encoding="utf-8"))
+    module = ".".join(path.relative_to(paths.ROOT).with_suffix("").parts)
+    taken = {
+        alias.name
+        for node in bench.body
+        if isinstance(node, ast.ImportFrom) and node.module == module
+        for alias in node.names
+    }
+    assert "train_step" in taken
+    assert "train_step" not in functions(path.parent / "bench.py")
+    assert sum("train_step" in ast.unparse(node) for node in bench.body) > 1, "imported and not used"
+
+
+def test_frameworks_have_the_same_names() -> None:
+    wanted = {"start", "finish", "barrier", "total", "broadcast", "synchronize", "save", "load", "LaggedSums"}
+    for path in (paths.BENCHMARKS / "common" / "frameworks").glob("[a-z]*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        (main,) = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "main"]
-        assert main.end_lineno is not None
-        assert main.end_lineno - main.lineno < 120, path
-        # The loop is visible in it: forward, backward, step. What is compiled or captured as a whole, TensorFlow's
-        # step and NCF's epoch, is a function above it or in steps.py.
-        text = ast.unparse(main)
-        assert "for epoch in" in text
-        whole = ast.unparse(tree) if "train_step(" in text else text
-        if "steps.train_steps(" in text:
-            whole += (path.parent / "steps.py").read_text(encoding="utf-8")
-        assert ".backward(" in whole or ".gradient(" in whole
-        assert ".step" in whole
+        names = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        names |= {
+            name.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            for name in ast.walk(target)
+            if isinstance(name, ast.Name)
+        }
+        assert wanted <= names, path
 
 
 def test_no_file_is_a_heap() -> None:
