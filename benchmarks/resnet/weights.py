@@ -1,22 +1,17 @@
-"""Weights of a ResNet between frameworks: one .npz file with names and axes that no framework owns.
+"""The weights of a ResNet under names and with axes that no framework owns.
 
-    stem.conv.weight                      (output channels, input channels, height, width), as all convolutions
-    stem.norm.gamma                       (channels,), and beta, mean, variance
-    stageS.blockB.convN.weight            S, B, N from 1; N goes to 2 in basic blocks, to 3 in bottlenecks
-    stageS.blockB.normN.gamma             and so on; the last one comes before the sum with the shortcut
-    stageS.blockB.project.conv.weight     where the shortcut has a convolution, and project.norm.gamma
-    dense.weight                          (classes, channels)
-    dense.bias                            (classes,)
-
-Each implementation's model.py has ``export_weights`` and ``import_weights``.
+stem.conv.weight                      (output channels, input channels, height, width), as all convolutions
+stem.norm.gamma                       (channels,), and beta, mean, variance
+stageS.blockB.convN.weight            S, B, N from 1; N goes to 2 in basic blocks, to 3 in bottlenecks
+stageS.blockB.normN.gamma             and so on; the last one comes before the sum with the shortcut
+stageS.blockB.project.conv.weight     where the shortcut has a convolution, and project.norm.gamma
+dense.weight                          (classes, channels)
+dense.bias                            (classes,)
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple
-
-import numpy as np
+from typing import Dict, List, Tuple
 
 from benchmarks.resnet.architecture import EXPANSION, STAGE_WIDTHS, STAGES, STEM_CHANNELS, image_channels
 from benchmarks.resnet.config import Hyperparameters
@@ -61,30 +56,3 @@ def shapes(config: Hyperparameters) -> Shapes:
 def trained_names(config: Hyperparameters) -> List[str]:
     """Names of what the optimizer changes: all but the running statistics."""
     return [name for name in shapes(config) if not name.endswith(("mean", "variance"))]
-
-
-def save(path: Path, arrays: Mapping[str, np.ndarray], config: Hyperparameters) -> None:
-    """Write all arrays of the network of ``config``; ValueError names what does not fit."""
-    _check(arrays, config)
-    content: Dict[str, Any] = {name: np.asarray(array, "float32") for name, array in arrays.items()}
-    np.savez(str(path), **content)
-
-
-def load(path: Path, config: Hyperparameters) -> Dict[str, np.ndarray]:
-    """Read what ``save`` wrote for the same depth, classes and colour channels; ValueError otherwise."""
-    with np.load(str(path)) as file:
-        arrays = {name: file[name] for name in file.files}
-    _check(arrays, config)
-    return arrays
-
-
-def _check(arrays: Mapping[str, np.ndarray], config: Hyperparameters) -> None:
-    expected = shapes(config)
-    found = {name: tuple(array.shape) for name, array in arrays.items()}
-    different = sorted(n for n in set(expected) | set(found) if expected.get(n) != found.get(n))
-    if different:
-        name = different[0]
-        raise ValueError(
-            f"weights of another network: {name} is {found.get(name)}, ResNet-{config.depth} with "
-            f"{config.num_classes} classes has {expected.get(name)}; {len(different)} arrays differ"
-        )

@@ -8,10 +8,10 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from benchmarks.common import optimizers
 from benchmarks.common.frameworks import mxnet
 from benchmarks.resnet.mxnet import optimizer
 from benchmarks.resnet.mxnet.config import Config
+from tests.in_framework import sgd_and_lars
 
 STEPS = 10
 SHAPES = {
@@ -28,7 +28,7 @@ def reference(values, gradients, config, rates, batch):
     momenta = {name: np.zeros(value.shape) for name, value in values.items()}
     for step, rate in enumerate(rates):
         averaged = {name: gradient.astype("float64") / batch for name, gradient in gradients[step].items()}
-        values, momenta = optimizers.step(values, momenta, averaged, rate, config)
+        values, momenta = sgd_and_lars.step(values, momenta, averaged, rate, config)
     return values
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.ranks import Ranks
+from benchmarks.resnet import weights
 from benchmarks.resnet.mxnet import model, optimizer
 from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import training_input
@@ -17,15 +18,43 @@ import mxnet as mx  # isort: skip
 from mxnet import autograd  # isort: skip
 
 
+def _neutral_names(parameters, config):
+    """Names of benchmarks/resnet/weights.py, in the order of Gluon's parameters, which is the network's."""
+    names = list(weights.shapes(config))
+    if len(names) != len(parameters):
+        raise ValueError(f"{len(parameters)} parameters, but ResNet-{config.depth} has {len(names)} arrays")
+    return names
+
+
+def export_weights(network, config):
+    """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
+    parameters = network.collect_params()
+    arrays = {}
+    for name, parameter in zip(_neutral_names(list(parameters), config), parameters.values()):
+        array = parameter.data().astype("float32").asnumpy()
+        is_nhwc = array.ndim == 4 and config.layout == "NHWC"  # Gluon has OHWI then
+        arrays[name] = array.transpose(0, 3, 1, 2) if is_nhwc else array
+    return arrays
+
+
+def import_weights(network, arrays, config):
+    """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
+    parameters = network.collect_params()
+    for name, parameter in zip(_neutral_names(list(parameters), config), parameters.values()):
+        array = arrays[name]
+        is_nhwc = array.ndim == 4 and config.layout == "NHWC"
+        parameter.set_data(mx.nd.array(array.transpose(0, 2, 3, 1) if is_nhwc else array))
+
+
 def network_with(config, arrays):
     network = model.build(config)
     model.initialize(network, config, mx.cpu())
-    model.import_weights(network, arrays, config)
+    import_weights(network, arrays, config)
     return network
 
 
 def exported(config, arrays):
-    return model.export_weights(network_with(config, arrays), config)
+    return export_weights(network_with(config, arrays), config)
 
 
 def logits(config, arrays, batch):
@@ -55,7 +84,7 @@ def optimized(config, arrays, gradients, rates):
             by_name[name].grad()[:] = mx.nd.array(array)
             by_name[name]._data[0]._fresh_grad = True
         trainer.step(1)
-    return model.export_weights(network, config)
+    return export_weights(network, config)
 
 
 def trained(config, arrays, data, rates):

@@ -22,14 +22,30 @@ from tests.in_framework import parity_task
 CPU = torch.device("cpu")
 
 
+def export_weights(network, config):
+    """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
+    state = network.state_dict()
+    return {
+        model.neutral_name(name): tensor.detach().float().cpu().numpy().copy()
+        for name, tensor in state.items()
+    }
+
+
+def import_weights(network, arrays, config):
+    """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
+    with torch.no_grad():
+        for name, tensor in network.state_dict().items():
+            tensor.copy_(torch.from_numpy(np.asarray(arrays[model.neutral_name(name)])))
+
+
 def network_with(config, arrays):
     network = model.place(model.build(config), config, CPU)
-    model.import_weights(network, arrays, config)
+    import_weights(network, arrays, config)
     return network
 
 
 def exported(config, arrays):
-    return model.export_weights(network_with(config, arrays), config)
+    return export_weights(network_with(config, arrays), config)
 
 
 def images_of(config, batch):
@@ -59,7 +75,7 @@ def optimized(config, arrays, gradients, rates):
                 torch.from_numpy(gradient[model.neutral_name(name)])
             )
         trainer.step()
-    return model.export_weights(network, config)
+    return export_weights(network, config)
 
 
 def trained(config, arrays, data, rates):

@@ -22,14 +22,36 @@ import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
 
+def _from_tensorflow(name, array):
+    if array.ndim == 4:
+        return array.transpose(3, 2, 0, 1)
+    return array.T if name == "dense.weight" else array
+
+
+def export_arrays(values):
+    """Variables, gradients or momenta with the axes of benchmarks/resnet/weights.py."""
+    return {name: _from_tensorflow(name, value.numpy()) for name, value in values.items()}
+
+
+def export_weights(network):
+    """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
+    return export_arrays(network.variables)
+
+
+def import_weights(network, arrays):
+    """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
+    for name, variable in network.variables.items():
+        variable.assign(model.to_tensorflow(name, arrays[name]))
+
+
 def network_with(config, arrays):
     network = model.build(config)
-    model.import_weights(network, arrays)
+    import_weights(network, arrays)
     return network
 
 
 def exported(config, arrays):
-    return model.export_weights(network_with(config, arrays))
+    return export_weights(network_with(config, arrays))
 
 
 def tensors_of(batch):
@@ -44,7 +66,7 @@ def loss_and_gradients(config, arrays, batch):
     network = network_with(config, arrays)
     training = Training(network, optimizer.build(network.trained, config), config)
     loss, gradients = training.compiled(forward_backward, *tensors_of(batch))
-    return loss.numpy(), model.export_arrays(dict(zip(network.trained, gradients)))
+    return loss.numpy(), export_arrays(dict(zip(network.trained, gradients)))
 
 
 def optimized(config, arrays, gradients, rates):
@@ -54,7 +76,7 @@ def optimized(config, arrays, gradients, rates):
     for gradient, rate in zip(gradients, rates):
         mine = [tf.constant(model.to_tensorflow(name, gradient[name])) for name in network.trained]
         step(mine, tf.constant(rate, tf.float32))
-    return model.export_weights(network)
+    return export_weights(network)
 
 
 def trained(config, arrays, data, rates):

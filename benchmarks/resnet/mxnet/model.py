@@ -6,13 +6,11 @@ On GPUs the fused batch-norm operators of NVIDIA's MXNet are used where the inst
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict
 
 import mxnet as mx
-import numpy as np
 from mxnet.gluon import HybridBlock, nn
 
-from benchmarks.resnet import weights
 from benchmarks.resnet.architecture import EXPANSION, STAGE_WIDTHS, STAGES, STEM_CHANNELS, image_channels
 from benchmarks.resnet.mxnet.config import Config
 
@@ -179,34 +177,6 @@ def initialize(network: HybridBlock, config: Config, context: mx.Context) -> Non
     if config.precision == "fp16":
         network.cast("float16")  # Gluon leaves the parameters of batch-norm in fp32
     network.hybridize(static_alloc=True, static_shape=True)
-
-
-def _neutral_names(parameters: List[str], config: Config) -> List[str]:
-    """Names of benchmarks/resnet/weights.py, in the order of Gluon's parameters, which is the network's."""
-    names = list(weights.shapes(config))
-    if len(names) != len(parameters):
-        raise ValueError(f"{len(parameters)} parameters, but ResNet-{config.depth} has {len(names)} arrays")
-    return names
-
-
-def export_weights(network: HybridBlock, config: Config) -> Dict[str, np.ndarray]:
-    """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
-    parameters = network.collect_params()
-    arrays = {}
-    for name, parameter in zip(_neutral_names(list(parameters), config), parameters.values()):
-        array = parameter.data().astype("float32").asnumpy()
-        is_nhwc = array.ndim == 4 and config.layout == "NHWC"  # Gluon has OHWI then
-        arrays[name] = array.transpose(0, 3, 1, 2) if is_nhwc else array
-    return arrays
-
-
-def import_weights(network: HybridBlock, arrays: Mapping[str, np.ndarray], config: Config) -> None:
-    """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
-    parameters = network.collect_params()
-    for name, parameter in zip(_neutral_names(list(parameters), config), parameters.values()):
-        array = arrays[name]
-        is_nhwc = array.ndim == 4 and config.layout == "NHWC"
-        parameter.set_data(mx.nd.array(array.transpose(0, 2, 3, 1) if is_nhwc else array))
 
 
 class SmoothedLoss(HybridBlock):

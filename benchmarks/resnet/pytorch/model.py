@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, List, Tuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -134,21 +133,6 @@ def neutral_name(name: str) -> str:
     module, _, part = name.rpartition(".")
     is_norm = module.rpartition(".")[2].startswith("norm")
     return f"{module}.{NEUTRAL_PARTS[part]}" if is_norm else name
-
-
-def export_weights(network: nn.Module, config: Config) -> Dict[str, np.ndarray]:
-    """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
-    state = network.state_dict()
-    return {
-        neutral_name(name): tensor.detach().float().cpu().numpy().copy() for name, tensor in state.items()
-    }
-
-
-def import_weights(network: nn.Module, arrays: Mapping[str, np.ndarray], config: Config) -> None:
-    """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
-    with torch.no_grad():
-        for name, tensor in network.state_dict().items():
-            tensor.copy_(torch.from_numpy(np.asarray(arrays[neutral_name(name)])))
 
 
 def statistics(network: nn.Module) -> List[torch.Tensor]:

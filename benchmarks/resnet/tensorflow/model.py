@@ -7,7 +7,7 @@ batch-norm's statistics, the logits and the loss are fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, List, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -137,28 +137,6 @@ def to_tensorflow(name: str, array: np.ndarray) -> np.ndarray:
     if array.ndim == 4:
         return array.transpose(2, 3, 1, 0)
     return array.T if name == "dense.weight" else array
-
-
-def _from_tensorflow(name: str, array: np.ndarray) -> np.ndarray:
-    if array.ndim == 4:
-        return array.transpose(3, 2, 0, 1)
-    return array.T if name == "dense.weight" else array
-
-
-def export_arrays(values: Mapping[str, tf.Tensor]) -> Dict[str, np.ndarray]:
-    """Variables, gradients or momenta with the axes of benchmarks/resnet/weights.py."""
-    return {name: _from_tensorflow(name, value.numpy()) for name, value in values.items()}
-
-
-def export_weights(network: Network) -> Dict[str, np.ndarray]:
-    """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
-    return export_arrays(network.variables)
-
-
-def import_weights(network: Network, arrays: Mapping[str, np.ndarray]) -> None:
-    """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
-    for name, variable in network.variables.items():
-        variable.assign(to_tensorflow(name, arrays[name]))
 
 
 def smoothed_loss(logits: tf.Tensor, labels: tf.Tensor, smoothing: float) -> tf.Tensor:
