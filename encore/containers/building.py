@@ -17,7 +17,7 @@ from pathlib import Path
 
 from encore import checkout, paths
 from encore.catalogue import Choice
-from encore.containers import compatibility, engines, images
+from encore.containers import compatibility, dockerfiles, engines, images
 from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
@@ -28,7 +28,7 @@ OnLine = Callable[[str], None]
 PREFIX = "localhost/encore"
 """In the names of all images made here: no engine looks for such a name in a registry."""
 PULL_GIB = 40.0
-"""An NGC image is about 20 GB, and its compressed layers lie beside it while it is unpacked."""
+"""An NGC image is about 20 GB, and its compressed layers are there too while it is unpacked."""
 BUILD_GIB = 8.0
 TAIL_LINES = 40
 
@@ -55,17 +55,9 @@ def standin_name(framework: str) -> str:
 
 
 def image_file(choice: Choice, runtime: str) -> Path:
-    """Where the image lies that Apptainer or Enroot runs."""
+    """The image file that Apptainer or Enroot runs."""
     suffix = {"apptainer": "sif", "enroot": "sqsh", "pyxis": "sqsh"}[runtime]
     return paths.ROOT / "build" / "images" / f"{choice.name}.{suffix}"
-
-
-def dockerfile(choice: Choice) -> Path:
-    """The benchmark's Dockerfile; EncoreError if it has none."""
-    path = images.CONTAINERS / choice.name / "Dockerfile"
-    if not path.exists():
-        raise EncoreError(f"{choice.name} has no Dockerfile", remedy=f"write {path}")
-    return path
 
 
 def code_id() -> str:
@@ -129,10 +121,10 @@ def build_secrets() -> Iterator[Path]:
         folder = Path(temporary)
         settings = pip_settings()
         certificates = settings.pop("cert", "")
-        lines = ["[global]", *(f"{name} = {value}" for name, value in settings.items())]
         if certificates and Path(certificates).is_file():
             shutil.copyfile(certificates, folder / "ca.pem")
-            lines.append("cert = /run/secrets/ca.pem")
+            settings["cert"] = "/run/secrets/ca.pem"
+        lines = ["[global]", *(f"{name} = {value}" for name, value in settings.items())]
         (folder / "pip.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
         yield folder
 
@@ -142,18 +134,14 @@ KEPT_SETTINGS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", "tr
 
 def pip_settings() -> dict[str, str]:
     """This machine's settings of pip that hold inside a build too: folders of this machine do not."""
-    listed = engines.ask([sys.executable, "-m", "pip", "config", "list"]).stdout
-    found = {}
-    for line in listed.splitlines():
+    found = {"cert": os.environ.get("SSL_CERT_FILE", "")}
+    for line in engines.ask([sys.executable, "-m", "pip", "config", "list"]).stdout.splitlines():
         key, _, value = line.partition("=")
-        name = key.rsplit(".", 1)[-1]
+        name = key.rpartition(".")[2]
         if name in KEPT_SETTINGS and value:
             words = str(ast.literal_eval(value)).split()
-            kept = " ".join(word for word in words if not word.startswith("file:"))
-            if kept:
-                found[name] = kept
-    certificates = os.environ.get("SSL_CERT_FILE")
-    return {"cert": certificates, **found} if certificates else found
+            found[name] = " ".join(word for word in words if not word.startswith("file:"))
+    return {name: value for name, value in found.items() if value}
 
 
 def stream(command: Sequence[str], environment: Mapping[str, str], on_line: OnLine) -> tuple[int, str]:
@@ -183,18 +171,32 @@ def must(command: Sequence[str], environment: Mapping[str, str], on_line: OnLine
         raise error
 
 
+def run_build(
+    engine: Engine,
+    file: Path,
+    tags: Sequence[str],
+    arguments: Mapping[str, str],
+    on_line: OnLine,
+    doing: str,
+) -> None:
+    """Build a Dockerfile with the settings of this machine; EncoreError explains why it failed."""
+    program, environment = builder(engine)
+    with build_secrets() as secrets:
+        command = build_command(program, engine.name, file, tags, arguments, secrets)
+        must(command, environment, on_line, doing)
+
+
 # -- bases -------------------------------------------------------------------------------------------
 
 
 def check_space(engine: Engine, wanted_gib: float) -> None:
     """Refuse what the engine's disk cannot take."""
-    folder = engines.data_folder(engine)
-    if folder is None:
+    if engine.data is None or not engine.data.is_dir():
         return
-    free = shutil.disk_usage(folder).free / 2**30
+    free = shutil.disk_usage(engine.data).free / 2**30
     if free < wanted_gib:
         raise EncoreError(
-            f"{engine.name}: {free:.1f} GiB free in {folder}",
+            f"{engine.name}: {free:.1f} GiB free in {engine.data}",
             expected=f"{wanted_gib:g} GiB",
             remedy=f"free some space ({engine.name} system prune), or move this folder to another disk",
         )
@@ -250,15 +252,13 @@ def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool 
 
 def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, on_line: OnLine) -> str:
     """Build a benchmark's image; returns its name."""
-    file = dockerfile(choice)
+    images.find_row(choice)
     base = ensure_base(choice, engine, base_name, anyway, on_line)
     check_space(engine, BUILD_GIB)
-    program, environment = builder(engine)
     tags = [image_name(choice), image_name(choice, base.name)]
     arguments = {"BASE": base.reference, "CODE": code_id(), "COMMIT": commit()}
-    with build_secrets() as secrets:
-        command = build_command(program, engine.name, file, tags, arguments, secrets)
-        must(command, environment, on_line, f"{choice.name} could not be built")
+    file = dockerfiles.path_of(choice)
+    run_build(engine, file, tags, arguments, on_line, f"{choice.name} could not be built")
     return tags[0]
 
 

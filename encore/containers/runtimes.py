@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore import data, names
+from encore import data, files, names, paths
 from encore.catalogue import Choice
 from encore.configuration import Configuration
 from encore.containers import building, compatibility, engines, images
@@ -144,6 +144,41 @@ def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Pr
     prepare = data.prepare_command("python", benchmark, folder, wanted)
     job = Job((*prepare, "--progress", "json"), environment={}, mounts=tuple(mounts), ranks=1, gpus=0)
     return render(target, job, container_name(folder), os.environ)
+
+
+MANIFESTS = ("/opt/encore/python-packages.txt", "/opt/encore/system-packages.txt")
+"""Names and versions of all packages in an image: its build writes them."""
+IMPORT_SECONDS = 600
+"""Pyxis and Enroot may have to unpack an image of 20 GB first."""
+
+
+def packages(target: Target, outer: tuple[str, ...] = ()) -> dict[str, str]:
+    """Versions of all packages in the image, by name; none if its manifests cannot be read.
+
+    Each image is asked once: its id names the answer. ``outer`` starts the container where Slurm has to.
+    """
+    known = paths.cache_folder() / "images" / f"{target.found.id}.json" if target.found else None
+    if known is not None and known.exists():
+        return files.read_json(known)
+    job = Job(("cat", *MANIFESTS), environment={}, mounts=(), ranks=1, gpus=0, outer=outer)
+    command = render(target, job, container_name(Path(f"packages_{os.getpid()}")), os.environ)
+    try:
+        found = parse_manifests(engines.ask(command.argv, IMPORT_SECONDS).stdout)
+    except EncoreError:
+        return {}
+    if known is not None and found:
+        known.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(known, found)
+    return found
+
+
+def parse_manifests(text: str) -> dict[str, str]:
+    """Versions by package; other lines, such as the image's greeting, are passed over."""
+    found = {}
+    for name, sign, version in re.findall(r"^([\w.+-]+)(==?)(\S+)$", text, re.MULTILINE):
+        # A version of Debian's: epoch, colon, the software's own version, dash, revision.
+        found[name] = version if sign == "==" else re.sub(r"^\d+:|-[^-]*$", "", version)
+    return found
 
 
 def _limits() -> dict[str, int]:
