@@ -26,7 +26,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from encore import catalogue, files, paths
+from encore import catalogue, paths
 from encore.catalogue import Horovod
 from encore.errors import EncoreError, ExitCode
 
@@ -89,8 +89,8 @@ class Environment:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every step was done and checked."""
-        return (self.folder / "ready.json").exists()
+        """Whether every step was done; the last one is the check."""
+        return (self.folder / "check.done").exists()
 
 
 @cache
@@ -257,9 +257,6 @@ def _make(environment: Environment, report: OnStep) -> None:
             report(f"{environment.framework} environment, step {number} of {len(steps)}: {title}")
             step()
             stamp.touch()
-    python = _version(environment.interpreter)
-    ready = {"framework": environment.framework, "python": python, "mpi": environment.mpi}
-    files.write_json(environment.folder / "ready.json", ready)
 
 
 def _pip(environment: Environment, *arguments: str) -> list[str]:
@@ -317,50 +314,44 @@ def _run(environment: Environment, command: list[str]) -> None:
             child.wait()
             raise EncoreError(
                 f"interrupted while making the {environment.framework} environment",
-                remedy="run the same command again: it goes on where it stopped",
+                remedy="run the same command again: it resumes where it stopped",
                 exit_code=ExitCode.INTERRUPTED,
             ) from None
     if code != 0:
         raise _explain(environment, log)
 
 
+AGAIN = "check the network and pip's settings (pip config list), and run the same command again"
 SYMPTOMS = (
     ("No space left on device", "the disk is full", "free some space and run the same command again"),
     (
-        (
-            "Temporary failure in name resolution",
-            "Network is unreachable",
-            "Failed to establish a new connection",
-        ),
+        "Temporary failure in name resolution|Network is unreachable|Failed to establish a new connection",
         "the package index cannot be reached",
-        "check the network and pip's settings (pip config list), and run the same command again",
+        AGAIN,
     ),
     (
-        ("ensurepip is not", "No module named venv", "returned non-zero exit status"),
+        "ensurepip is not|No module named venv|returned non-zero exit status",
         "this Python cannot make virtual environments",
         "apt-get install python3-venv (Debian, Ubuntu) and try again",
     ),
     (
-        ("No matching distribution found", "Could not find a version"),
+        "No matching distribution found|Could not find a version",
         "the package index does not have what is pinned",
-        "check the network and pip's settings (pip config list), and run the same command again",
+        AGAIN,
     ),
 )
+"""What pip and venv print, what it means, what to do; the first that matches counts."""
 
 
 def _explain(environment: Environment, log: Path) -> EncoreError:
     """What went wrong, from the last command's output."""
     output = log.read_text(encoding="utf-8", errors="replace").rsplit("\n$ ", 1)[-1]
-    for texts, meaning, remedy in SYMPTOMS:
-        needles = (texts,) if isinstance(texts, str) else texts
-        if any(needle in output for needle in needles):
-            return EncoreError(
-                f"the {environment.framework} environment could not be made: {meaning}",
-                remedy=f"{remedy}; the whole output is in {log}",
-                exit_code=ExitCode.REFUSED,
-            )
+    failed = f"the {environment.framework} environment could not be made"
+    for pattern, meaning, remedy in SYMPTOMS:
+        if re.search(pattern, output):
+            return EncoreError(f"{failed}: {meaning}", remedy=f"{remedy}; the whole output is in {log}")
     last = [line for line in output.splitlines() if line.strip()][-1:]
     return EncoreError(
-        f"the {environment.framework} environment could not be made: {' '.join(last)}",
-        remedy=f"read {log}, then run the same command again: it goes on where it stopped",
+        f"{failed}: {' '.join(last)}",
+        remedy=f"read {log}, then run the same command again: it resumes where it stopped",
     )

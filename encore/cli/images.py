@@ -158,7 +158,7 @@ def convert(
         typer.echo(" ".join(command))
         return
     building.image_file(choice, to).parent.mkdir(parents=True, exist_ok=True)
-    building.must(command, {}, _echo, f"{choice.name} could not be converted")
+    building.must(command, _echo, f"{choice.name} could not be converted")
 
 
 def push(

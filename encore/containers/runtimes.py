@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,7 +213,7 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
         found = told.found + (f" (expected: {told.expected})" if told.expected else "")
         return [Check("FAIL", target.runtime, found, told.remedy)]
     checks = [Check("OK", "runtime", f"{target.runtime}: {target.why}, {target.image}")]
-    checks += [check_path(folder) for folder in folders if is_unmountable(folder)]
+    checks += check_folders(folders)
     if target.found is not None:
         checks.append(check_code(target.found, configuration.choice))
     if configuration.get("device") == "gpu":
@@ -230,15 +230,14 @@ def check_host(target: Target, configuration: Configuration) -> Check:
     return Check("FAIL", "runtime", found, f"make build-{choice.name}, then run with --runtime docker")
 
 
-def is_unmountable(folder: Path) -> bool:
-    """Whether an engine would take the folder's name apart."""
-    return UNMOUNTABLE.search(str(folder)) is not None
-
-
-def check_path(folder: Path) -> Check:
-    """A folder whose name an engine would take apart."""
-    found = f"{folder} has a comma, a colon or a quote in its name"
-    return Check("FAIL", "mount", found, "give a folder without, or a link to it")
+def check_folders(folders: Iterable[Path]) -> list[Check]:
+    """Folders whose names an engine would take apart."""
+    remedy = "give a folder without, or a link to it"
+    return [
+        Check("FAIL", "mount", f"{folder} has a comma, a colon or a quote in its name", remedy)
+        for folder in folders
+        if UNMOUNTABLE.search(str(folder))
+    ]
 
 
 def check_code(image: Image, choice: Choice) -> Check:

@@ -34,13 +34,12 @@ def build(engine: Engine, framework: str | None, on_line: OnLine) -> str:
     framework = framework or next(iter(known))
     if framework not in known:
         raise names.unknown("stand-in", framework, known)
-    building.check_space(engine, building.BUILD_GIB)
     if engines.inspect(engine, ROOT_IMAGE) is None:
         import_debian(engine, ROOT_IMAGE, on_line)
     download(framework, on_line)
     name = building.standin_name(framework)
     file, arguments = dockerfiles.standin_path(framework), {"ROOT": ROOT_IMAGE}
-    building.run_build(engine, file, [name], arguments, on_line, "the stand-in could not be built")
+    building.run_build(engine, file, [name], arguments, on_line)
     return name
 
 
@@ -82,7 +81,7 @@ def download(framework: str, on_line: OnLine) -> None:
         on_line(f"Horovod is compiled already: {compiled}")
         shutil.copy(compiled, wheels(framework))
     for command in download_commands(framework):
-        code, _ = building.stream(command, {}, on_line)
+        code, _ = building.stream(command, on_line)
         if code != 0:
             raise EncoreError(
                 f"the packages of {framework}'s stand-in could not be downloaded",
@@ -99,8 +98,8 @@ def import_debian(engine: Engine, name: str, on_line: OnLine) -> None:
     with tempfile.TemporaryDirectory(prefix="encore-debian-") as temporary:
         folder = Path(temporary) / "root"
         command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(folder)]
-        building.must(command, {}, on_line, "the bare Debian could not be made")
+        building.must(command, on_line, "the bare Debian could not be made")
         archive = Path(temporary) / "root.tar"
-        building.must(["tar", "-C", str(folder), "-cf", str(archive), "."], {}, on_line, "tar")
+        building.must(["tar", "-C", str(folder), "-cf", str(archive), "."], on_line, "tar")
         imported = [engine.program, "import", str(archive), name]
-        building.must(imported, {}, on_line, "the bare Debian was not imported")
+        building.must(imported, on_line, "the bare Debian was not imported")

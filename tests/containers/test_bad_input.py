@@ -18,7 +18,6 @@ import pytest
 from encore import catalogue, environment, paths
 from encore.containers import runtimes
 from encore.containers.renderers.container import Container
-from encore.containers.runtimes import check_path
 from encore.machine import node
 from encore.machine.node import parse_nvidia_smi
 
@@ -238,8 +237,10 @@ def test_push_without_registry_or_image(engine: FakeEngine, run: Callable[..., R
 
 
 def test_folder_that_engines_would_take_apart() -> None:
-    assert check_path(Path("/data/a:b")).level == "FAIL"
-    assert runtimes.UNMOUNTABLE.search("/data/a,b") and not runtimes.UNMOUNTABLE.search("/data/a b")
+    folders = [Path("/data/a:b"), Path("/data/a b"), Path("/data/a,b")]
+    found = runtimes.check_folders(folders)
+    assert [check.found.split()[0] for check in found] == ["/data/a:b", "/data/a,b"]
+    assert {check.level for check in found} == {"FAIL"}
 
 
 def test_auto_is_host_where_no_image_is_built(
