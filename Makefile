@@ -50,7 +50,7 @@ lint: setup ## ruff, mypy, shellcheck and hadolint
 	@git ls-files -z '*Dockerfile' | xargs -0 .venv/bin/hadolint
 
 .PHONY: docs
-docs: setup ## write the generated tables in the documentation anew
+docs: setup ## write generated tables of the documentation and the Dockerfiles anew
 	@$(PYTHON) -m encore.cli.documentation --write
 
 # Containers: docs/containers.md. BASE: an NGC release such as 24.06, or standin; default: the catalogue's.

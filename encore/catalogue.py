@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from encore import names, paths
 from encore.errors import EncoreError
@@ -23,6 +23,37 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Horovod(_Strict):
+    """How Horovod is compiled for a framework."""
+
+    version: str
+    with_: str = Field(alias="with")
+    without: tuple[str, ...]
+
+
+class Framework(_Strict):
+    """An entry of environments.toml: what is said of a framework, once for all of its implementations."""
+
+    title: str
+    requirements: str
+    python: tuple[str, ...]
+    """Minor versions, the best first."""
+    disk_gib: float
+    check: str
+    """Python that proves that an environment works."""
+    image_check: str = ""
+    """Module that the test of an image runs in addition."""
+    communication: Literal["horovod", "torch.distributed"]
+    """How ranks find and reach each other, and so what can start them."""
+    software: dict[str, tuple[str, ...]]
+    """Names of a system description, each with the patterns of the packages that have its version."""
+    horovod: Horovod | None = None
+
+
+class _Frameworks(RootModel[dict[str, Framework]]):
+    pass
 
 
 class Implementation(_Strict):
@@ -145,6 +176,14 @@ def parse(model: type[Parsed], path: Path) -> Parsed:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise EncoreError(f"{path}: {where}: {first['msg']}", remedy="mend the file") from error
+
+
+def framework(name: str) -> Framework:
+    """The framework's entry in environments.toml; EncoreError offers the nearest name."""
+    known = parse(_Frameworks, paths.REQUIREMENTS / "environments.toml").root
+    if name not in known:
+        raise names.unknown("framework environment", name, known)
+    return known[name]
 
 
 def benchmarks() -> dict[str, Benchmark]:

@@ -1,42 +1,64 @@
 """The framework environments of the `host` runtime: made once, in steps that resume, one builder at a time.
 
-An environment lies in the user's cache under a key made of everything that goes into it, so that a changed
-requirement makes a new one and every checkout shares the same one.
+An environment is in the user's cache under a key made of everything that goes into it, so that a changed
+requirement makes a new one and every checkout shares the same one. Horovod, which takes minutes to compile, is a
+wheel in the cache under a key of its own: made of what compiled code depends on, and of nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import hashlib
 import importlib.metadata
 import json
 import os
+import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
-from encore import catalogue, names, paths
+from encore import catalogue, paths
+from encore.catalogue import Horovod
 from encore.errors import EncoreError, ExitCode
-
-TOLD = {
-    "mxnet": "mxnet",
-    "tensorflow-cpu": "tensorflow",
-    "torch": "pytorch",
-    "horovod": "horovod",
-    "nvidia-dali-cuda120": "dali",
-    "numpy": "numpy",
-}
-"""Packages whose versions a system description names, and how it calls them."""
 
 OnStep = Callable[[str], None]
 """Called with what is being done, in a few words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """What compiled code depends on, besides its sources and the framework."""
+
+    python: str
+    mpi: str
+    """Such as ``Open MPI 4.1.4``; empty without MPI."""
+    distribution: str
+    """Such as ``debian 12``."""
+    glibc: str
+    machine: str
+
+
+def this_platform(python: str, mpi: bool) -> Platform:
+    """This machine's, with an interpreter of this version."""
+    release = {}
+    with contextlib.suppress(OSError):
+        release = platform.freedesktop_os_release()
+    return Platform(
+        python=python,
+        mpi=_mpi_version() if mpi else "",
+        distribution=f"{release.get('ID', '')} {release.get('VERSION_ID', '')}",
+        glibc=platform.libc_ver()[1],
+        machine=platform.machine(),
+    )
 
 
 @dataclass(frozen=True)
@@ -46,7 +68,7 @@ class Environment:
     framework: str
     requirements: Path
     interpreter: str
-    horovod: Mapping[str, Any]
+    horovod: Horovod | None
     mpi: bool
     disk_gib: float
     check: str
@@ -55,7 +77,8 @@ class Environment:
     def folder(self) -> Path:
         """Where the environment lies; the name changes with its content."""
         content = [self.requirements.read_text(encoding="utf-8"), _version(self.interpreter), self.check]
-        content += [json.dumps(dict(self.horovod), sort_keys=True), str(self.mpi)]
+        horovod = self.horovod.model_dump(by_alias=True) if self.horovod else {}
+        content += [json.dumps(horovod, sort_keys=True), str(self.mpi)]
         key = hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
         return paths.cache_folder() / "environments" / f"{self.framework}-{key}"
 
@@ -66,8 +89,8 @@ class Environment:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every step was done and checked."""
-        return (self.folder / "ready.json").exists()
+        """Whether every step was done; the last one is the check."""
+        return (self.folder / "check.done").exists()
 
 
 @cache
@@ -78,7 +101,18 @@ def _version(interpreter: str) -> str:
     return done.stdout.strip()
 
 
-def _find_interpreter(framework: str, wanted: list[str]) -> str:
+@cache
+def _mpi_version() -> str:
+    """What the MPI compiler says of itself: Open MPI's, else MPICH's option."""
+    for option in ("--showme:version", "-v"):
+        done = subprocess.run(["mpicc", option], capture_output=True, text=True, check=False)
+        match = re.search(r"(Open MPI|MPICH version) [\w.]+", done.stdout)
+        if match:
+            return match[0]
+    return "unknown"
+
+
+def _find_interpreter(framework: str, wanted: Sequence[str]) -> str:
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     if running in wanted:
         return sys.executable
@@ -96,18 +130,15 @@ def _find_interpreter(framework: str, wanted: list[str]) -> str:
 
 def describe(framework: str) -> Environment:
     """The environment of ``framework`` on this machine; EncoreError if no interpreter fits."""
-    table = catalogue.read_toml(paths.REQUIREMENTS / "environments.toml")
-    if framework not in table:
-        raise names.unknown("framework environment", framework, table)
-    entry = table[framework]
+    entry = catalogue.framework(framework)
     return Environment(
         framework=framework,
-        requirements=paths.REQUIREMENTS / entry["requirements"],
-        interpreter=_find_interpreter(framework, entry["python"]),
-        horovod=entry.get("horovod", {}),
+        requirements=paths.REQUIREMENTS / entry.requirements,
+        interpreter=_find_interpreter(framework, entry.python),
+        horovod=entry.horovod,
         mpi=shutil.which("mpicc") is not None,
-        disk_gib=entry["disk_gib"],
-        check=entry["check"],
+        disk_gib=entry.disk_gib,
+        check=entry.check,
     )
 
 
@@ -136,74 +167,112 @@ def ensure_environment(framework: str, on_step: OnStep | None = None) -> Path:
     return environment.python
 
 
-def software(python: Path) -> dict[str, str]:
-    """Versions of what matters in an environment, named as MLPerf's system descriptions do: dali_version."""
+def packages(python: Path) -> dict[str, str]:
+    """Versions of all packages in the environment of ``python``, by name."""
     folders = [str(folder) for folder in python.parent.parent.glob("lib/python*/site-packages")]
-    versions = {
-        found.metadata["Name"]: found.version for found in importlib.metadata.distributions(path=folders)
-    }
-    return {f"{called}_version": versions[name] for name, called in TOLD.items() if name in versions}
+    return {found.metadata["Name"]: found.version for found in importlib.metadata.distributions(path=folders)}
+
+
+def software(framework: str, installed: Mapping[str, str]) -> dict[str, str]:
+    """The versions that a system description lists, named as MLPerf does: dali_version; empty if unknown.
+
+    ``installed`` are the packages of an environment or of an image, by name.
+    """
+    found = {}
+    for name, patterns in catalogue.framework(framework).software.items():
+        fitting = [each for pattern in patterns for each in fnmatch.filter(installed, pattern)]
+        found[f"{name}_version"] = installed[fitting[0]] if fitting else ""
+    return found
+
+
+# -- Horovod -----------------------------------------------------------------------------------------
+
+
+def build_switches(horovod: Horovod, mpi: bool) -> dict[str, str]:
+    """Variables that say what Horovod is compiled for (its docs/install.rst)."""
+    names = [f"WITH_{horovod.with_}", *(f"WITHOUT_{name}" for name in horovod.without)]
+    names += ["WITH_GLOO", "WITH_MPI" if mpi else "WITHOUT_MPI"]
+    return {f"HOROVOD_{name}": "1" for name in names}
+
+
+def wheel_folder(
+    framework: str, requirements: Path, horovod: Horovod, built_on: Platform, switches: Mapping[str, str]
+) -> Path:
+    """Where the wheel of a build of Horovod is, whether or not it was built already."""
+    patterns = catalogue.framework(framework).software[framework]
+    pins = re.findall(r"^[\w.-]+==\S+", requirements.read_text(encoding="utf-8"), re.MULTILINE)
+    compiled_against = [pin for pin in pins if any(fnmatch.fnmatch(pin.split("==")[0], p) for p in patterns)]
+    content = [compiled_against, horovod.version, asdict(built_on), dict(switches)]
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    return paths.cache_folder() / "wheels" / f"horovod-{framework}-{key}"
+
+
+def _wheels(environment: Environment, horovod: Horovod) -> Path:
+    # A caller's own settings, such as HOROVOD_GPU_OPERATIONS, reach the build too.
+    own = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+    switches = {**own, **build_switches(horovod, environment.mpi)}
+    here = this_platform(_version(environment.interpreter), environment.mpi)
+    return wheel_folder(environment.framework, environment.requirements, horovod, here, switches)
+
+
+def _install_horovod(environment: Environment, horovod: Horovod, report: OnStep) -> None:
+    """Install Horovod from its wheel, which is compiled if no environment did so before."""
+    folder = _wheels(environment, horovod)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(folder.with_suffix(".lock"))):
+        if not folder.is_dir():
+            report(f"compiling Horovod {horovod.version}, about 2 minutes on 2 cores")
+            writing = folder.with_suffix(".writing")
+            shutil.rmtree(writing, ignore_errors=True)
+            # Not from pip's cache: a wheel that was compiled for another framework or MPI has the same name.
+            options = ["--no-cache-dir", "--no-binary", "horovod", "--no-build-isolation", "--no-deps"]
+            wanted = ["--wheel-dir", str(writing), f"horovod=={horovod.version}"]
+            _run(environment, _pip(environment, "wheel", *options, *wanted))
+            writing.rename(folder)
+    _run(environment, _pip(environment, "install", "--no-deps", *map(str, folder.glob("*.whl"))))
+
+
+# -- steps -------------------------------------------------------------------------------------------
 
 
 def _make(environment: Environment, report: OnStep) -> None:
-    _check_compiler(environment)
+    horovod = environment.horovod
+    if horovod and not _wheels(environment, horovod).is_dir():
+        _check_compiler()
     _check_disk(environment)
-    steps: list[tuple[str, str, list[list[str]]]] = [
-        ("venv", "making a virtual environment", [_venv_command(environment)]),
-        ("packages", f"installing {environment.requirements.name}", [_install_command(environment)]),
+    venv = [environment.interpreter, "-m", "venv", "--clear", str(environment.folder)]
+    install = _pip(environment, "install", "--no-deps", "-r", str(environment.requirements))
+    check = [str(environment.python), "-c", environment.check]
+    steps: list[tuple[str, str, Callable[[], None]]] = [
+        ("venv", "making a virtual environment", lambda: _run(environment, venv)),
+        ("packages", f"installing {environment.requirements.name}", lambda: _run(environment, install)),
+        ("check", "checking that it imports", lambda: _run(environment, check)),
     ]
-    if environment.horovod:
-        title = f"compiling Horovod {environment.horovod['version']}, about 2 minutes on 2 cores"
-        steps.append(("horovod", title, [_horovod_command(environment)]))
-    steps.append(("check", "checking that it imports", [[str(environment.python), "-c", environment.check]]))
-    for number, (name, title, commands) in enumerate(steps, 1):
+    if horovod:
+        compiled = partial(_install_horovod, environment, horovod, report)
+        steps.insert(2, ("horovod", f"installing Horovod {horovod.version}", compiled))
+    for number, (name, title, step) in enumerate(steps, 1):
         stamp = environment.folder / f"{name}.done"
-        if stamp.exists():
-            continue
-        report(f"{environment.framework} environment, step {number} of {len(steps)}: {title}")
-        for command in commands:
-            _run(environment, command)
-        stamp.touch()
-    ready = {
-        "framework": environment.framework,
-        "python": _version(environment.interpreter),
-        "mpi": environment.mpi,
-    }
-    temporary = environment.folder / "ready.json.writing"
-    temporary.write_text(json.dumps(ready), encoding="utf-8")
-    temporary.rename(environment.folder / "ready.json")
+        if not stamp.exists():
+            report(f"{environment.framework} environment, step {number} of {len(steps)}: {title}")
+            step()
+            stamp.touch()
 
 
-def _venv_command(environment: Environment) -> list[str]:
-    return [environment.interpreter, "-m", "venv", "--clear", str(environment.folder)]
-
-
-def _install_command(environment: Environment) -> list[str]:
-    pip = [str(environment.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    return [*pip, "--no-deps", "-r", str(environment.requirements)]
-
-
-def _horovod_command(environment: Environment) -> list[str]:
-    pip = [str(environment.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    # Not from pip's cache: a wheel that was compiled for another MXNet or MPI has the same name.
-    options = ["--no-cache-dir", "--no-binary", "horovod", "--no-build-isolation", "--no-deps"]
-    return [*pip, *options, f"horovod=={environment.horovod['version']}"]
+def _pip(environment: Environment, *arguments: str) -> list[str]:
+    command, *rest = arguments
+    quiet = ["--disable-pip-version-check", "--no-input"]
+    return [str(environment.python), "-m", "pip", command, *quiet, *rest]
 
 
 def _build_variables(environment: Environment) -> dict[str, str]:
-    """Horovod's build switches (its docs/install.rst)."""
     variables = {"PATH": f"{environment.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     if environment.horovod:
-        variables[f"HOROVOD_WITH_{environment.horovod['with']}"] = "1"
-        variables.update({f"HOROVOD_WITHOUT_{name}": "1" for name in environment.horovod["without"]})
-        variables["HOROVOD_WITH_GLOO"] = "1"
-        variables["HOROVOD_WITH_MPI" if environment.mpi else "HOROVOD_WITHOUT_MPI"] = "1"
+        variables.update(build_switches(environment.horovod, environment.mpi))
     return variables
 
 
-def _check_compiler(environment: Environment) -> None:
-    if not environment.horovod:
-        return
+def _check_compiler() -> None:
     missing = [name for name in ("g++", "make") if shutil.which(name) is None]
     if missing:
         raise EncoreError(
@@ -245,50 +314,44 @@ def _run(environment: Environment, command: list[str]) -> None:
             child.wait()
             raise EncoreError(
                 f"interrupted while making the {environment.framework} environment",
-                remedy="run the same command again: it goes on where it stopped",
+                remedy="run the same command again: it resumes where it stopped",
                 exit_code=ExitCode.INTERRUPTED,
             ) from None
     if code != 0:
         raise _explain(environment, log)
 
 
+AGAIN = "check the network and pip's settings (pip config list), and run the same command again"
 SYMPTOMS = (
     ("No space left on device", "the disk is full", "free some space and run the same command again"),
     (
-        (
-            "Temporary failure in name resolution",
-            "Network is unreachable",
-            "Failed to establish a new connection",
-        ),
+        "Temporary failure in name resolution|Network is unreachable|Failed to establish a new connection",
         "the package index cannot be reached",
-        "check the network and pip's settings (pip config list), and run the same command again",
+        AGAIN,
     ),
     (
-        ("ensurepip is not", "No module named venv", "returned non-zero exit status"),
+        "ensurepip is not|No module named venv|returned non-zero exit status",
         "this Python cannot make virtual environments",
         "apt-get install python3-venv (Debian, Ubuntu) and try again",
     ),
     (
-        ("No matching distribution found", "Could not find a version"),
+        "No matching distribution found|Could not find a version",
         "the package index does not have what is pinned",
-        "check the network and pip's settings (pip config list), and run the same command again",
+        AGAIN,
     ),
 )
+"""What pip and venv print, what it means, what to do; the first that matches counts."""
 
 
 def _explain(environment: Environment, log: Path) -> EncoreError:
     """What went wrong, from the last command's output."""
     output = log.read_text(encoding="utf-8", errors="replace").rsplit("\n$ ", 1)[-1]
-    for texts, meaning, remedy in SYMPTOMS:
-        needles = (texts,) if isinstance(texts, str) else texts
-        if any(needle in output for needle in needles):
-            return EncoreError(
-                f"the {environment.framework} environment could not be made: {meaning}",
-                remedy=f"{remedy}; the whole output is in {log}",
-                exit_code=ExitCode.REFUSED,
-            )
+    failed = f"the {environment.framework} environment could not be made"
+    for pattern, meaning, remedy in SYMPTOMS:
+        if re.search(pattern, output):
+            return EncoreError(f"{failed}: {meaning}", remedy=f"{remedy}; the whole output is in {log}")
     last = [line for line in output.splitlines() if line.strip()][-1:]
     return EncoreError(
-        f"the {environment.framework} environment could not be made: {' '.join(last)}",
-        remedy=f"read {log}, then run the same command again: it goes on where it stopped",
+        f"{failed}: {' '.join(last)}",
+        remedy=f"read {log}, then run the same command again: it resumes where it stopped",
     )

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-HOROVOD = ("mxnet", "tensorflow")
-"""Frameworks whose ranks talk through Horovod; PyTorch has torch.distributed."""
+from encore import catalogue
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,21 @@ class Launch:
 
 # A single rank has no launcher that would tell Horovod to leave MPI alone.
 HOROVOD_BY_GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+HOROVOD_BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
+
+
+def by_horovod(framework: str) -> bool:
+    """Whether the framework's ranks communicate through Horovod; else through torch.distributed."""
+    return catalogue.framework(framework).communication == "horovod"
 
 
 def on_one_node(framework: str, ranks: int, output: str) -> Launch:
     """All ranks on this node; each keeps its output in a file of its own below ``output``/ranks."""
-    by_horovod = framework in HOROVOD
-    environment = HOROVOD_BY_GLOO if by_horovod else {}
+    horovod = by_horovod(framework)
+    environment = HOROVOD_BY_GLOO if horovod else {}
     if ranks == 1:
         return Launch("python", environment=environment)
-    return (_horovodrun if by_horovod else _torchrun)(ranks, f"{output}/ranks", environment)
+    return (_horovodrun if horovod else _torchrun)(ranks, f"{output}/ranks", environment)
 
 
 def _horovodrun(ranks: int, logs: str, environment: Mapping[str, str]) -> Launch:

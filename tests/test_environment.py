@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
+import tarfile
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from encore import environment, paths
+from encore.catalogue import Horovod
 from encore.environment import Environment
 from encore.errors import EncoreError
 
@@ -21,7 +23,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     requirements = tmp_path / "small.txt"
     requirements.write_text("# nothing\n", encoding="utf-8")
-    return Environment("small", requirements, sys.executable, {}, False, 0.01, "print('works')")
+    return Environment("small", requirements, sys.executable, None, False, 0.01, "print('works')")
 
 
 def make(wanted: Environment, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -57,7 +59,7 @@ def test_two_builders_do_not_meet(small: Environment, tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from encore import environment
-wanted = environment.Environment("small", Path({str(small.requirements)!r}), sys.executable, {{}}, False, 0.01, "1")
+wanted = environment.Environment("small", Path({str(small.requirements)!r}), sys.executable, None, False, 0.01, "1")
 environment.describe = lambda framework: wanted
 environment.ensure_environment("small", lambda text: print(text, flush=True))
 """
@@ -110,13 +112,90 @@ def test_unknown_framework_offers_the_nearest() -> None:
     assert "did you mean 'mxnet'?" in str(caught.value)
 
 
-def test_mpi_is_used_where_there_is_a_compiler_for_it(small: Environment) -> None:
-    with_horovod = replace(small, horovod={"version": "0", "with": "MXNET", "without": ["PYTORCH"]})
-    without = environment._build_variables(with_horovod)
-    assert (
-        without["HOROVOD_WITHOUT_MPI"] == without["HOROVOD_WITH_GLOO"] == without["HOROVOD_WITH_MXNET"] == "1"
+def test_mpi_is_used_where_there_is_a_compiler_for_it() -> None:
+    horovod = Horovod(**{"version": "0", "with": "MXNET", "without": ("PYTORCH",)})
+    without = environment.build_switches(horovod, mpi=False)
+    assert without == dict.fromkeys(
+        ("HOROVOD_WITH_MXNET", "HOROVOD_WITHOUT_PYTORCH", "HOROVOD_WITH_GLOO", "HOROVOD_WITHOUT_MPI"), "1"
     )
-    assert environment._build_variables(replace(with_horovod, mpi=True))["HOROVOD_WITH_MPI"] == "1"
+    assert "HOROVOD_WITH_MPI" in environment.build_switches(horovod, mpi=True)
+
+
+# A source package that builds its wheel with the standard library, and notes each time that it does.
+BACKEND = """
+import os, zipfile
+def build_sdist(folder, settings=None): raise NotImplementedError
+def build_wheel(folder, settings=None, metadata=None):
+    with open(os.environ["BUILDS"], "a") as builds: builds.write(os.environ["HOROVOD_WITH_GLOO"])
+    name = "horovod-0.1-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        wheel.writestr("horovod.py", "")
+        wheel.writestr("horovod-0.1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: horovod\\nVersion: 0.1\\n")
+        wheel.writestr("horovod-0.1.dist-info/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        wheel.writestr("horovod-0.1.dist-info/RECORD", "")
+    return name
+"""
+
+
+@pytest.fixture
+def with_horovod(small: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """An environment with a Horovod that pip builds from a source package in the standard library alone."""
+    source = tmp_path / "horovod-0.1"
+    source.mkdir()
+    (source / "backend.py").write_text(BACKEND, encoding="utf-8")
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.1\n", encoding="utf-8")
+    system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    (source / "pyproject.toml").write_text(system, encoding="utf-8")
+    with tarfile.open(tmp_path / "horovod-0.1.tar.gz", "w:gz") as archive:
+        archive.add(source, "horovod-0.1")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("BUILDS", str(tmp_path / "builds"))
+    horovod = Horovod(**{"version": "0.1", "with": "MXNET", "without": ()})
+    return replace(small, framework="mxnet", horovod=horovod, check="import horovod")
+
+
+def test_horovod_is_compiled_once_for_environments_that_differ_elsewhere(
+    with_horovod: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert any("compiling Horovod" in told for told in make(with_horovod, monkeypatch))
+    changed = tmp_path / "changed.txt"
+    changed.write_text("# another pure Python package\n", encoding="utf-8")
+    second = replace(with_horovod, requirements=changed)
+    assert second.folder != with_horovod.folder
+    assert not any("compiling" in told for told in make(second, monkeypatch))
+    assert second.is_ready
+    assert (tmp_path / "builds").read_text(encoding="utf-8") == "1"
+
+
+def test_the_key_of_a_wheel_has_all_that_compiled_code_depends_on(
+    with_horovod: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert with_horovod.horovod is not None
+
+    def key(text: str, switches: dict[str, str], **facts: str) -> Path:
+        requirements = tmp_path / "requirements.txt"
+        requirements.write_text(text, encoding="utf-8")
+        here = replace(environment.this_platform("3.11", mpi=False), **facts)
+        assert with_horovod.horovod is not None
+        return environment.wheel_folder("mxnet", requirements, with_horovod.horovod, here, switches)
+
+    first = key("mxnet==1.9.1\nidna==3.20\n", {})
+    assert key("mxnet==1.9.1\nidna==3.21\n", {}) == first
+    others = {
+        key("mxnet==1.9.2\nidna==3.20\n", {}),
+        key("mxnet==1.9.1\nidna==3.20\n", {"HOROVOD_GPU_OPERATIONS": "NCCL"}),
+        *(key("mxnet==1.9.1\n", {}, **{field.name: "other"}) for field in fields(environment.Platform)),
+    }
+    assert len(others - {first}) == 2 + len(fields(environment.Platform))
+
+
+def test_versions_are_named_as_in_a_system_description(mxnet_python: Path) -> None:
+    on_host = environment.software("mxnet", environment.packages(mxnet_python))
+    assert on_host["mxnet_version"] == "1.9.1"
+    assert on_host["horovod_version"] and on_host["dali_version"] and on_host["numpy_version"]
+    # The host's MXNet is built for CPUs.
+    assert on_host["nccl_version"] == ""
 
 
 def test_every_requirement_is_pinned() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from encore import catalogue, paths
+from encore.results.published import load_published
 
 FRAMEWORKS = {"mxnet", "torch", "tensorflow", "horovod", "nvidia"}
 
@@ -31,6 +33,43 @@ def test_training_code_never_imports_the_host_side() -> None:
 def test_host_side_imports_neither_framework_nor_benchmark() -> None:
     for path in (paths.ROOT / "encore").rglob("*.py"):
         assert not imported(path) & (FRAMEWORKS | {"benchmarks"}), path
+
+
+def described_names() -> set[str]:
+    """Names of benchmarks, implementations and frameworks, and of the packages that frameworks are installed by."""
+    frameworks = {choice.implementation.framework for choice in catalogue.choices().values()}
+    titles = {catalogue.framework(name).title for name in frameworks}
+    packages = {name for each in frameworks for name in catalogue.framework(each).software[each]}
+    published = {cell.benchmark for cell in load_published() if cell.benchmark}
+    known = {*catalogue.benchmarks(), *catalogue.choices(), *published, *frameworks, *titles, *packages}
+    return {name.lower() for name in known}
+
+
+def constants(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every string of a file, without docstrings and other strings that stand alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.lineno, node.value
+
+
+def test_host_side_names_neither_benchmark_nor_framework(tmp_path: Path) -> None:
+    """What is said of one is in its TOML. results/ reads everybody's logs, and knows all benchmarks of MLPerf."""
+    names = described_names()
+    assert {"resnet", "resnet-pytorch", "ssd", "pytorch", "torch", "tensorflow-cpu", "mxnet"} <= names
+    root = paths.ROOT / "encore"
+    found = [
+        f"{path.relative_to(paths.ROOT)}:{line}: {text}"
+        for path in root.rglob("*.py")
+        if root / "results" not in path.parents
+        for line, text in constants(path)
+        if text.lower() in names
+    ]
+    assert not found
+    sample = tmp_path / "sample.py"
+    sample.write_text('"""mxnet"""\nrate = {"x": "MXNet"}\n', encoding="utf-8")
+    assert [text for _, text in constants(sample)] == ["x", "MXNet"]
 
 
 @pytest.mark.parametrize("path", sorted(paths.BENCHMARKS.rglob("config.py")), ids=str)

@@ -153,7 +153,7 @@ def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.
     if target.problem is not None:
         raise target.problem
     folders = [directory.absolute(), *([wanted.source.absolute()] if wanted.source else [])]
-    preflight.refuse_failed([runtimes.check_path(each) for each in folders if runtimes.is_unmountable(each)])
+    preflight.refuse_failed(runtimes.check_folders(folders))
     if wanted.source is not None and not wanted.source.exists():
         raise EncoreError(
             f"{wanted.source} does not exist", remedy="give the folder of the raw data: --from DIR"

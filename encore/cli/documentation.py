@@ -1,10 +1,11 @@
-"""Tables in the documentation, written from the TOML and CSV files that they show.
+"""Tables in the documentation and Dockerfiles, written from the TOML and CSV files that they show.
 
     $ python -m encore.cli.documentation --write     # `make docs`
     $ python -m encore.cli.documentation --check     # exit code 1 names each stale file
 
 A table stands between the lines ``<!-- generated: NAME BENCHMARK -->`` and ``<!-- end -->`` of a Markdown
-file; TABLES lists the names. What is between the two lines is replaced, nothing else is touched.
+file; TABLES lists the names. What is between the two lines is replaced, nothing else is touched. Dockerfiles are
+written whole.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from encore import catalogue, configuration, names, paths
 from encore.catalogue import Choice, System
-from encore.containers import images
+from encore.containers import dockerfiles, images
 from encore.errors import EncoreError, ExitCode
 from encore.results.published import PublishedResult, load_published
 
@@ -188,20 +189,22 @@ def pages(root: Path) -> list[Path]:
 
 
 def stale(root: Path) -> dict[Path, str]:
-    """Pages whose tables are not as they should be, with the text that they should have."""
-    texts = {path: path.read_text(encoding="utf-8") for path in pages(root)}
-    wanted = {path: renewed(text, path) for path, text in texts.items()}
-    return {path: text for path, text in wanted.items() if text != texts[path]}
+    """Pages with tables, and Dockerfiles, that are not as they should be, with the text that they should have."""
+    wanted = {path: renewed(path.read_text(encoding="utf-8"), path) for path in pages(root)}
+    wanted.update(dockerfiles.every())
+    return {
+        path: text for path, text in wanted.items() if not path.exists() or text != path.read_text("utf-8")
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables, or check them; returns the exit code."""
+    """Write what is stale, or name it; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m encore.cli.documentation", description=(__doc__ or "").split("\n")[0]
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", action="store_true", help="write the tables anew")
-    what.add_argument("--check", action="store_true", help="exit with 1 if a table is stale")
+    what.add_argument("--write", action="store_true", help="write what is stale anew")
+    what.add_argument("--check", action="store_true", help="exit with 1 if anything is stale")
     options = parser.parse_args(arguments)
     try:
         found = stale(paths.ROOT)
@@ -210,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     for path, text in found.items():
         if options.write:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         print(
             f"{path.relative_to(paths.ROOT)}: {'written' if options.write else 'stale; do this: make docs'}"

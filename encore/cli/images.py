@@ -137,7 +137,7 @@ def build(
 
 
 def standin(
-    framework: Annotated[str, typer.Argument(help="mxnet, pytorch or tensorflow.")] = "mxnet",
+    framework: Annotated[str | None, typer.Argument(help="Such as pytorch; default: the first.")] = None,
     engine: EngineOption = None,
 ) -> None:
     """Build the CPU base that stands in for a framework's NGC image."""
@@ -158,7 +158,7 @@ def convert(
         typer.echo(" ".join(command))
         return
     building.image_file(choice, to).parent.mkdir(parents=True, exist_ok=True)
-    building.must(command, {}, _echo, f"{choice.name} could not be converted")
+    building.must(command, _echo, f"{choice.name} could not be converted")
 
 
 def push(

@@ -95,7 +95,8 @@ def run(
         Path | None, typer.Option(help="The same from a file, a line a host: n1 slots=4, or n1:4.")
     ] = None,
     launcher: Annotated[
-        str | None, typer.Option(help="Over ssh: horovodrun (default), mpirun; torchrun for PyTorch.")
+        str | None,
+        typer.Option(help="Over ssh: horovodrun (default) or mpirun; torchrun for torch.distributed."),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,

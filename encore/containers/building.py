@@ -12,12 +12,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from encore import checkout, paths
 from encore.catalogue import Choice
-from encore.containers import compatibility, engines, images
+from encore.containers import compatibility, dockerfiles, engines, images
 from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
@@ -28,20 +27,9 @@ OnLine = Callable[[str], None]
 PREFIX = "localhost/encore"
 """In the names of all images made here: no engine looks for such a name in a registry."""
 PULL_GIB = 40.0
-"""An NGC image is about 20 GB, and its compressed layers lie beside it while it is unpacked."""
+"""An NGC image is about 20 GB, and its compressed layers are there too while it is unpacked."""
 BUILD_GIB = 8.0
 TAIL_LINES = 40
-
-
-@dataclass(frozen=True)
-class Base:
-    """What a benchmark's image is built on."""
-
-    reference: str
-    """With its digest, where a registry gave one."""
-    name: str
-    """Tag of the image: ``24.06`` or ``standin``."""
-    digest: str = ""
 
 
 def image_name(choice: Choice, tag: str = "latest") -> str:
@@ -55,17 +43,9 @@ def standin_name(framework: str) -> str:
 
 
 def image_file(choice: Choice, runtime: str) -> Path:
-    """Where the image lies that Apptainer or Enroot runs."""
+    """The image file that Apptainer or Enroot runs."""
     suffix = {"apptainer": "sif", "enroot": "sqsh", "pyxis": "sqsh"}[runtime]
     return paths.ROOT / "build" / "images" / f"{choice.name}.{suffix}"
-
-
-def dockerfile(choice: Choice) -> Path:
-    """The benchmark's Dockerfile; EncoreError if it has none."""
-    path = images.CONTAINERS / choice.name / "Dockerfile"
-    if not path.exists():
-        raise EncoreError(f"{choice.name} has no Dockerfile", remedy=f"write {path}")
-    return path
 
 
 def code_id() -> str:
@@ -102,24 +82,24 @@ def builder(engine: Engine) -> tuple[str, dict[str, str]]:
     )
 
 
+PROXIES = ("http_proxy", "https_proxy", "no_proxy")
+
+
 def build_command(
     program: str, engine: str, file: Path, tags: Sequence[str], arguments: Mapping[str, str], secrets: Path
 ) -> list[str]:
     """The command that builds one Dockerfile; settings of this machine go in as secrets."""
+    # By name alone: the value is taken from the environment, and engines keep it out of the image.
+    proxies = [name for each in PROXIES for name in (each, each.upper()) if name in os.environ]
+    options = {
+        "--tag": tags,
+        "--build-arg": [*(f"{name}={value}" for name, value in arguments.items()), *proxies],
+        "--secret": [f"id={secret.name},src={secret}" for secret in sorted(secrets.iterdir())],
+    }
     # Podman's own format forgets the SHELL that Dockerfiles set.
     command = [program, "build", *(["--format", "docker"] if engine == "podman" else ["--progress", "plain"])]
-    command += ["--file", str(file)]
-    for tag in tags:
-        command += ["--tag", tag]
-    for name, value in arguments.items():
-        command += ["--build-arg", f"{name}={value}"]
-    for name in ("http_proxy", "https_proxy", "no_proxy"):
-        if name in os.environ or name.upper() in os.environ:
-            # The value is taken from the environment, and engines keep it out of the image.
-            command += ["--build-arg", name if name in os.environ else name.upper()]
-    for secret in sorted(secrets.iterdir()):
-        command += ["--secret", f"id={secret.name},src={secret}"]
-    return [*command, str(paths.ROOT)]
+    command += [word for option, values in options.items() for value in values for word in (option, value)]
+    return [*command, "--file", str(file), str(paths.ROOT)]
 
 
 @contextmanager
@@ -129,10 +109,10 @@ def build_secrets() -> Iterator[Path]:
         folder = Path(temporary)
         settings = pip_settings()
         certificates = settings.pop("cert", "")
-        lines = ["[global]", *(f"{name} = {value}" for name, value in settings.items())]
         if certificates and Path(certificates).is_file():
             shutil.copyfile(certificates, folder / "ca.pem")
-            lines.append("cert = /run/secrets/ca.pem")
+            settings["cert"] = "/run/secrets/ca.pem"
+        lines = ["[global]", *(f"{name} = {value}" for name, value in settings.items())]
         (folder / "pip.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
         yield folder
 
@@ -142,26 +122,24 @@ KEPT_SETTINGS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", "tr
 
 def pip_settings() -> dict[str, str]:
     """This machine's settings of pip that hold inside a build too: folders of this machine do not."""
-    listed = engines.ask([sys.executable, "-m", "pip", "config", "list"]).stdout
-    found = {}
-    for line in listed.splitlines():
+    found = {"cert": os.environ.get("SSL_CERT_FILE", "")}
+    for line in engines.ask([sys.executable, "-m", "pip", "config", "list"]).stdout.splitlines():
         key, _, value = line.partition("=")
-        name = key.rsplit(".", 1)[-1]
+        name = key.rpartition(".")[2]
         if name in KEPT_SETTINGS and value:
             words = str(ast.literal_eval(value)).split()
-            kept = " ".join(word for word in words if not word.startswith("file:"))
-            if kept:
-                found[name] = kept
-    certificates = os.environ.get("SSL_CERT_FILE")
-    return {"cert": certificates, **found} if certificates else found
+            found[name] = " ".join(word for word in words if not word.startswith("file:"))
+    return {name: value for name, value in found.items() if value}
 
 
-def stream(command: Sequence[str], environment: Mapping[str, str], on_line: OnLine) -> tuple[int, str]:
-    """Run a command, hand its lines on, and return its exit code and its last lines."""
+def stream(
+    command: Sequence[str], on_line: OnLine, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run a command, pass its lines on, and return its exit code and its last lines."""
     tail: list[str] = []
     with subprocess.Popen(
         list(command),
-        env={**os.environ, **environment},
+        env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -174,13 +152,26 @@ def stream(command: Sequence[str], environment: Mapping[str, str], on_line: OnLi
     return child.returncode, "".join(tail)
 
 
-def must(command: Sequence[str], environment: Mapping[str, str], on_line: OnLine, doing: str) -> None:
+def must(
+    command: Sequence[str], on_line: OnLine, doing: str, environment: Mapping[str, str] | None = None
+) -> None:
     """Run a command; EncoreError explains why it failed."""
-    code, tail = stream(command, environment, on_line)
+    code, tail = stream(command, on_line, environment)
     if code != 0:
         error = engines.explain(tail, doing)
         error.exit_code = ExitCode.FAILED
         raise error
+
+
+def run_build(
+    engine: Engine, file: Path, tags: Sequence[str], arguments: Mapping[str, str], on_line: OnLine
+) -> None:
+    """Build a Dockerfile with the settings of this machine; EncoreError explains why it failed."""
+    check_space(engine, BUILD_GIB)
+    program, environment = builder(engine)
+    with build_secrets() as secrets:
+        command = build_command(program, engine.name, file, tags, arguments, secrets)
+        must(command, on_line, f"{tags[0]} could not be built", environment)
 
 
 # -- bases -------------------------------------------------------------------------------------------
@@ -188,13 +179,12 @@ def must(command: Sequence[str], environment: Mapping[str, str], on_line: OnLine
 
 def check_space(engine: Engine, wanted_gib: float) -> None:
     """Refuse what the engine's disk cannot take."""
-    folder = engines.data_folder(engine)
-    if folder is None:
+    if engine.data is None or not engine.data.is_dir():
         return
-    free = shutil.disk_usage(folder).free / 2**30
+    free = shutil.disk_usage(engine.data).free / 2**30
     if free < wanted_gib:
         raise EncoreError(
-            f"{engine.name}: {free:.1f} GiB free in {folder}",
+            f"{engine.name}: {free:.1f} GiB free in {engine.data}",
             expected=f"{wanted_gib:g} GiB",
             remedy=f"free some space ({engine.name} system prune), or move this folder to another disk",
         )
@@ -211,8 +201,10 @@ def pass_gate(choice: Choice, release: images.Release) -> None:
             )
 
 
-def ensure_base(choice: Choice, engine: Engine, name: str | None, anyway: bool, on_line: OnLine) -> Base:
-    """The base called ``name``, pulled if need be and held to images.lock."""
+def ensure_base(
+    choice: Choice, engine: Engine, name: str | None, anyway: bool, on_line: OnLine
+) -> tuple[str, str]:
+    """Reference and tag of the base called ``name``, pulled if need be and held to images.lock."""
     framework = choice.implementation.framework
     if name == images.STANDIN:
         reference = standin_name(framework)
@@ -220,12 +212,12 @@ def ensure_base(choice: Choice, engine: Engine, name: str | None, anyway: bool, 
             raise EncoreError(
                 f"the CPU base {reference} is not built", remedy=f"make standin FRAMEWORK={framework}"
             )
-        return Base(reference, images.STANDIN)
+        return reference, images.STANDIN
     release = images.find_release(framework, name)
     if not anyway:
         pass_gate(choice, release)
     digest = pull(engine, release, on_line)
-    return Base(f"{release.reference.rsplit(':', 1)[0]}@{digest}", release.release, digest)
+    return f"{release.reference.rsplit(':', 1)[0]}@{digest}", release.release
 
 
 def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool = False) -> str:
@@ -234,7 +226,7 @@ def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool 
     found = engines.inspect(engine, reference)
     if found is None:
         check_space(engine, PULL_GIB)
-        must([engine.program, "pull", reference], {}, on_line, f"{reference} is not pulled")
+        must([engine.program, "pull", reference], on_line, f"{reference} is not pulled")
         found = engines.inspect(engine, reference)
     digests = [entry.rsplit("@", 1)[1] for entry in (found.digests if found else ()) if "@" in entry]
     if not digests:
@@ -250,15 +242,11 @@ def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool 
 
 def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, on_line: OnLine) -> str:
     """Build a benchmark's image; returns its name."""
-    file = dockerfile(choice)
-    base = ensure_base(choice, engine, base_name, anyway, on_line)
-    check_space(engine, BUILD_GIB)
-    program, environment = builder(engine)
-    tags = [image_name(choice), image_name(choice, base.name)]
-    arguments = {"BASE": base.reference, "CODE": code_id(), "COMMIT": commit()}
-    with build_secrets() as secrets:
-        command = build_command(program, engine.name, file, tags, arguments, secrets)
-        must(command, environment, on_line, f"{choice.name} could not be built")
+    images.find_row(choice)
+    base, tag = ensure_base(choice, engine, base_name, anyway, on_line)
+    tags = [image_name(choice), image_name(choice, tag)]
+    arguments = {"BASE": base, "CODE": code_id(), "COMMIT": commit()}
+    run_build(engine, dockerfiles.path_of(choice), tags, arguments, on_line)
     return tags[0]
 
 
@@ -276,8 +264,8 @@ def push(choice: Choice, engine: Engine, registry: str, on_line: OnLine) -> str:
     if found is None:
         raise not_built(choice, engine.name)
     target = f"{registry.rstrip('/')}/{choice.name}:{found.labels.get('encore.code', 'latest')}"
-    must([engine.program, "tag", name, target], {}, on_line, "tag")
-    must([engine.program, "push", target], {}, on_line, f"{target} was not pushed")
+    must([engine.program, "tag", name, target], on_line, "tag")
+    must([engine.program, "push", target], on_line, f"{target} was not pushed")
     return target
 
 

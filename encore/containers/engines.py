@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -85,6 +86,8 @@ class Engine:
     rootless: bool = False
     gpu_access: GpuAccess | None = None
     """None: it cannot hand out GPUs."""
+    data: Path | None = None
+    """Where it keeps its images on this machine; None if it does not say."""
 
 
 @dataclass(frozen=True)
@@ -153,37 +156,32 @@ def _srun_with_pyxis() -> str:
 
 def connect(name: str) -> Engine:
     """The engine, if it answers; EncoreError tells why it does not."""
-    if name == "pyxis":
-        return Engine(name, _srun_with_pyxis(), rootless=True, gpu_access="gpus")
+    if name not in BUILDERS:
+        program = _srun_with_pyxis() if name == "pyxis" else find(name)
+        return Engine(name, program, rootless=True, gpu_access="gpus")
     program = find(name)
-    if name == "apptainer":
-        return Engine(name, program, rootless=True, gpu_access="gpus")
-    if name == "enroot":
-        return Engine(name, program, rootless=True, gpu_access="gpus")
     done = ask([program, "info", "--format", "{{json .}}"])
+    facts: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        facts = json.loads(done.stdout)
     # Docker's client prints what it knows of itself even where the engine does not answer.
-    facts = _json(done.stdout)
-    problems = "\n".join([*(facts.get("ServerErrors") or ()), done.stderr])
-    if done.returncode != 0 or facts.get("ServerErrors"):
-        raise explain(problems, name)
+    problems = facts.get("ServerErrors") or []
+    if done.returncode != 0 or problems:
+        raise explain("\n".join([*problems, done.stderr]), name)
     if name == "podman":
         rootless = bool(facts.get("host", {}).get("security", {}).get("rootless"))
-        return Engine(name, program, rootless, "cdi" if _has_cdi() else None)
-    rootless = any("rootless" in option for option in facts.get("SecurityOptions") or ())
-    access: GpuAccess | None = "cdi" if _has_cdi() and facts.get("CDISpecDirs") else None
-    return Engine(name, program, rootless, "gpus" if "nvidia" in facts.get("Runtimes", {}) else access)
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        loaded = json.loads(text)
-    except ValueError:
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
+        access: GpuAccess | None = "cdi" if _has_cdi() else None
+        data = facts.get("store", {}).get("graphRoot")
+    else:
+        rootless = any("rootless" in option for option in facts.get("SecurityOptions") or ())
+        access = "cdi" if _has_cdi() and facts.get("CDISpecDirs") else None
+        access = "gpus" if "nvidia" in facts.get("Runtimes", {}) else access
+        data = facts.get("DockerRootDir")
+    return Engine(name, program, rootless, access, Path(data) if data else None)
 
 
 def _has_cdi() -> bool:
-    """Whether a description of NVIDIA GPUs for the Container Device Interface lies where engines look."""
+    """Whether a description of NVIDIA GPUs for the Container Device Interface is where engines look."""
     folders = (Path("/etc/cdi"), Path("/var/run/cdi"))
     return any("nvidia" in path.name for folder in folders if folder.is_dir() for path in folder.iterdir())
 
@@ -211,11 +209,3 @@ def infiniband() -> tuple[str, ...]:
     """Device files of InfiniBand adapters on this machine."""
     folder = Path("/dev/infiniband")
     return tuple(sorted(str(path) for path in folder.iterdir())) if folder.is_dir() else ()
-
-
-def data_folder(engine: Engine) -> Path | None:
-    """Where the engine keeps its images on this machine; None if it does not say."""
-    key = "{{.DockerRootDir}}" if engine.name == "docker" else "{{.Store.GraphRoot}}"
-    done = ask([engine.program, "info", "--format", key])
-    folder = Path(done.stdout.strip() or "/nonexistent")
-    return folder if done.returncode == 0 and folder.is_dir() else None

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from encore import files, names, paths
-from encore.catalogue import parse
+from encore.catalogue import Choice, parse
 from encore.errors import EncoreError
 
 CONTAINERS = paths.ROOT / "containers"
@@ -39,6 +39,7 @@ class Release(_Strict):
     data_center_drivers: tuple[str, ...] = ()
     compute_capability: str = ""
     architectures: tuple[str, ...] = ()
+    pip_constraint: str = ""
     sources: tuple[str, ...] = Field(min_length=1)
     note: str = ""
 
@@ -46,6 +47,20 @@ class Release(_Strict):
     def reference(self) -> str:
         """What is pulled: ``nvcr.io/nvidia/mxnet:24.06-py3``."""
         return f"nvcr.io/nvidia/{self.framework}:{self.tag}"
+
+
+class Row(_Strict):
+    """What a benchmark's image adds to its base."""
+
+    title: str
+    requirements: str
+    imports: str = ""
+
+
+class StandIn(_Strict):
+    """What the CPU stand-in of a framework's base holds beyond what all hold."""
+
+    packages: dict[str, str] = Field(default_factory=dict)
 
 
 class Submitted(_Strict):
@@ -63,6 +78,8 @@ class Images(_Strict):
     """All of images.toml."""
 
     default: dict[str, str]
+    image: dict[str, Row]
+    standin: dict[str, StandIn]
     release: tuple[Release, ...]
     submitted: tuple[Submitted, ...]
 
@@ -70,6 +87,15 @@ class Images(_Strict):
 def catalogue() -> Images:
     """Read and check the catalogue."""
     return parse(Images, CATALOGUE)
+
+
+def find_row(choice: Choice) -> Row:
+    """What the benchmark's image adds to its base; EncoreError if it has no image."""
+    rows = catalogue().image
+    if choice.name not in rows:
+        remedy = f"add [image.{choice.name}] to {CATALOGUE}, then make docs"
+        raise EncoreError(f"{choice.name} has no image", remedy=remedy)
+    return rows[choice.name]
 
 
 def find_release(framework: str, name: str | None = None) -> Release:

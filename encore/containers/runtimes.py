@@ -7,12 +7,12 @@ import hashlib
 import os
 import re
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore import data, names
+from encore import data, files, names, paths
 from encore.catalogue import Choice
 from encore.configuration import Configuration
 from encore.containers import building, compatibility, engines, images
@@ -146,6 +146,41 @@ def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Pr
     return render(target, job, container_name(folder), os.environ)
 
 
+MANIFESTS = ("/opt/encore/python-packages.txt", "/opt/encore/system-packages.txt")
+"""Names and versions of all packages in an image: its build writes them."""
+IMPORT_SECONDS = 600
+"""Pyxis and Enroot may have to unpack an image of 20 GB first."""
+
+
+def packages(target: Target, outer: tuple[str, ...] = ()) -> dict[str, str]:
+    """Versions of all packages in the image, by name; none if its manifests cannot be read.
+
+    Each image is asked once: its id names the answer. ``outer`` starts the container where Slurm has to.
+    """
+    known = paths.cache_folder() / "images" / f"{target.found.id}.json" if target.found else None
+    if known is not None and known.exists():
+        return files.read_json(known)
+    job = Job(("cat", *MANIFESTS), environment={}, mounts=(), ranks=1, gpus=0, outer=outer)
+    command = render(target, job, container_name(Path(f"packages_{os.getpid()}")), os.environ)
+    try:
+        found = parse_manifests(engines.ask(command.argv, IMPORT_SECONDS).stdout)
+    except EncoreError:
+        return {}
+    if known is not None and found:
+        known.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(known, found)
+    return found
+
+
+def parse_manifests(text: str) -> dict[str, str]:
+    """Versions by package; other lines, such as the image's greeting, are passed over."""
+    found = {}
+    for name, sign, version in re.findall(r"^([\w.+-]+)(==?)(\S+)$", text, re.MULTILINE):
+        # A version of Debian's: epoch, colon, the software's own version, dash, revision.
+        found[name] = version if sign == "==" else re.sub(r"^\d+:|-[^-]*$", "", version)
+    return found
+
+
 def _limits() -> dict[str, int]:
     """The most open files and processes that a container of the caller's may have."""
     files, processes = (
@@ -178,7 +213,7 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
         found = told.found + (f" (expected: {told.expected})" if told.expected else "")
         return [Check("FAIL", target.runtime, found, told.remedy)]
     checks = [Check("OK", "runtime", f"{target.runtime}: {target.why}, {target.image}")]
-    checks += [check_path(folder) for folder in folders if is_unmountable(folder)]
+    checks += check_folders(folders)
     if target.found is not None:
         checks.append(check_code(target.found, configuration.choice))
     if configuration.get("device") == "gpu":
@@ -195,15 +230,14 @@ def check_host(target: Target, configuration: Configuration) -> Check:
     return Check("FAIL", "runtime", found, f"make build-{choice.name}, then run with --runtime docker")
 
 
-def is_unmountable(folder: Path) -> bool:
-    """Whether an engine would take the folder's name apart."""
-    return UNMOUNTABLE.search(str(folder)) is not None
-
-
-def check_path(folder: Path) -> Check:
-    """A folder whose name an engine would take apart."""
-    found = f"{folder} has a comma, a colon or a quote in its name"
-    return Check("FAIL", "mount", found, "give a folder without, or a link to it")
+def check_folders(folders: Iterable[Path]) -> list[Check]:
+    """Folders whose names an engine would take apart."""
+    remedy = "give a folder without, or a link to it"
+    return [
+        Check("FAIL", "mount", f"{folder} has a comma, a colon or a quote in its name", remedy)
+        for folder in folders
+        if UNMOUNTABLE.search(str(folder))
+    ]
 
 
 def check_code(image: Image, choice: Choice) -> Check:

@@ -6,11 +6,10 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from encore import catalogue, configuration, data, paths
 from encore.catalogue import Choice
-from encore.containers import building, engines
+from encore.containers import building, engines, images, runtimes
 from encore.containers.engines import Engine, Image
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
@@ -24,7 +23,6 @@ LABELS = (
     "encore.framework",
     "encore.code",
 )
-MANIFESTS = ("/opt/encore/python-packages.txt", "/opt/encore/system-packages.txt")
 
 
 def run(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
@@ -56,18 +54,15 @@ def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str
 
 
 def _imports(choice: Choice, engine: Engine) -> str:
-    _, problem = _inside(choice, engine, "python", "-c", _environment(choice)["check"])
+    _, problem = _inside(
+        choice, engine, "python", "-c", catalogue.framework(choice.implementation.framework).check
+    )
     return problem
-
-
-def _environment(choice: Choice) -> dict[str, Any]:
-    table = catalogue.read_toml(paths.REQUIREMENTS / "environments.toml")
-    return dict(table[choice.implementation.framework])
 
 
 def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
     """What only a framework's image can prove, with the GPUs if there are any; its last line is told."""
-    module = _environment(choice).get("image_check")
+    module = catalogue.framework(choice.implementation.framework).image_check
     if module:
         output, problem = _inside(choice, engine, "python", "-m", module, options=engines.gpu_options(engine))
         said = output.strip().splitlines()[-1:] if not problem else []
@@ -79,24 +74,18 @@ def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
 
 def pinned(choice: Choice) -> str:
     """What the image pins: several images may hold the same."""
-    names: list[str] = re.findall(
-        r"^COPY requirements/(\S+)", building.dockerfile(choice).read_text(encoding="utf-8"), re.MULTILINE
-    )
-    return (paths.REQUIREMENTS / names[0]).read_text(encoding="utf-8")
+    return (paths.REQUIREMENTS / images.find_row(choice).requirements).read_text(encoding="utf-8")
 
 
 def _versions(choice: Choice, engine: Engine) -> str:
     """The manifests, and in them what the requirements pin."""
-    for path in MANIFESTS:
-        text, problem = _inside(choice, engine, "cat", path)
-        if problem:
-            return problem
-        if "python" in path:
-            python = text
+    text, problem = _inside(choice, engine, "cat", *runtimes.MANIFESTS)
+    if problem:
+        return problem
     allowed: dict[str, set[str]] = {}
     for name, version in re.findall(r"^([\w-]+)==([\w.]+)", pinned(choice), re.MULTILINE):
         allowed.setdefault(name.lower(), set()).add(version)
-    held = {n.lower(): v for n, v in re.findall(r"^([\w.-]+)==([\w.+]+)", python, re.MULTILINE)}
+    held = {name.lower(): version for name, version in runtimes.parse_manifests(text).items()}
     wrong = [f"{n} {held.get(n, 'missing')}" for n, v in allowed.items() if held.get(n) not in v]
     return f"not as pinned: {', '.join(wrong)}" if wrong else ""
 

@@ -99,7 +99,7 @@ class Plan:
         needs_folders = self.target.runtime not in ("host", "pyxis")
         nodes, per_node = self.configuration.nodes, self.configuration.ranks_per_node
         network = placement.interfaces(self.cluster, self.allocation, nodes)
-        if self.configuration.get("device") == "cpu" and framework in launchers.HOROVOD:
+        if self.configuration.get("device") == "cpu" and launchers.by_horovod(framework):
             # By MPI alone.
             network = {name: value for name, value in network.items() if name.startswith("OMPI_")}
         step = Step(

@@ -21,7 +21,7 @@ from encore.run.follow import Progress
 from encore.run.planning import Plan, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Outcome, Signals, run
-from encore.slurm import nodes, requeue
+from encore.slurm import nodes, requeue, step
 from encore.slurm.allocation import Allocation
 from encore.ssh import multi_host
 
@@ -120,12 +120,22 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
         told["slurm"] = plan.allocation.as_json() if plan.allocation else None
         return told
 
-    versions = environment.software(python) if python is not None else {}
-    system = passport.system_description(plan.configuration, plan.machine, versions)
+    system = passport.system_description(plan.configuration, plan.machine, software(plan, python))
     config = plan.configuration.plain()
     shared = slurm_job.shared_stamp(plan.allocation) if plan.allocation else None
     folder = run_folder.create(plan.results, plan.label, content, system, config, seeds, shared)
     return folder, python
+
+
+def software(plan: Plan, python: Path | None) -> dict[str, str]:
+    """Versions of what the ranks run on, from the environment of ``python`` or, without one, from the image."""
+    if python is not None:
+        installed = environment.packages(python)
+    else:
+        # Pyxis is a plugin of srun; the other runtimes start a container on this node by themselves.
+        outer = step.once_a_node(1) if plan.target.runtime == "pyxis" else ()
+        installed = runtimes.packages(plan.target, outer)
+    return environment.software(plan.configuration.choice.implementation.framework, installed)
 
 
 def check_nodes(plan: Plan, python: Path | None) -> list[dict[str, Any]]:

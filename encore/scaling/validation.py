@@ -13,15 +13,14 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.digest import submission
 from encore.results.published import PublishedResult, load_published
+from encore.results.rules import data_size
 from encore.results.tables import Table
 from encore.scaling.cost_model import Point, Product, fit_epochs, fit_steps
 from encore.scaling.fitting import Prediction
-
-TRAIN_SAMPLES = {"resnet": 1_281_167, "ssd": 117_266}
-"""Images of an epoch as the logs of v0.7 give them (train_samples; NVIDIA's for SSD)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +82,13 @@ class Check:
         return self.minutes.value / self.measured.minutes - 1
 
 
+@functools.cache
+def train_samples() -> dict[str, int]:
+    """Samples of an epoch, for every benchmark with published results whose submitted logs agree on them."""
+    sizes = {cell.benchmark: data_size(cell.benchmark) for cell in load_published()}
+    return {name: size.train for name, size in sizes.items() if name and size and size.train}
+
+
 def published_points(series: Series, benchmark: str) -> list[Measured]:
     """The results of a series, by number of accelerators."""
     found = [
@@ -102,7 +108,7 @@ def _measured(cell: PublishedResult) -> Measured:
     if not gpus or not batch or not minutes or cell.benchmark is None:
         raise ValueError(f"{cell.name} lacks its number of accelerators, its batch or its score")
     epochs = side.lengths.estimate if side.lengths else statistics.mean(side.length_range or (0.0,))
-    steps = epochs * TRAIN_SAMPLES[cell.benchmark] / batch
+    steps = epochs * train_samples()[cell.benchmark] / batch
     point = Point(
         gpus=gpus, nodes=side.hardware.nodes or 1, samples_per_gpu=batch / gpus, time=minutes * 60 / steps
     )
@@ -112,8 +118,8 @@ def _measured(cell: PublishedResult) -> Measured:
 @functools.cache
 def checks(benchmark: str) -> tuple[Check, ...]:
     """Every larger count of every series, predicted from the two smallest counts, and from the smaller half."""
-    if benchmark not in TRAIN_SAMPLES:
-        raise unknown("benchmark with published series", benchmark, TRAIN_SAMPLES)
+    if benchmark not in train_samples():
+        raise unknown("benchmark with published series", benchmark, train_samples())
     found: list[Check] = []
     for series in SERIES:
         measured = published_points(series, benchmark)
@@ -121,6 +127,8 @@ def checks(benchmark: str) -> tuple[Check, ...]:
         for fitted in sorted({2, (len(counts) + 1) // 2}):
             if 2 <= fitted < len(counts):
                 found += _predicted(series, benchmark, measured, counts[:fitted])
+    if not found:
+        raise EncoreError(f"too few published results of {benchmark} to predict some from others")
     return tuple(found)
 
 
@@ -137,7 +145,7 @@ def _predicted(
         if each.point.gpus in counts:
             continue
         step, needed = steps.predict(each.point), epochs.predict(each.batch)
-        per_epoch = TRAIN_SAMPLES[benchmark] / each.batch / 60
+        per_epoch = train_samples()[benchmark] / each.batch / 60
         product = Product(parts=(step, needed)).prediction
         minutes = Prediction(
             value=product.value * per_epoch, low=product.low * per_epoch, high=product.high * per_epoch

@@ -80,7 +80,7 @@ def _mpi(cluster: Cluster) -> list[Check]:
     plugins = re.findall(r"\b(pmix\w*|pmi2|none|openmpi)\b", listed)
     if cluster.mpi in plugins:
         return [Check("OK", "MPI", f"srun --mpi={cluster.mpi}")]
-    remedy = "install Slurm's PMIx plugin; PyTorch's implementations run without"
+    remedy = "install Slurm's PMIx plugin; what uses torch.distributed runs without"
     return [Check("WARN", "MPI", f"srun has no {cluster.mpi}, Horovod cannot start", remedy)]
 
 

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from encore.launchers import HOROVOD, Launch
+from encore.launchers import HOROVOD_BY_MPI, Launch, by_horovod
 from encore.slurm import placement
 from encore.slurm.allocation import Allocation
-
-HOROVOD_BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
 
 RANK_VARIABLES = (
     "PMIX_BFROP_BUFFER_TYPE", "PMIX_DSTORE_21_BASE_PATH", "PMIX_DSTORE_ESH_BASE_PATH", "PMIX_GDS_MODULE",
@@ -44,11 +42,11 @@ class Step:
 
 
 def launch(step: Step, allocation: Allocation, caller: Mapping[str, str]) -> Launch:
-    """Ranks by srun over PMIx for Horovod, with a rendezvous by environment for PyTorch.
+    """Ranks by srun over PMIx for Horovod, with a rendezvous by environment for torch.distributed.
 
     Of ``caller``, the batch job's environment, only Slurm's own variables reach srun and so the ranks.
     """
-    by_horovod = step.framework in HOROVOD
+    horovod = by_horovod(step.framework)
     ranks = step.nodes * step.ranks_per_node
     crowded = allocation.cores_per_node is not None and step.ranks_per_node > allocation.cores_per_node
     command = (
@@ -56,7 +54,7 @@ def launch(step: Step, allocation: Allocation, caller: Mapping[str, str]) -> Lau
         f"--nodes={step.nodes}",
         f"--ntasks={ranks}",
         f"--ntasks-per-node={step.ranks_per_node}",
-        f"--mpi={step.mpi if by_horovod else 'none'}",
+        f"--mpi={step.mpi if horovod else 'none'}",
         "--distribution=block",
         "--export=ALL",
         "--kill-on-bad-exit=1",
@@ -68,7 +66,7 @@ def launch(step: Step, allocation: Allocation, caller: Mapping[str, str]) -> Lau
         *step.binding,
     )
     passed = {name: value for name, value in caller.items() if name.startswith("SLURM_")}
-    meeting = HOROVOD_BY_MPI if by_horovod else _rendezvous(allocation)
+    meeting = HOROVOD_BY_MPI if horovod else _rendezvous(allocation)
     return Launch(
         "srun",
         outer=command,
@@ -76,7 +74,7 @@ def launch(step: Step, allocation: Allocation, caller: Mapping[str, str]) -> Lau
         everywhere=once_a_node(step.nodes),
         passed=RANK_VARIABLES,
         cores=allocation.cores_per_node,
-        folders=step.folders if by_horovod else (),
+        folders=step.folders if horovod else (),
     )
 
 

@@ -10,12 +10,11 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping
 
-from encore import names
+from encore import catalogue, names
 from encore.errors import EncoreError
-from encore.launchers import HOROVOD, HOROVOD_BY_GLOO, Launch
+from encore.launchers import HOROVOD_BY_GLOO, HOROVOD_BY_MPI, Launch
 from encore.ssh.hosts import Host
 
-HOROVOD_BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
 FIRST_PORT, PORTS = 20000, 10000
 """Where torchrun's ranks meet: below the ports that Linux gives to outgoing connections (32768 and up)."""
 
@@ -72,17 +71,14 @@ def torchrun(hosts: tuple[Host, ...], output: str, interface: str) -> Launch:
 
 
 Make = Callable[[tuple[Host, ...], str, str], Launch]
-LAUNCHERS: Mapping[str, tuple[str, ...]] = {
-    "horovodrun": HOROVOD,
-    "mpirun": HOROVOD,
-    "torchrun": ("pytorch",),
-}
-"""Which frameworks each launcher can start."""
+LAUNCHERS: Mapping[str, str] = {"horovodrun": "horovod", "mpirun": "horovod", "torchrun": "torch.distributed"}
+"""The communication of the ranks that each launcher can start."""
 
 
 def choose(name: str | None, framework: str) -> str:
     """The launcher that was asked for, or the framework's own; EncoreError if they do not go together."""
-    fitting = [each for each, frameworks in LAUNCHERS.items() if framework in frameworks]
+    communication = catalogue.framework(framework).communication
+    fitting = [each for each, starts in LAUNCHERS.items() if starts == communication]
     if name is None:
         return fitting[0]
     if name not in LAUNCHERS:

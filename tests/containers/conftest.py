@@ -84,7 +84,7 @@ def engine_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def docker(engine_folder: Path) -> Iterator[EngineUnderTest]:
+def docker(engine_folder: Path, request: pytest.FixtureRequest) -> Iterator[EngineUnderTest]:
     """A Docker engine with both images, built by `make` as a user would."""
     _need("dockerd", "docker", "debootstrap")
     socket = f"unix://{engine_folder}/docker.sock"
@@ -95,6 +95,8 @@ def docker(engine_folder: Path) -> Iterator[EngineUnderTest]:
         daemon = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         _wait_for(daemon, engine, engine_folder / "dockerd.log")
+        # The stand-in takes Horovod's wheel from the environment that other tests need in any case.
+        request.getfixturevalue("mxnet_python")
         make("standin", "ENGINE=docker", environment=engine.environment)
         make("build-resnet", "BASE=standin", "ENGINE=docker", environment=engine.environment)
         yield engine

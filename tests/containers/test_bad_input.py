@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from encore import paths
+from encore import catalogue, environment, paths
 from encore.containers import runtimes
 from encore.containers.renderers.container import Container
-from encore.containers.runtimes import check_path
+from encore.machine import node
 from encore.machine.node import parse_nvidia_smi
 
 Ran = subprocess.CompletedProcess[str]
@@ -181,14 +181,13 @@ def test_no_space(engine: FakeEngine, run: Callable[..., Ran]) -> None:
     told(run("images", "build", "resnet"), "the engine's disk is full", "docker system prune")
 
 
-def test_little_space_is_told_before_the_pull(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from encore.containers import building, engines
+def test_little_space_is_told_before_the_pull(tmp_path: Path) -> None:
+    from encore.containers import building
     from encore.containers.engines import Engine
     from encore.errors import EncoreError
 
-    monkeypatch.setattr(engines, "data_folder", lambda engine: tmp_path)
     with pytest.raises(EncoreError, match="GiB free in") as error:
-        building.check_space(Engine("docker", "docker"), 1e9)
+        building.check_space(Engine("docker", "docker", data=tmp_path), 1e9)
     assert "docker system prune" in error.value.remedy
 
 
@@ -199,9 +198,8 @@ GPU_MACHINE = "0, NVIDIA A100-SXM4-40GB, 40960, 550.54.15, 8.0"
 def test_gpu_toolkit_missing(
     engine: FakeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from encore import catalogue, configuration
+    from encore import configuration
     from encore.containers import engines
-    from encore.machine import node
 
     image = [{"Id": "sha256:0123456789abcdef0123", "Config": {"Labels": {}}}]
     engine(name, {"image inspect": (json.dumps(image), "", 0)})
@@ -239,8 +237,10 @@ def test_push_without_registry_or_image(engine: FakeEngine, run: Callable[..., R
 
 
 def test_folder_that_engines_would_take_apart() -> None:
-    assert check_path(Path("/data/a:b")).level == "FAIL"
-    assert runtimes.UNMOUNTABLE.search("/data/a,b") and not runtimes.UNMOUNTABLE.search("/data/a b")
+    folders = [Path("/data/a:b"), Path("/data/a b"), Path("/data/a,b")]
+    found = runtimes.check_folders(folders)
+    assert [check.found.split()[0] for check in found] == ["/data/a:b", "/data/a,b"]
+    assert {check.level for check in found} == {"FAIL"}
 
 
 def test_auto_is_host_where_no_image_is_built(
@@ -260,6 +260,47 @@ def test_auto_takes_the_engine_that_has_the_image(engine: FakeEngine, run: Calla
     assert done.returncode == 0, done.stderr
     assert "podman: podman has the image" in done.stdout
     assert "podman run --rm" in done.stdout
+
+
+MANIFESTS = (
+    "== NVIDIA MXNet ==\n\nmxnet==1.9.1\nhorovod==0.28.1\nnumpy==1.23.5\nnvidia-dali-cuda120==1.37.1\n"
+    "libnccl2=2.21.5-1+cuda12.4\nopenssl=3.0.2-0ubuntu1\nutil=1:2.3\n"
+)
+
+
+def test_an_image_tells_the_same_versions_as_an_environment_and_is_asked_once(
+    engine: FakeEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mxnet_python: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    image = json.dumps([{"Id": "sha256:0123", "Config": {"Labels": {}}}])
+    engine("docker", {"image inspect": (image, "", 0), "run": (MANIFESTS, "", 0)})
+    choice = catalogue.choose("resnet")
+    target = runtimes.choose("docker", choice, node.this_node(), "cpu")
+    inside = environment.software("mxnet", runtimes.packages(target))
+    assert inside == {
+        "mxnet_version": "1.9.1",
+        "horovod_version": "0.28.1",
+        "dali_version": "1.37.1",
+        "nccl_version": "2.21.5",
+        "numpy_version": "1.23.5",
+    }
+    assert inside.keys() == environment.software("mxnet", environment.packages(mxnet_python)).keys()
+    (folder / "docker").unlink()
+    assert environment.software("mxnet", runtimes.packages(target)) == inside
+
+
+def test_an_image_without_manifests_has_no_known_versions(
+    engine: FakeEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    image = json.dumps([{"Id": "sha256:0123", "Config": {"Labels": {}}}])
+    engine("docker", {"image inspect": (image, "", 0), "run": ("", "cat: no such file", 1)})
+    target = runtimes.choose("docker", catalogue.choose("resnet"), node.this_node(), "cpu")
+    versions = environment.software("mxnet", runtimes.packages(target))
+    assert "mxnet_version" in versions and set(versions.values()) == {""}
+    assert not (tmp_path / "cache").exists()
 
 
 def test_dry_run_shows_the_command_without_any_engine(run: Callable[..., Ran]) -> None:

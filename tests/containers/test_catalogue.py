@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from encore import catalogue, paths
-from encore.containers import building, images, standins
+from encore import catalogue, environment, paths
+from encore.containers import dockerfiles, images, standins
 from encore.errors import EncoreError
 from encore.run import image_test
 from encore.run.passport import SECRET
@@ -37,10 +38,35 @@ def test_every_round_of_a_benchmark_has_its_submitted_base() -> None:
         assert images.find_release(entry.framework, entry.release)
 
 
+def test_every_benchmark_has_an_image_and_every_dockerfile_is_as_its_template_writes_it() -> None:
+    assert set(images.catalogue().image) == set(catalogue.choices())
+    wanted = dockerfiles.every()
+    assert set(wanted) == set(DOCKERFILES)
+    stale = [str(path) for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, f"stale: {', '.join(stale)}; do this: make docs"
+
+
+def test_a_benchmark_without_a_row_is_refused() -> None:
+    choice = catalogue.choose("resnet")
+    other = dataclasses.replace(choice, benchmark=choice.benchmark.model_copy(update={"name": "new"}))
+    with pytest.raises(EncoreError, match="new has no image") as error:
+        images.find_row(other)
+    assert "[image.new]" in error.value.remedy
+
+
+def test_pip_is_not_held_to_a_bases_own_versions() -> None:
+    """NVIDIA's PyTorch names a constraint file, which would refuse what an image pins; the other bases none."""
+    for choice in catalogue.choices().values():
+        text = dockerfiles.path_of(choice).read_text(encoding="utf-8")
+        release = images.find_release(choice.implementation.framework)
+        assert ('PIP_CONSTRAINT=""' in text) == bool(release.pip_constraint)
+        assert bool(release.pip_constraint) == (release.framework == "pytorch")
+
+
 @pytest.mark.parametrize("name", sorted(catalogue.choices()))
 def test_dockerfile_and_catalogue_name_the_same_base(name: str) -> None:
     choice = catalogue.choose(name)
-    text = building.dockerfile(choice).read_text(encoding="utf-8")
+    text = dockerfiles.path_of(choice).read_text(encoding="utf-8")
     match = re.search(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
     assert match and match.group(1) == images.find_release(choice.implementation.framework).reference
 
@@ -85,7 +111,7 @@ def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
 
 def test_benchmark_images_end_as_nobody_special_with_the_code_last() -> None:
     for choice in catalogue.choices().values():
-        lines = building.dockerfile(choice).read_text(encoding="utf-8").splitlines()
+        lines = dockerfiles.path_of(choice).read_text(encoding="utf-8").splitlines()
         users = [line.split()[1] for line in lines if line.startswith("USER ")]
         assert users[-1] not in ("0", "root")
         code = lines.index("COPY benchmarks /workspace/encore/benchmarks")
@@ -101,23 +127,49 @@ def test_requirements_of_images_are_pinned_with_hashes(name: str) -> None:
 
 @pytest.mark.parametrize("framework", sorted(images.catalogue().default))
 def test_every_framework_has_a_stand_in(framework: str) -> None:
-    assert framework in standins.STANDINS
-    text = (images.CONTAINERS / "standin" / framework / "Dockerfile").read_text(encoding="utf-8")
+    assert framework in images.catalogue().standin
+    text = dockerfiles.standin_path(framework).read_text(encoding="utf-8")
     assert f'encore.standin="{framework}"' in text
-    mounted = f"source=build/wheels/{framework}," in text
-    assert mounted == (framework in standins.DOWNLOADED)
-    # Packages that this machine brought need no index, and so none of its settings.
-    assert mounted == ("--no-index" in text) == ("type=secret" not in text)
+    # This machine brings the packages: the build needs no index, and so none of the machine's settings.
+    assert f"source=build/wheels/{framework}," in text
+    assert "--no-index" in text and "type=secret" not in text
 
 
-def test_packages_of_a_stand_in_fit_its_python() -> None:
+def test_packages_of_a_stand_in_fit_its_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (command,) = standins.download_commands("pytorch")
-    assert command[command.index("--python-version") + 1] == standins.PYTHON
+    assert command[command.index("--python-version") + 1] == standins.PLATFORM.python
     assert Path(command[command.index("--dest") + 1]).relative_to(paths.ROOT) == Path("build/wheels/pytorch")
     _, horovod = standins.download_commands("tensorflow")
     assert horovod[-1].startswith("horovod==")
     ignored = (paths.ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "!build/wheels" in ignored
+
+
+def test_a_stand_in_takes_the_horovod_that_an_environment_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same framework, distribution, Python and MPI; else it compiles its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    entry = catalogue.framework("mxnet")
+    assert entry.horovod is not None
+    switches = environment.build_switches(entry.horovod, mpi=True)
+    requirements = paths.REQUIREMENTS / entry.requirements
+
+    def compiled_on(platform: environment.Platform) -> Path:
+        folder = environment.wheel_folder("mxnet", requirements, entry.horovod, platform, switches)
+        folder.mkdir(parents=True)
+        (folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl").touch()
+        return folder
+
+    compiled_on(dataclasses.replace(standins.PLATFORM, distribution="ubuntu 24.04"))
+    assert standins.compiled_horovod("mxnet") is None
+    fitting = compiled_on(standins.PLATFORM)
+    found = standins.compiled_horovod("mxnet")
+    assert found is not None and found.parent == fitting
+    (packages,) = standins.download_commands("mxnet")
+    assert "horovod" not in " ".join(packages)
+    assert standins.compiled_horovod("tensorflow") is None and standins.compiled_horovod("pytorch") is None
 
 
 def test_list_shows_the_catalogue(encore: Encore) -> None:

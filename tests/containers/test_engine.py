@@ -115,6 +115,10 @@ def test_run_in_a_container_reaches_the_target(
     assert passports[0]["data"]["id"] == passports[1]["data"]["id"]
     assert passports[0]["runtime"] == engine.name
     assert passports[0]["image"]["base"] == "localhost/encore/standin-mxnet:latest"
+    systems = [json.loads((run / "system.json").read_text(encoding="utf-8")) for run in (inside, outside)]
+    # The stand-in pins what the host's environment pins.
+    assert systems[0]["other_software_stack"] == systems[1]["other_software_stack"]
+    assert systems[0]["other_software_stack"]["mxnet_version"] == "1.9.1"
     assert engine.left() == []
 
 

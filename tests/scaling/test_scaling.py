@@ -142,14 +142,14 @@ def test_what_cannot_be_fitted_is_refused(points: list[Point], told: str) -> Non
 # -- published results ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("benchmark", validation.TRAIN_SAMPLES)
+@pytest.mark.parametrize("benchmark", ["resnet", "ssd"])
 def test_predictions_use_smaller_counts_alone(benchmark: str) -> None:
     for check in validation.checks(benchmark):
         assert max(check.fitted_on) < check.measured.point.gpus
         assert len(check.fitted_on) >= 2
 
 
-@pytest.mark.parametrize("benchmark", validation.TRAIN_SAMPLES)
+@pytest.mark.parametrize("benchmark", ["resnet", "ssd"])
 def test_many_nodes_of_both_rounds_are_predicted(benchmark: str) -> None:
     """No multi-node result of NVIDIA's is left out, but for those that the fit itself is made of."""
     nodes = [

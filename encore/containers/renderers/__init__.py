@@ -1,1 +1,1 @@
-"""Runtimes: pure functions from a job to the command that this machine executes."""
+"""Renderers, one for each runtime: pure functions from a job to the command that this machine executes."""
