@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from encore import names, paths
 from encore.errors import EncoreError
@@ -34,11 +35,21 @@ class Implementation(_Strict):
     """Python package that holds train.py, config.py and bench.py."""
 
 
+class Quality(_Strict):
+    """What a benchmark is trained to reach; Mask R-CNN has two."""
+
+    title: str
+    config: str
+    """Field of Config that holds its target."""
+    log_name: str = ""
+    """Its name in eval_accuracy, where a benchmark has several; empty: the name in benchmark.toml."""
+
+
 class Round(_Strict):
     """What an MLPerf Training round asks of a benchmark."""
 
-    quality_target: float
-    """Value of the metric at which the clock stops, in the metric's own unit."""
+    targets: dict[str, float]
+    """Value of each quality at which the clock stops, in the quality's own unit."""
     runs: int
     """Runs that a score is made of."""
 
@@ -66,7 +77,7 @@ class Benchmark(_Strict):
     title: str
     area: str
     data_set: str
-    metric: str
+    qualities: dict[str, Quality] = Field(min_length=1)
     default_implementation: str
     default_round: str
     log_format: Literal["mllog", "v0.5"] = "mllog"
@@ -75,6 +86,24 @@ class Benchmark(_Strict):
     rounds: dict[str, Round]
     full_data: FullData
     small_data: SmallData
+
+    @model_validator(mode="after")
+    def _has_all_targets(self) -> Benchmark:
+        for name, each in self.rounds.items():
+            if set(each.targets) != set(self.qualities):
+                raise ValueError(f"round {name} needs a target for each of {', '.join(self.qualities)}")
+        return self
+
+    def targets(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """The target of each quality in a resolved configuration."""
+        return {name: config[each.config] for name, each in self.qualities.items()}
+
+    def named(self, logged: Mapping[str, float]) -> dict[str, float]:
+        """The values of one evaluation in a log, by the names of the qualities."""
+        if len(self.qualities) == 1:
+            return dict(zip(self.qualities, logged.values(), strict=False))
+        names = {name: each.log_name or name for name, each in self.qualities.items()}
+        return {name: logged[log_name] for name, log_name in names.items() if log_name in logged}
 
 
 class System(_Strict):

@@ -1,6 +1,6 @@
 """Resolve a configuration: every value of config.py with the place that it comes from.
 
-Precedence, lowest first: the defaults in config.py, the round's quality target in benchmark.toml, the system
+Precedence, lowest first: the defaults in config.py, the round's quality targets in benchmark.toml, the system
 file, the rule for another number of ranks, ``--set``.
 """
 
@@ -211,8 +211,9 @@ def resolve(
     wanted = field_types(choice.folder)
     config = config_class(choice.folder)
     values = {field.name: Value(field.default, "default") for field in dataclasses.fields(config)}
-    target = choice.benchmark.rounds[system.round].quality_target
-    values["quality_target"] = Value(target, f"benchmark.toml, round {system.round}")
+    for name, target in choice.benchmark.rounds[system.round].targets.items():
+        key = choice.benchmark.qualities[name].config
+        values[key] = Value(target, f"benchmark.toml, round {system.round}")
     for name, value in system.config.items():
         if name not in wanted:
             raise names.unknown(f"key in system {system.system}", name, wanted)

@@ -39,18 +39,23 @@ def benchmarks_table() -> str:
     rows = []
     for name, choice in catalogue.choices().items():
         benchmark = choice.benchmark
-        targets = ", ".join(f"{entry.quality_target:g} ({r})" for r, entry in benchmark.rounds.items())
+        targets = "; ".join(
+            f"{quality.title}: "
+            + ", ".join(f"{entry.targets[key]:g} ({r})" for r, entry in benchmark.rounds.items())
+            for key, quality in benchmark.qualities.items()
+        )
         page = f"[{benchmark.title}](benchmarks/{benchmark.name}/README.md)"
         framework = choice.implementation.framework
-        rows.append([f"`{name}`", page, framework, benchmark.data_set, f"{benchmark.metric}: {targets}"])
+        rows.append([f"`{name}`", page, framework, benchmark.data_set, targets])
     return markdown(["name", "task", "framework", "data set", "target"], rows)
 
 
 def targets_table(choice: Choice) -> str:
     """Quality target and runs of a score, per round."""
-    head = ["round", f"target, {choice.benchmark.metric}", "runs of a score"]
-    rounds = choice.benchmark.rounds.items()
-    return markdown(head, [[name, f"{entry.quality_target:g}", str(entry.runs)] for name, entry in rounds])
+    qualities, rounds = choice.benchmark.qualities, choice.benchmark.rounds.items()
+    head = ["round", *(f"target, {each.title}" for each in qualities.values()), "runs of a score"]
+    rows = [[name, *(f"{each.targets[q]:g}" for q in qualities), str(each.runs)] for name, each in rounds]
+    return markdown(head, rows)
 
 
 def systems_table(choice: Choice) -> str:

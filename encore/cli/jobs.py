@@ -18,6 +18,7 @@ from encore.cli.layout import plain_table
 from encore.cli.live import RunView, clock
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
+from encore.results.words import against_targets
 from encore.run import control, status
 from encore.run.control import Subject
 from encore.run.follow import Progress, Tail
@@ -138,9 +139,9 @@ def describe(row: Row) -> str:
             else f"{row.experiments} runs"
         )
     if row.epochs:
-        parts.append(f"epoch {max(row.epoch, 1)}/{row.epochs}")
-    if row.quality is not None:
-        parts.append(f"quality {row.quality:.4f} of {row.target:g}")
+        parts.append(f"epoch {row.epoch or 1:.4g}/{row.epochs}")
+    if row.qualities:
+        parts.append(against_targets(row.qualities, row.targets))
     if row.experiments > 1 and row.reached:
         parts.append(f"{row.reached} reached")
     return "  ".join([*parts, *([row.reason] if row.reason else [])])

@@ -19,6 +19,7 @@ from encore.cli.live import RunView, clock
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 from encore.machine import preflight
+from encore.results.words import with_names
 from encore.run import judge, passport, planning, run_folder, runner, slurm_job
 from encore.run.run_folder import Experiment, RunFolder
 from encore.run.supervise import Outcome
@@ -267,10 +268,10 @@ def _as_json(folder: RunFolder, judgements: list[judge.Judgement], code: ExitCod
                 "status": each.state.status,
                 "reason": each.state.reason,
                 "seed": each.seed,
-                "minutes": each.minutes,
-                "epochs": each.epochs,
-                "quality": each.quality,
-                "target": each.target,
+                "minutes": each.figures.minutes,
+                "epochs": each.figures.epochs,
+                "qualities": dict(each.figures.qualities),
+                "targets": dict(each.figures.targets),
                 "compliance": each.compliance.as_json() if each.compliance else None,
             }
             for each in judgements
@@ -286,14 +287,14 @@ def _print_judgements(console: Console, folder: RunFolder, judgements: list[judg
         table.add_row(
             str(each.number + 1),
             f"[{colour}]{each.state.status.replace('_', ' ')}[/]",
-            "" if each.minutes is None else clock(each.minutes * 60),
-            str(each.epochs),
-            "" if each.quality is None else f"{each.quality:.4f}",
-            f"{each.target:g}",
+            "" if each.figures.minutes is None else clock(each.figures.minutes * 60),
+            f"{each.figures.epochs:.4g}",
+            with_names(each.figures.qualities),
+            with_names(each.figures.targets, "g"),
             _compliance(each),
         )
     console.print(table)
-    if any(each.resumed and each.minutes is not None for each in judgements):
+    if any(each.figures.resumed and each.figures.minutes is not None for each in judgements):
         console.print(
             "a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses"
         )

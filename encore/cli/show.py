@@ -12,6 +12,7 @@ from encore import catalogue, configuration
 from encore.catalogue import Choice
 from encore.cli.layout import plain_table
 from encore.machine import node
+from encore.results.words import with_names
 from encore.run import planning
 
 WIDE = 120
@@ -48,8 +49,8 @@ def _list_benchmarks(as_json: bool) -> None:
         return
     table = plain_table("benchmarks", "name", "task", "framework", "data set", "target per round")
     for name, choice in known.items():
-        targets = "\n".join(f"{r}  {entry.quality_target:g}" for r, entry in choice.benchmark.rounds.items())
         benchmark = choice.benchmark
+        targets = "\n".join(f"{r}  {with_names(each.targets, 'g')}" for r, each in benchmark.rounds.items())
         table.add_row(
             name,
             benchmark.title,

@@ -24,6 +24,7 @@ from encore.results.sides import Side, load_sides
 from encore.results.studies import MICROWAY, findings
 from encore.results.studies import tables as study_tables
 from encore.results.tables import Table, all_tables
+from encore.results.words import certainty, with_names
 
 _CLOCK = ("start_s", "train_s", "evaluate_s")
 _CLOCK_NAMES = ("start", "train", "evaluate")
@@ -170,7 +171,6 @@ def _plain(text: object) -> str:
 
 
 def _section(number: int, comparison: Comparison) -> Section:
-    from encore.results.words import certainty
 
     ours, theirs = comparison.ours, comparison.theirs
     explanation = explain(ours, theirs) if theirs is not None else None
@@ -236,7 +236,7 @@ def _runs(side: Side) -> Table:
                 run.path.name,
                 run.minutes,
                 length.value if (length := length_of(run)) else None,
-                ", ".join(f"{value:.5g}" for value in run.best_quality.values()),
+                with_names(run.best_quality, ".5g"),
                 str(run.seeds[0]) if run.seeds else "",
                 "; ".join([run.explanation, *run.flags]).strip("; "),
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,12 @@ class Progress:
     epochs: int = 0
     steps_per_epoch: int = 0
     global_batch_size: int = 0
-    quality_target: float = 0.0
+    targets: Mapping[str, float] = field(default_factory=dict)
     epoch: int = 0
     step: int = 0
     loss: float | None = None
-    quality: float | None = None
+    qualities: Mapping[str, float] = field(default_factory=dict)
+    """Of the last evaluation, each with a target of the same name."""
     outcome: str | None = None
     starts: int = 0
     """How often the run was started or resumed."""
@@ -89,13 +91,13 @@ class Progress:
             self.epochs = record["epochs"]
             self.steps_per_epoch = record["steps_per_epoch"]
             self.global_batch_size = record["global_batch_size"]
-            self.quality_target = record["quality_target"]
+            self.targets = record["targets"]
             self.step = record["resumed_step"]
         elif kind == "step":
             self.epoch, self.step, self.loss = record["epoch"], record["step"], record["loss"]
             self._times.append((record["time"], self.step))
         elif kind == "eval":
-            self.quality = record["quality"]
+            self.qualities = record["qualities"]
             self._times.clear()
         elif kind == "end":
             self.outcome = record["outcome"]

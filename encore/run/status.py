@@ -6,15 +6,16 @@ import contextlib
 import platform
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+from encore import catalogue
 from encore.errors import EncoreError
 from encore.machine import processes
-from encore.run import follow, run_folder
+from encore.run import judge, run_folder
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import queue
 from encore.slurm.queue import Job
@@ -70,11 +71,11 @@ class Row:
     experiments: int = 0
     reached: int = 0
     """Experiments that reached their target."""
-    epoch: int = 0
+    epoch: float = 0
     epochs: int = 0
-    quality: float | None = None
-    """Last evaluation."""
-    target: float | None = None
+    qualities: Mapping[str, float] = field(default_factory=dict)
+    """Of the last evaluation."""
+    targets: Mapping[str, float] = field(default_factory=dict)
     nodes: int | None = None
     seconds: float | None = None
     """Time that it has run, or waited so far in the queue."""
@@ -151,15 +152,16 @@ def shows_life(experiment: Experiment) -> bool:
 
 
 def _progress(row: Row) -> Row:
-    """The row with how far its experiment has come; unchanged if its metrics cannot be read."""
+    """Return the row with how far its experiment has come; unchanged if that cannot be read."""
     if row.run is None or row.experiment is None:
         return row
     experiment = Experiment(row.experiment, row.run / f"experiment_{row.experiment}")
     with contextlib.suppress(*DAMAGE):
-        seen = follow.read_progress(experiment.metrics)
-        if seen.epochs:
-            row = replace(row, epoch=seen.epoch, epochs=seen.epochs, quality=seen.quality)
-            return replace(row, target=seen.quality_target)
+        benchmark = catalogue.choose(RunFolder(row.run).passport()["name"]).benchmark
+        seen = judge.figures(experiment, benchmark)
+        if seen.planned_epochs:
+            row = replace(row, epoch=seen.epochs, epochs=seen.planned_epochs)
+            return replace(row, qualities=seen.qualities, targets=seen.targets)
     return row
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from encore.results.report import Report, build_report, write_files
+from encore.results.run_log import read_run
 from encore.results.statistics import Sample
 from encore.results.tables import Cell, Table
 from encore.run.follow import Tail
-from encore.run.run_folder import Experiment, RunFolder
 from encore.scaling.cost_model import Point, fit_steps
 from encore.scaling.fitting import Prediction
 from encore.scaling.grid import GridPoint, points
@@ -61,7 +61,8 @@ def _result(study: Study, point: GridPoint) -> Result:
     speeds = [speed for stream in streams for speed in steady_speeds(stream)]
     shares = [record["input_share"] for stream in streams for record in stream if record["kind"] == "epoch"]
     starts = [record for stream in streams for record in stream if record["kind"] == "start"]
-    minutes = _minutes(run)
+    logs = [read_run(each.result) for each in run.experiments() if each.result.exists()]
+    minutes = [log.minutes for log in logs if log.minutes is not None]
     return Result(
         point=point,
         state=state,
@@ -72,17 +73,6 @@ def _result(study: Study, point: GridPoint) -> Result:
         reached=len(minutes),
         runs=len(streams),
     )
-
-
-def _minutes(run: RunFolder) -> list[float]:
-    """Minutes from run_start to run_stop of the runs that reached the target."""
-    from encore.results.run_log import read_run
-
-    def minutes(experiment: Experiment) -> float | None:
-        return read_run(experiment.result).elapsed_minutes if experiment.result.exists() else None
-
-    ended = [minutes(each) for each in run.experiments() if each.state().status == "reached"]
-    return [each for each in ended if each is not None]
 
 
 def steady_speeds(stream: Sequence[dict[str, Any]]) -> list[float]:

@@ -62,7 +62,8 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     folder = started.wait_for_step(3)
     run, ranks = folder.parent, started.ranks(folder)
     row = shown(encore, tmp_path)
-    assert (row["state"], row["epochs"], row["target"], row["job"]) == ("running", 2, 1.0, None)
+    assert (row["state"], row["epochs"], row["job"]) == ("running", 2, None)
+    assert row["targets"] == {"accuracy": 1.0}
     assert row["seconds"] > 0
 
     left = follower(tmp_path)
