@@ -17,9 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from encore import names
 from encore.catalogue import Choice, System
 from encore.errors import EncoreError
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -98,28 +102,22 @@ def field_types(folder: Path) -> dict[str, Any]:
     return typing.get_type_hints(config_class(folder))
 
 
-def _check_type(name: str, value: Any, wanted: Any) -> Any:
-    """``value`` as the field's type ``wanted``; EncoreError says what was expected."""
-    origin = typing.get_origin(wanted)
-    if origin is Literal:
+def _checked(name: str, value: Any, wanted: Any) -> Any:
+    """Return ``value`` as the field's type ``wanted``; EncoreError says what was expected."""
+    try:
+        # As JSON, which has no tuples: lists are taken for them, and nothing else is converted.
+        return TypeAdapter(wanted, config=STRICT).validate_json(json.dumps(value, default=str))
+    except ValidationError as error:
+        if typing.get_origin(wanted) is not Literal:
+            raise EncoreError(
+                f"{name} = {value!r} has the wrong type", expected=_type_name(wanted)
+            ) from error
         allowed = typing.get_args(wanted)
-        if value in allowed and not isinstance(value, bool):
-            return value
         raise EncoreError(
             f"{name} = {value!r} is not possible",
             expected=f"one of {', '.join(map(str, allowed))}",
             remedy=f"use --set {name}={allowed[0]}",
-        )
-    if origin is tuple:
-        if isinstance(value, (list, tuple)):
-            item = typing.get_args(wanted)[0]
-            return tuple(_check_type(name, entry, item) for entry in value)
-    elif wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if math.isfinite(value):
-            return float(value)
-    elif isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
-        return value
-    raise EncoreError(f"{name} = {value!r} has the wrong type", expected=_type_name(wanted))
+        ) from error
 
 
 def _type_name(wanted: Any) -> str:
@@ -149,7 +147,7 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
         value = {"True": True, "False": False}.get(text, text)
     if types_of[name] is str and not isinstance(value, str):
         value = text
-    return name, _check_type(name, value, types_of[name])
+    return name, _checked(name, value, types_of[name])
 
 
 def scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
@@ -218,7 +216,7 @@ def resolve(
         if name not in wanted:
             raise names.unknown(f"key in system {system.system}", name, wanted)
         origin = f"systems/{system.file}"
-        values[name] = Value(_check_type(name, value, wanted[name]), origin)
+        values[name] = Value(_checked(name, value, wanted[name]), origin)
     overrides = scaled(system, nodes, ranks_per_node)
     for setting in settings:
         name, value = parse_setting(setting, wanted)

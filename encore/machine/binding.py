@@ -6,8 +6,6 @@ is known about the GPUs, the allowed cores are divided evenly.
 
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,71 +69,6 @@ def format_cpus(cpus: Sequence[int]) -> str:
 def mask(cpus: Sequence[int]) -> str:
     """0, 1, 2, 8 as ``0x107``, which ``srun --cpu-bind=mask_cpu`` reads."""
     return hex(sum(1 << cpu for cpu in set(cpus)))
-
-
-# -- where the GPUs hang -----------------------------------------------------------------------------------
-
-
-def parse_nvidia_smi(text: str) -> tuple[Near, ...]:
-    """What is near each GPU, in their order, from ``nvidia-smi topo -m``.
-
-    The columns behind the links are "CPU Affinity", since driver 450 "NUMA Affinity", later "GPU NUMA ID".
-    Drivers and terminals divide columns by tabs or by blanks, so a row is read from its words: all but the
-    last ones are links.
-    """
-    # Newer drivers underline the head of the table.
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    head = next((line for line in lines if "CPU Affinity" in line), None)
-    if head is None:
-        return ()
-    devices = len(head.split("CPU Affinity")[0].split())
-    found: dict[int, Near] = {}
-    for line in lines:
-        words = line.split()
-        if line is head or not words or not re.fullmatch(r"GPU\d+", words[0]) or len(words) <= 1 + devices:
-            continue
-        told = words[1 + devices :]
-        numa = int(told[1]) if len(told) > 1 and "NUMA Affinity" in head and told[1].isdigit() else None
-        found[int(words[0][3:])] = Near(parse_cpus(told[0]), numa)
-    return tuple(found[number] for number in sorted(found))
-
-
-def parse_hwloc(text: str, bus_ids: Sequence[str]) -> tuple[Near, ...]:
-    """What is near the GPUs with these PCI addresses, from ``lstopo --of xml`` (hwloc 2).
-
-    A device hangs below a group, package or machine with a ``cpuset``; the smallest is the nearest.
-    """
-    try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError:
-        return ()
-    wanted = [short_bus_id(each) for each in bus_ids]
-    found: dict[str, Near] = {}
-
-    def visit(element: ElementTree.Element, near: Near) -> None:
-        if element.get("cpuset"):
-            nodes = _bits(element.get("nodeset", ""))
-            near = Near(_bits(element.get("cpuset", "")), nodes[0] if len(nodes) == 1 else None)
-        if element.get("type") == "PCIDev" and short_bus_id(element.get("pci_busid", "")) in wanted:
-            found[short_bus_id(element.get("pci_busid", ""))] = near
-        for child in element.findall("object"):
-            visit(child, near)
-
-    visit(root, Near((), None))
-    return tuple(found[each] for each in wanted) if all(each in found for each in wanted) else ()
-
-
-def _bits(text: str) -> tuple[int, ...]:
-    """hwloc's ``0x0000ffff,0x0000ffff``: words of 32 bits, the highest first."""
-    number = 0
-    for word in text.split(","):
-        number = number << 32 | (int(word, 16) if word.startswith("0x") else 0)
-    return tuple(bit for bit in range(number.bit_length()) if number >> bit & 1)
-
-
-def short_bus_id(text: str) -> str:
-    """``0000:07:00.0`` of NVML's ``00000000:07:00.0``: as the kernel and hwloc name a PCI device."""
-    return re.sub(r"^0000(?=[0-9a-f]{4}:)", "", text.strip().lower())
 
 
 # -- who gets what -----------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from encore.machine import nvml
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -55,31 +57,23 @@ def _gpus_by_nvml() -> tuple[Gpu, ...]:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        with nvml.devices() as handles:
+            driver = nvml.text(pynvml.nvmlSystemGetDriverVersion()) if handles else ""
+            return tuple(_gpu_by_nvml(index, handle, driver) for index, handle in enumerate(handles))
     except pynvml.NVMLError:
         return ()
-    try:
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        return tuple(_gpu_by_nvml(pynvml, index, driver) for index in range(pynvml.nvmlDeviceGetCount()))
-    except pynvml.NVMLError:
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
 
 
-def _gpu_by_nvml(pynvml: Any, index: int, driver: str) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+def _gpu_by_nvml(index: int, handle: Any, driver: str) -> Gpu:
+    import pynvml
+
     try:
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         capability: str | None = f"{major}.{minor}"
     except pynvml.NVMLError:
         capability = None
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
-    return Gpu(index, _text(pynvml.nvmlDeviceGetName(handle)), round(memory, 1), driver, capability)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return Gpu(index, nvml.text(pynvml.nvmlDeviceGetName(handle)), round(memory, 1), driver, capability)
 
 
 NVIDIA_SMI_FIELDS = "index,name,memory.total,driver_version,compute_cap"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from encore import data as data_sets
-from encore import environment, files
+from encore import environment, files, paths
 from encore.containers import engines, runtimes
 from encore.containers.renderers import host
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
-from encore.machine import node, page_cache, preflight
+from encore.machine import fitness, node, page_cache, preflight
+from encore.machine.fitness import Need
 from encore.run import log_header, passport, run_folder, slurm_job
 from encore.run.follow import Progress
 from encore.run.planning import Plan, plan_of, refuse
@@ -23,7 +25,7 @@ from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Outcome, Signals, run
 from encore.slurm import nodes, requeue
 from encore.slurm.allocation import Allocation
-from encore.ssh import multi_host
+from encore.ssh import connection, multi_host
 
 
 @dataclass(frozen=True)
@@ -128,32 +130,49 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
     return folder, python
 
 
-def check_nodes(plan: Plan, python: Path | None) -> list[dict[str, Any]]:
-    """Facts of every node of the Slurm job; refuses one that lacks what the run needs."""
+def check_nodes(plan: Plan, python: Path | None) -> None:
+    """Refuse where another host of the run, or a node of its Slurm job, lacks what the run needs."""
+    if plan.allocation is None and not plan.hosts[1:]:
+        return
+    with fitness.marked(plan.results) as mark:
+        needs = needs_of(plan, python, mark)
+        if plan.allocation is not None:
+            found = nodes.check(plan.configuration.nodes, needs)
+        else:
+            # Containers are refused over ssh, so there is a Python.
+            found = connection.check(plan.hosts[1:], needs, paths.ROOT, python or Path(sys.executable))
+    preflight.refuse_failed(found)
+
+
+def needs_of(plan: Plan, python: Path | None, mark: Path) -> list[Need]:
+    """Return what every host of the run needs; ``mark`` was written to the results folder a moment ago."""
+    target = plan.target
+    needs = [
+        fitness.same(plan.data / data_sets.PASSPORT, f"{fitness.SHARE}, or copy the data set there"),
+        Need("shared", str(mark), fitness.SHARE),
+    ]
+    if python is not None:
+        needs.append(fitness.same(paths.BENCHMARKS, fitness.SHARE))
+        needs.append(
+            Need("executable", str(python), f"{fitness.SHARE}, or set XDG_CACHE_HOME to a shared one")
+        )
+    if target.engine is not None:
+        # The name, not the file: another node may have it elsewhere.
+        program = Path(target.engine.program).name
+        needs.append(Need("program", program, f"install {program} there"))
+        if target.runtime in engines.BUILDERS:
+            needs.append(Need("image", program, "build or pull the image there", target.image))
+    if Path(target.image).is_absolute():
+        needs.append(Need("readable", target.image, fitness.SHARE))
+    interface = plan.cluster.network_interface
     if plan.allocation is None:
-        gpus = plan.configuration.get("device") == "gpu"
-        multi_host.refuse_unfit(plan.hosts, plan.data, plan.results, python, gpus, plan.extra_environment)
-        return []
-    target, image = plan.target, Path(plan.target.image)
-    # The name, not the file: another node may have it elsewhere.
-    program = Path(target.engine.program).name if target.engine else None
-    wanted = {
-        "readable": [str(plan.data / data_sets.PASSPORT)]
-        + ([str(python)] if python else [])
-        + ([str(image)] if image.is_absolute() else []),
-        "writable": [str(existing(plan.results))],
-        "programs": [program] if program else [],
-        "image": [program, "image", "inspect", target.image] if target.runtime in engines.BUILDERS else None,
-        "gpus": plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0,
-    }
-    facts, checks = nodes.check(plan.configuration.nodes, wanted)
-    preflight.refuse_failed(checks)
-    return facts
-
-
-def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
+        interface = multi_host.interface(plan.hosts, plan.extra_environment)
+    if interface:
+        remedy = "name the right one: --env NCCL_SOCKET_IFNAME=..., or network_interface in cluster.toml"
+        needs.append(Need("interface", interface, remedy))
+    if plan.configuration.get("device") == "gpu":
+        needs.append(Need("gpus", str(plan.configuration.ranks_per_node), "ask for fewer GPUs"))
+    return needs
 
 
 def execute(

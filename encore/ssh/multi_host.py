@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import platform
-import secrets
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,12 +13,11 @@ from pathlib import Path
 
 import psutil
 
-from encore import environment, paths
-from encore.errors import EncoreError
+from encore import environment
 from encore.job import Command
 from encore.launchers import Launch
 from encore.machine import binding, network, topology
-from encore.machine.preflight import Check, refuse_failed
+from encore.machine.preflight import Check
 from encore.ssh import connection, hosts, ssh_launchers
 from encore.ssh.hosts import Host
 
@@ -93,8 +91,7 @@ def launch(
     Read on this machine; the other hosts are taken to be alike.
     """
     chosen = settings(over, extra)
-    interface = chosen.get("NCCL_SOCKET_IFNAME", "").lstrip("=")
-    made = ssh_launchers.launch(launcher, over, output, interface, os.geteuid() == 0)
+    made = ssh_launchers.launch(launcher, over, output, interface(over, extra), os.geteuid() == 0)
     told = {**chosen, **made.environment}
     if not gpus:
         return replace(made, environment=told)
@@ -117,30 +114,9 @@ def write_hosts(over: tuple[Host, ...], output: Path) -> None:
     (output / "hosts").write_text(hosts.as_file(over), encoding="utf-8")
 
 
-def refuse_unfit(
-    over: tuple[Host, ...],
-    data: Path,
-    results: Path,
-    python: Path | None,
-    gpus: bool,
-    extra: Mapping[str, str],
-) -> None:
-    """Ask every host whether the run can take place there, and refuse to start where one cannot take part."""
-    if not over[1:] or python is None:
-        return
-    chosen = settings(over, extra).get("NCCL_SOCKET_IFNAME", "").lstrip("=")
-    mark = results / f".encore-{secrets.token_hex(8)}"
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    except OSError as error:
-        raise EncoreError(f"{results} cannot be written: {error.strerror}", remedy="--results DIR") from error
-    try:
-        refuse_failed(
-            connection.check(over[1:], connection.Wanted(paths.ROOT, data, mark, python, chosen, gpus))
-        )
-    finally:
-        mark.unlink(missing_ok=True)
+def interface(over: tuple[Host, ...], extra: Mapping[str, str]) -> str:
+    """Return the network interface that the ranks talk through; empty if none was found."""
+    return settings(over, extra).get("NCCL_SOCKET_IFNAME", "").lstrip("=")
 
 
 def as_json(over: Sequence[Host]) -> list[dict[str, object]]:

@@ -215,7 +215,9 @@ def test_signal_writes_a_checkpoint_and_resume_is_exact(
     expected = losses(unbroken / "experiment_0" / "metrics.jsonl")
     assert losses(folder / "metrics.jsonl") == expected
     evaluations = [record["qualities"] for record in records(folder / "metrics.jsonl", "eval")]
-    assert evaluations == [r["qualities"] for r in records(unbroken / "experiment_0" / "metrics.jsonl", "eval")]
+    assert evaluations == [
+        r["qualities"] for r in records(unbroken / "experiment_0" / "metrics.jsonl", "eval")
+    ]
     keys = [
         json.loads(line[9:])["key"]
         for line in (folder.parent / "result_0.txt").read_text(encoding="utf-8").splitlines()

@@ -18,9 +18,10 @@ from encore.cli.submit import _run_options
 from encore.containers import engines
 from encore.errors import EncoreError
 from encore.machine import node
+from encore.machine.fitness import Need
 from encore.run import planning, runner, slurm_job, submission
 from encore.run.submission import Prepared, Wanted
-from encore.slurm import allocation, cluster, commands, partitions, placement, script
+from encore.slurm import allocation, cluster, commands, nodes, partitions, placement, script
 from encore.slurm.partitions import Partition
 from tests.conftest import Encore
 
@@ -102,9 +103,9 @@ def test_recorded_scripts_pass_shellcheck() -> None:
 
 @pytest.mark.usefixtures("anywhere")
 def test_every_node_count_is_served() -> None:
-    for nodes in range(1, 65):
-        argv = prepared("apptainer", nodes).step.argv
-        assert {f"--nodes={nodes}", f"--ntasks={8 * nodes}", "--ntasks-per-node=8"} <= set(argv)
+    for count in range(1, 65):
+        argv = prepared("apptainer", count).step.argv
+        assert {f"--nodes={count}", f"--ntasks={8 * count}", "--ntasks-per-node=8"} <= set(argv)
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -266,3 +267,27 @@ def test_slurms_refusals_name_the_remedy() -> None:
 
 def test_a_job_that_was_not_requeued_starts_a_new_run(tmp_path: Path) -> None:
     assert slurm_job.begun(tmp_path, submission.pretended(1, 1, None), ["run", "resnet"]) is None
+
+
+# -- nodes -------------------------------------------------------------------------------------------------
+
+SRUN = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+SLURMD_NODENAME=n1 "$@"
+SLURMD_NODENAME=n2 "$@"
+"""
+
+
+def test_a_node_that_lacks_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN, encoding="utf-8")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    missing = Need("readable", str(tmp_path / "dataset.json"), "copy it there")
+    assert nodes.check(2, [Need("readable", str(tmp_path), "")]) == []
+    found = nodes.check(2, [missing])
+    assert [check.name for check in found] == ["node n1", "node n2"]
+    assert found[0].found == f"{tmp_path}/dataset.json cannot be read"
+    assert found[0].remedy == "copy it there; or leave the node out: sbatch --exclude=NODE"
+    with pytest.raises(EncoreError, match="1 of 3 nodes cannot start"):
+        nodes.check(3, [])
