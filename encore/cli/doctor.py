@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from encore import catalogue, data, environment, paths
+from encore.cli import options
+from encore.cli.layout import console, write_json
 from encore.cli.run import print_checks
 from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
@@ -46,7 +46,7 @@ def doctor(
     cluster_file: Annotated[
         Path | None, typer.Option("--cluster-file", help="Cluster file; default: the one at its usual place.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Check this machine; exit code 2 if something makes every run impossible."""
     machine = node.this_node()
@@ -62,9 +62,9 @@ def _all(machine: node.Node) -> list[Check]:
 
 def _tell(machine: node.Node, found: list[Check], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"node": machine.as_json(), "checks": [vars(c) for c in found]}, indent=2))
+        write_json({"node": machine.as_json(), "checks": [vars(each) for each in found]})
     else:
-        print_checks(Console(soft_wrap=True), found)
+        print_checks(console(soft_wrap=True), found)
     if any(check.level == "FAIL" for check in found):
         raise typer.Exit(ExitCode.REFUSED)
 

@@ -9,13 +9,14 @@ file; TABLES lists the names. What is between the two lines is replaced, nothing
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from encore import catalogue, configuration, names, paths
 from encore.catalogue import Choice, System
@@ -199,28 +200,25 @@ def stale(root: Path) -> dict[Path, str]:
     return {path: text for path, text in wanted.items() if text != texts[path]}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables, or check them; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m encore.cli.documentation", description=(__doc__ or "").split("\n")[0]
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", action="store_true", help="write the tables anew")
-    what.add_argument("--check", action="store_true", help="exit with 1 if a table is stale")
-    options = parser.parse_args(arguments)
+def main(
+    write: Annotated[bool, typer.Option("--write", help="Write the tables anew.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a table is stale.")] = False,
+) -> None:
+    """Write the tables in the documentation, or check them."""
+    if write == check:
+        raise typer.BadParameter("--write or --check, one of the two")
     try:
         found = stale(paths.ROOT)
     except EncoreError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
     for path, text in found.items():
-        if options.write:
+        if write:
             path.write_text(text, encoding="utf-8")
-        print(
-            f"{path.relative_to(paths.ROOT)}: {'written' if options.write else 'stale; do this: make docs'}"
-        )
-    return ExitCode.FAILED if found and options.check else ExitCode.REACHED
+        typer.echo(f"{path.relative_to(paths.ROOT)}: {'written' if write else 'stale; do this: make docs'}")
+    if found and check:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

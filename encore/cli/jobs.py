@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from encore import paths
-from encore.cli.layout import plain_table
+from encore.cli import options
+from encore.cli.layout import console, plain_table, write_json
 from encore.cli.live import RunView, clock
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
@@ -71,10 +71,6 @@ Examples:
   encore cancel results/20261120T101500Z-resnet-mxnet-cpu
 """
 
-Results = Annotated[
-    Path | None, typer.Option(help="Folder of the run folders; default: the cluster file's, or results/.")
-]
-
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
@@ -91,30 +87,29 @@ def _folder(results: Path | None) -> Path:
 
 
 def show_status(
-    results: Results = None,
+    results: options.Results = None,
     everything: Annotated[bool, typer.Option("--all", help="All runs, not only the newest.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show jobs and runs: queued, running, ended and how."""
     folder = _folder(results)
     seen = status.ask()
     rows = status.overview(folder, seen, None if everything else MOST)
     if as_json:
-        content = {"results": str(folder), "note": seen.note, "runs": [row.as_json() for row in rows]}
-        typer.echo(json.dumps(content, indent=2))
+        write_json({"results": str(folder), "note": seen.note, "runs": [row.as_json() for row in rows]})
         return
-    console = Console(soft_wrap=not rows)
+    screen = console(soft_wrap=not rows)
     if seen.note:
-        console.print(f"[yellow]warning[/] {escape(seen.note)}", highlight=False)
+        screen.print(f"[yellow]warning[/] {escape(seen.note)}")
     if not rows:
-        console.print(f"no runs in {folder}", highlight=False)
+        screen.print(f"no runs in {folder}")
         return
     with_jobs = any(row.job for row in rows)
     columns = (*(["job"] if with_jobs else []), "run", "state", "nodes", "time")
     table = plain_table(str(folder), *columns, numbers=("nodes", "time"))
     for row in rows:
         table.add_row(*([row.job] if with_jobs else []), *_cells(row))
-    console.print(table)
+    screen.print(table)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -155,22 +150,22 @@ def follow(
         str | None,
         typer.Argument(metavar="[JOB|RUN]", help="Slurm job or run folder; default: the newest run."),
     ] = None,
-    results: Results = None,
+    results: options.Results = None,
 ) -> None:
     """Watch a run until it ends."""
     folder = _folder(results)
     subject = control.named(name or str(control.newest(folder).path), folder)
-    console = Console(soft_wrap=True)
-    tell = Teller(console)
+    screen = console(soft_wrap=True)
+    tell = Teller(screen)
     try:
         run = subject.folder or _wait_for_folder(tell, subject, folder)
-        states = _follow_all(console, tell, subject, run)
+        states = _follow_all(screen, tell, subject, run)
     except KeyboardInterrupt:
-        console.print(
+        screen.print(
             f"no longer watched; it goes on. Watch it again with: encore follow {name or ''}".rstrip()
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    finish(console, run, exit_code(states), as_json=False)
+    finish(screen, run, exit_code(states), as_json=False)
 
 
 def exit_code(states: Sequence[State]) -> ExitCode:
@@ -185,14 +180,14 @@ def exit_code(states: Sequence[State]) -> ExitCode:
 class Teller:
     """Says each thing once, until another one is said."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
         self._last = ""
 
     def __call__(self, text: str) -> None:
         if text != self._last:
             self._last = text
-            self._console.print(escape(text), highlight=False)
+            self._screen.print(escape(text))
 
 
 def _wait_for_folder(tell: Teller, subject: Subject, results: Path) -> RunFolder:
@@ -230,14 +225,14 @@ def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -
     )
 
 
-def _follow_all(console: Console, tell: Teller, subject: Subject, folder: RunFolder) -> list[State]:
+def _follow_all(screen: Console, tell: Teller, subject: Subject, folder: RunFolder) -> list[State]:
     """Show one experiment after the other to its end; returns how they stand then."""
     chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
         raise EncoreError(f"{folder.path.name} has no run of job {subject.job}", remedy="see: encore status")
     count = len(folder.experiments())
     states: list[State] = []
-    with RunView(console) as view:
+    with RunView(screen) as view:
         for experiment in chosen:
             view.start(f"experiment {experiment.number + 1}/{count}")
             state, reason = _follow_one(view, tell, Following(folder, subject, experiment))
@@ -302,9 +297,9 @@ def _is_early(begun: float) -> bool:
 
 def cancel(
     name: Annotated[str, typer.Argument(metavar="JOB|RUN", help="Slurm job or run folder.")],
-    results: Results = None,
+    results: options.Results = None,
 ) -> None:
     """End a job or run; it writes a checkpoint and can go on later."""
-    console = Console(soft_wrap=True)
+    screen = console(soft_wrap=True)
     for line in control.cancel(control.named(name, _folder(results))):
-        console.print(escape(line), highlight=False)
+        screen.print(escape(line))

@@ -73,7 +73,7 @@ class RunView:
         if self._bar is not None:
             self._task = self._bar.add_task(title, total=None, facts="starting")
         else:
-            self._console.print(f"{title}: starting", highlight=False)
+            self._console.print(f"{title}: starting")
 
     def update(self, progress: follow.Progress) -> None:
         """Show the latest."""
@@ -85,4 +85,4 @@ class RunView:
         if progress.step and (progress.qualities != self._seen or time.monotonic() >= self._next):
             self._next = time.monotonic() + PLAIN_SECONDS
             self._seen = progress.qualities
-            self._console.print(f"{self._title}: {facts(progress)}", highlight=False)
+            self._console.print(f"{self._title}: {facts(progress)}")
