@@ -95,11 +95,11 @@ class Benchmark(_Strict):
         return self
 
     def targets(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """The target of each quality in a resolved configuration."""
+        """Return the target of each quality in a resolved configuration."""
         return {name: config[each.config] for name, each in self.qualities.items()}
 
     def named(self, logged: Mapping[str, float]) -> dict[str, float]:
-        """The values of one evaluation in a log, by the names of the qualities."""
+        """Return the values of one evaluation in a log, by the names of the qualities."""
         if len(self.qualities) == 1:
             return dict(zip(self.qualities, logged.values(), strict=False))
         names = {name: each.log_name or name for name, each in self.qualities.items()}
@@ -177,13 +177,13 @@ def parse(model: type[Parsed], path: Path) -> Parsed:
 
 
 def benchmarks() -> dict[str, Benchmark]:
-    """Every benchmark by name."""
+    """Return every benchmark by name."""
     files = sorted(paths.BENCHMARKS.glob("*/benchmark.toml"))
     return {file.parent.name: parse(Benchmark, file) for file in files}
 
 
 def choices() -> dict[str, Choice]:
-    """Every benchmark and implementation by the name that the command line takes."""
+    """Return every benchmark and implementation by the name that the command line takes."""
     every = [
         Choice(benchmark, implementation)
         for benchmark in benchmarks().values()
@@ -193,7 +193,7 @@ def choices() -> dict[str, Choice]:
 
 
 def choose(name: str) -> Choice:
-    """The benchmark and implementation called ``name``; EncoreError offers the nearest name."""
+    """Return the benchmark and implementation called ``name``; EncoreError offers the nearest name."""
     known = choices()
     for choice in known.values():
         if name in (choice.name, f"{choice.benchmark.name}-{choice.implementation_name}"):
@@ -202,7 +202,7 @@ def choose(name: str) -> Choice:
 
 
 def systems(choice: Choice) -> list[System]:
-    """Every system of an implementation, ordered by round, number of GPUs and name.
+    """Return every system of an implementation, ordered by round, number of GPUs and name.
 
     Those in the benchmark's folder are for all implementations, those in the implementation's for it alone.
     """
@@ -218,7 +218,7 @@ def _read_system(path: Path, choice: Choice) -> System:
 
 
 def find_system(choice: Choice, name: str, round_name: str | None) -> System:
-    """The system called ``name`` in ``round_name``, or in the newest round that has it."""
+    """Return the system called ``name`` in ``round_name``, or in the newest round that has it."""
     every = systems(choice)
     named = [system for system in every if system.system == name]
     if not named:

@@ -62,21 +62,21 @@ class Configuration:
         return "closed" if self.is_submitted else "open"
 
     def plain(self) -> dict[str, Any]:
-        """Values without origins, as config.json holds them."""
+        """Return values without origins, as config.json holds them."""
         return {name: value.value for name, value in self.values.items()}
 
     def get(self, name: str) -> Any:
-        """One value."""
+        """Return one value."""
         return self.values[name].value
 
 
 def _config_files(folder: Path) -> list[Path]:
-    """What the implementations of a benchmark have in common, if anything, and the implementation's own."""
+    """Return what the implementations of a benchmark have in common, if anything, and the implementation's own."""
     return [path for path in (folder.parent / "config.py", folder / "config.py") if path.exists()]
 
 
 def _load(path: Path, name: str) -> Any:
-    """The module in ``path``, known as ``name`` from now on."""
+    """Return the module in ``path``, known as ``name`` from now on."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise EncoreError(f"{path} cannot be loaded", remedy="restore the file")
@@ -88,7 +88,7 @@ def _load(path: Path, name: str) -> Any:
 
 @cache
 def config_class(folder: Path) -> type[Any]:
-    """The Config dataclass of an implementation, loaded from its file: host code imports no benchmark."""
+    """Return the Config dataclass of an implementation, loaded from its file: host code imports no benchmark."""
     *shared, own = _config_files(folder)
     for path in shared:
         # By the name under which the implementation imports it, so that no package has to be imported.
@@ -98,7 +98,7 @@ def config_class(folder: Path) -> type[Any]:
 
 
 def field_types(folder: Path) -> dict[str, Any]:
-    """Type of each field of an implementation's Config."""
+    """Return the type of each field of an implementation's Config."""
     return typing.get_type_hints(config_class(folder))
 
 
@@ -151,7 +151,7 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
 
 
 def scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
-    """Batch and learning rate for a number of ranks that the system file is not for.
+    """Return the batch and learning rate for a number of ranks that the system file is not for.
 
     The batch of a rank stays, and the learning rate follows the global batch: in proportion for SGD
     (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with its square root for LARS, between the
@@ -241,13 +241,13 @@ def _validate(config: type[Any], values: dict[str, Value]) -> None:
 
 
 def describe_scale(configuration: Configuration) -> str:
-    """``2 ranks x 32 = global batch 64``."""
+    """Return ``2 ranks x 32 = global batch 64``."""
     batch = configuration.get("batch_size")
     return f"{configuration.ranks} x {batch} = global batch {batch * configuration.ranks}"
 
 
 def fields_with_meaning(folder: Path) -> dict[str, str]:
-    """The comment behind each field in config.py: its unit and meaning; an implementation's own counts."""
+    """Return the comment behind each field in config.py: its unit and meaning; an implementation's own counts."""
     meanings = {}
     text = "\n".join(path.read_text(encoding="utf-8") for path in _config_files(folder))
     for line in text.splitlines():

@@ -12,7 +12,7 @@ from encore.errors import EncoreError
 
 
 def utc_now() -> str:
-    """Now, in UTC, as ISO 8601 with seconds."""
+    """Return now, in UTC, as ISO 8601 with seconds."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

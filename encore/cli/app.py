@@ -48,7 +48,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of all commands."""
+    """Take the options of all commands."""
 
 
 for module in (
@@ -62,7 +62,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Entry point of the ``encore`` command."""
+    """Run the ``encore`` command."""
     # A job scheduler's SIGTERM ends a set-up or a preparation as Ctrl-C does: children first.
     signal.signal(signal.SIGTERM, _terminated)
     try:

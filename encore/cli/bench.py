@@ -21,7 +21,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds ``bench`` to the command line."""
+    """Add ``bench`` to the command line."""
     app.command("bench", epilog=EPILOG)(bench)
 
 

@@ -35,7 +35,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds ``doctor`` to the command line."""
+    """Add ``doctor`` to the command line."""
     app.command("doctor", epilog=EPILOG)(doctor)
 
 

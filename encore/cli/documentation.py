@@ -30,13 +30,13 @@ NO_VALUE = "–"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; a bar inside a cell is escaped."""
+    """Return a Markdown table; a bar inside a cell is escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def benchmarks_table() -> str:
-    """Every benchmark and implementation with its task."""
+    """Return every benchmark and implementation with its task."""
     rows = []
     for name, choice in catalogue.choices().items():
         benchmark = choice.benchmark
@@ -52,7 +52,7 @@ def benchmarks_table() -> str:
 
 
 def targets_table(choice: Choice) -> str:
-    """Quality target and runs of a score, per round."""
+    """Return the quality target and runs of a score, per round."""
     qualities, rounds = choice.benchmark.qualities, choice.benchmark.rounds.items()
     head = ["round", *(f"target, {each.title}" for each in qualities.values()), "runs of a score"]
     rows = [[name, *(f"{each.targets[q]:g}" for q in qualities), str(each.runs)] for name, each in rounds]
@@ -60,7 +60,7 @@ def targets_table(choice: Choice) -> str:
 
 
 def systems_table(choice: Choice) -> str:
-    """Every system of an implementation with the values that distinguish it."""
+    """Return every system of an implementation with the values that distinguish it."""
     head = ["round", "system", "kind", "nodes x GPUs", "GPU", "batch per GPU", "global batch", "optimizer"]
     head += ["learning rate", "warm-up", "epochs"]
     return markdown(head, [_system_row(choice, system) for system in catalogue.systems(choice)])
@@ -78,7 +78,7 @@ def _system_row(choice: Choice, system: System) -> list[str]:
 
 
 def published_table(choice: Choice) -> str:
-    """The submitted result of each system that has one."""
+    """Return the submitted result of each system that has one."""
     head = ["round", "system", "submitted as", "minutes", "fastest to slowest", "converged", "epochs"]
     found = {
         (result.round, result.system): result
@@ -108,7 +108,7 @@ def _minutes(value: float | None) -> str:
 
 
 def keys_table(choice: Choice) -> str:
-    """Every configuration key with its default and its meaning."""
+    """Return every configuration key with its default and its meaning."""
     fields = dataclasses.fields(configuration.config_class(choice.folder))
     meanings = configuration.fields_with_meaning(choice.folder)
     rows = [[f"`{each.name}`", f"`{json.dumps(each.default)}`", meanings[each.name]] for each in fields]
@@ -116,7 +116,7 @@ def keys_table(choice: Choice) -> str:
 
 
 def images_table() -> str:
-    """Each round's submitted base beside today's."""
+    """Return each round's submitted base beside today's."""
     head = ["round", "benchmark", "submitted on", "built on today", "why"]
     rows = []
     for entry in images.catalogue().submitted:
@@ -128,7 +128,7 @@ def images_table() -> str:
 
 
 def predictions_table(benchmark: str) -> str:
-    """The cost model's predictions beside the published results of a benchmark."""
+    """Return the cost model's predictions beside the published results of a benchmark."""
     # scipy, which only this table needs, takes half a second to load.
     from encore.scaling.validation import error_table
 
@@ -152,7 +152,7 @@ OF_RESULTS: dict[str, Callable[[str], str]] = {"predictions": predictions_table}
 
 
 def table(marker: str) -> str:
-    """The table that a marker names: a name of GENERAL, or another with a benchmark."""
+    """Return the table that a marker names: a name of GENERAL, or another with a benchmark."""
     name, _, benchmark = marker.partition(" ")
     if name in GENERAL:
         return GENERAL[name]()
@@ -164,7 +164,7 @@ def table(marker: str) -> str:
 
 
 def renewed(text: str, path: Path) -> str:
-    """``text`` with every generated table as it should be; EncoreError for a marker without its end."""
+    """Return ``text`` with every generated table as it should be; EncoreError for a marker without its end."""
     lines: list[str] = []
     replacing = False
     for line in text.splitlines(keepends=True):
@@ -188,13 +188,13 @@ def _endless(path: Path) -> EncoreError:
 
 
 def pages(root: Path) -> list[Path]:
-    """The Markdown files of the documentation."""
+    """Return the Markdown files of the documentation."""
     found = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*/README.md")]
     return sorted(found)
 
 
 def stale(root: Path) -> dict[Path, str]:
-    """Pages whose tables are not as they should be, with the text that they should have."""
+    """Return pages whose tables are not as they should be, with the text that they should have."""
     texts = {path: path.read_text(encoding="utf-8") for path in pages(root)}
     wanted = {path: renewed(text, path) for path, text in texts.items()}
     return {path: text for path, text in wanted.items() if text != texts[path]}

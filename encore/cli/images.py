@@ -34,7 +34,7 @@ CONVERT_EPILOG = "Examples:\n\n  encore images convert resnet --to apptainer"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds ``images`` with its commands to the command line."""
+    """Add ``images`` with its commands to the command line."""
     group = typer.Typer(help="List, pin, build, test and remove container images.", no_args_is_help=True)
     group.command("list", epilog=LIST_EPILOG)(list_)
     group.command("pin", epilog=PIN_EPILOG)(pin)
@@ -210,7 +210,7 @@ def clean(engine: options.Engine = None) -> None:
 
 
 def _engine(name: str | None) -> Engine:
-    """The engine that was named, else the first that answers."""
+    """Return the engine that was named, else the first that answers."""
     if name:
         if name not in engines.BUILDERS:
             raise EncoreError(f"{name} does not build images", expected="docker or podman")

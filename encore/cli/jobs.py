@@ -73,7 +73,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands to the command line."""
+    """Add the commands to the command line."""
     app.command("status", epilog=STATUS_EPILOG)(show_status)
     app.command("follow", epilog=FOLLOW_EPILOG)(follow)
     app.command("cancel", epilog=CANCEL_EPILOG)(cancel)
@@ -124,7 +124,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def describe(row: Row) -> str:
-    """``experiment 2/5  epoch 3/12  quality 0.9259 of 0.95  1 reached  why``."""
+    """Return ``experiment 2/5  epoch 3/12  quality 0.9259 of 0.95  1 reached  why``."""
     parts = []
     if row.experiments > 1:
         single = row.run is not None and row.experiment is not None
@@ -169,7 +169,7 @@ def follow(
 
 
 def exit_code(states: Sequence[State]) -> ExitCode:
-    """The exit code of a run whose experiments came to these states, as ``encore run`` gives it."""
+    """Return the exit code of a run whose experiments came to these states, as ``encore run`` gives it."""
     if all(state == "reached" for state in states):
         return ExitCode.REACHED
     if all(state in ("reached", "not reached") for state in states):
@@ -226,7 +226,7 @@ def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -
 
 
 def _follow_all(screen: Console, tell: Teller, subject: Subject, folder: RunFolder) -> list[State]:
-    """Show one experiment after the other to its end; returns how they stand then."""
+    """Show one experiment after the other to its end; return how they stand then."""
     chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
         raise EncoreError(f"{folder.path.name} has no run of job {subject.job}", remedy="see: encore status")
@@ -247,7 +247,7 @@ def _follow_all(screen: Console, tell: Teller, subject: Subject, folder: RunFold
 
 
 def _ask(subject: Subject) -> status.Queue:
-    """The jobs of the subject alone; none outside of Slurm."""
+    """Return the jobs of the subject alone; none outside of Slurm."""
     return status.ask(subject.job) if subject.job else status.Queue()
 
 
@@ -260,7 +260,7 @@ class Following:
     experiment: Experiment
 
     def stands(self, seen: status.Queue) -> tuple[State, str]:
-        """Its state, and why."""
+        """Return its state, and why."""
         job = seen.find(status.job_of(self.folder, self.experiment, seen))
         return status.verdict(self.experiment, job, seen.answers)
 
@@ -288,7 +288,7 @@ def _follow_one(view: RunView, tell: Teller, watched: Following) -> tuple[State,
 
 
 def _is_early(begun: float) -> bool:
-    """Whether a run outside of Slurm may still be between two experiments."""
+    """Return whether a run outside of Slurm may still be between two experiments."""
     return time.monotonic() - begun < START_SECONDS
 
 

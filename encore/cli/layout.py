@@ -25,7 +25,7 @@ WHOLE = (
 
 
 def plain_table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
-    """An empty table with these columns, those in ``numbers`` set to the right."""
+    """Return an empty table with these columns, those in ``numbers`` set to the right."""
     table = Table(
         title=title,
         title_justify="left",

@@ -17,7 +17,7 @@ PLAIN_SECONDS = 10.0
 
 
 def facts(progress: follow.Progress) -> str:
-    """``epoch 3/12  410 img/s  loss 0.512  quality 0.9259 of 0.95  0:00:31 to go``."""
+    """Return ``epoch 3/12  410 img/s  loss 0.512  quality 0.9259 of 0.95  0:00:31 to go``."""
     parts = [f"epoch {max(progress.epoch, 1)}/{progress.epochs}"]
     if progress.samples_per_second is not None:
         parts.append(f"{progress.samples_per_second:,.0f} samples/s")
@@ -31,7 +31,7 @@ def facts(progress: follow.Progress) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``1:02:03``."""
+    """Return ``1:02:03``."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
@@ -67,7 +67,7 @@ class RunView:
             self._bar.stop()
 
     def start(self, title: str) -> None:
-        """A new experiment begins."""
+        """Show that a new experiment begins."""
         self._title = title
         self._seen = {}
         if self._bar is not None:

@@ -39,7 +39,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds ``plan`` to the command line."""
+    """Add ``plan`` to the command line."""
     app.command("plan", epilog=EPILOG)(plan)
 
 

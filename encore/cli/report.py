@@ -112,7 +112,7 @@ def tables_as_json(tables: Iterable[Table]) -> list[dict[str, Any]]:
 
 
 def print_table(table: Table) -> None:
-    """A table of the results on the terminal."""
+    """Print a table of the results on the terminal."""
     screen = console()
     made = plain_table(table.title, *table.columns)
     for number, column in enumerate(made.columns):

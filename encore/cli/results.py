@@ -105,7 +105,7 @@ def check(
 
 
 def _report(file: Path, ruleset: str | None, *, alone: bool) -> ComplianceReport:
-    """The report on one log; among several, a file without events is a finding and not the end."""
+    """Return the report on one log; among several, a file without events is a finding and not the end."""
     return check_alone(file, ruleset) if alone else check_log_of_many(file, ruleset)
 
 
@@ -142,7 +142,7 @@ def _round(name: str | None) -> str | None:
 
 
 def _known(benchmark: str | None, submitter: str | None) -> None:
-    """A wrong name is told with the nearest right one: an empty list would look like an answer."""
+    """Refuse a wrong name and offer the nearest right one: an empty list would look like an answer."""
     benchmarks = sorted({result.benchmark for result in load_published() if result.benchmark})
     if benchmark is not None and canonical(benchmark) not in benchmarks:
         raise _unknown("benchmark", benchmark, benchmarks)
@@ -189,7 +189,7 @@ def _print_scores(scores: list[Score]) -> None:
 
 
 def _print_runs(screen: Console, score: Score, *, detail: bool) -> None:
-    """Each run of the only set, else only what is odd about the set."""
+    """Print each run of the only set, else only what is odd about the set."""
     where = score.folder.name if detail else str(score.folder)
     if score.missing:
         say(screen, text(f"{where}: no score: {score.missing}", "yellow"))
@@ -207,7 +207,7 @@ def _print_runs(screen: Console, score: Score, *, detail: bool) -> None:
 
 
 def _print_reports(reports: list[ComplianceReport]) -> None:
-    """A verdict per log, then every finding once, with the logs and lines it is about."""
+    """Print a verdict per log, then every finding once, with the logs and lines it is about."""
     screen = console()
     places: dict[Finding, list[str]] = {}
     for report in reports:

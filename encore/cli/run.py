@@ -47,7 +47,7 @@ Exit codes: 0 target reached, 3 not reached, 2 refused before the start, 1 faile
 
 
 def register(app: typer.Typer) -> None:
-    """Adds ``run`` to the command line."""
+    """Add ``run`` to the command line."""
     app.command("run", epilog=EPILOG)(run)
 
 
@@ -117,7 +117,7 @@ def run(
 
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
-    """The request in the options of ``encore run``, by their names above."""
+    """Return the request in the options of ``encore run``, by their names above."""
     same = (
         "gpus",
         "nodes",
@@ -143,7 +143,7 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
 
 
 def _begun(plan: planning.Plan) -> Path | None:
-    """The run folder of this very call, if its Slurm job was requeued or shares it with other tasks."""
+    """Return the run folder of this very call, if its Slurm job was requeued or shares it with other tasks."""
     if plan.allocation is None:
         return None
     folder = slurm_job.begun(plan.results, plan.allocation, passport.redact_arguments(sys.argv[1:]))
@@ -315,7 +315,7 @@ def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
 
 
 def print_checks(screen: Console, found: list[preflight.Check]) -> None:
-    """One line a check."""
+    """Print one line a check."""
     colours = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
     for check in found:
         remedy = f"; do this: {check.remedy}" if check.remedy and check.level != "OK" else ""

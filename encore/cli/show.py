@@ -34,7 +34,7 @@ WIDE = 120
 
 
 def register(app: typer.Typer) -> None:
-    """Adds ``list`` and ``show`` to the command line."""
+    """Add ``list`` and ``show`` to the command line."""
     app.command("list", epilog=LIST_EPILOG)(list_)
     app.command("show", epilog=SHOW_EPILOG)(show)
 

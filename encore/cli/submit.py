@@ -36,7 +36,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def register(app: typer.Typer) -> None:
-    """Adds ``submit`` to the command line."""
+    """Add ``submit`` to the command line."""
     app.command("submit", epilog=EPILOG, context_settings=PASS_ON)(submit)
 
 
@@ -103,7 +103,7 @@ def _refuse_extra(benchmark: str | None, rest: tuple[str, ...]) -> None:
 
 
 def _run_options(benchmark: str, rest: tuple[str, ...]) -> Mapping[str, Any]:
-    """The rest of the command line as `encore run` reads it, with its own messages for what is wrong."""
+    """Return the rest of the command line as `encore run` reads it, with its own messages for what is wrong."""
     app = typer.Typer()
     register_run(app)
     context = typer.main.get_command(app).make_context("encore run", [benchmark, *rest])

@@ -42,7 +42,7 @@ Exit codes: 0 every point has ended, whatever it reached; 2 refused, 1 a point f
 
 
 def register(app: typer.Typer) -> None:
-    """Adds ``sweep`` to the command line."""
+    """Add ``sweep`` to the command line."""
     app.command("sweep", epilog=EPILOG)(sweep)
 
 
@@ -105,7 +105,7 @@ def sweep(
 
 
 def _grid(given: Mapping[str, Any]) -> Grid:
-    """The grid that the options ask for, by their names above."""
+    """Return the grid that the options ask for, by their names above."""
     if given["benchmark"] is None or given["gpus"] is None:
         raise EncoreError(
             "no benchmark or no numbers of GPUs given", expected="encore sweep BENCHMARK --gpus 1,2,4"
@@ -140,12 +140,12 @@ def _refuse(screen: Console, grid: Grid, results: Path, submit: bool, predicts: 
 
 
 def submitter(grid: Grid) -> Submitter | None:
-    """The scheduler that points are submitted to; None where there is none."""
+    """Return the scheduler that points are submitted to; None where there is none."""
     return connect(Path(grid.cluster) if grid.cluster else None)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
-    """``1,2,4`` as numbers."""
+    """Return ``1,2,4`` as numbers."""
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -158,7 +158,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
-    """The points with what each would run; nothing is made."""
+    """Print the points with what each would run; make nothing."""
     rows = []
     for point in points(grid):
         request = request_of(grid, point, study.folder(point) if study else paths.default_results())
@@ -179,7 +179,7 @@ def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
 
 
 def _here(screen: Console, hang_seconds: float) -> Here:
-    """Runs on this machine are told line by line, under the name of their point."""
+    """Report runs on this machine line by line, under the name of their point."""
 
     def told(point: GridPoint, folder: RunFolder | None) -> Hooks:
         if folder is not None:

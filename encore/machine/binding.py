@@ -45,7 +45,7 @@ class Binding:
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """``0-2,8`` as 0, 1, 2, 8; empty for anything that is no such list."""
+    """Return ``0-2,8`` as 0, 1, 2, 8; empty for anything that is no such list."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.strip().partition("-")
@@ -56,7 +56,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_cpus(cpus: Sequence[int]) -> str:
-    """0, 1, 2, 8 as ``0-2,8``, which ``taskset`` and ``numactl`` read."""
+    """Return 0, 1, 2, 8 as ``0-2,8``, which ``taskset`` and ``numactl`` read."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
         if parts and parts[-1][-1] == cpu - 1:
@@ -67,7 +67,7 @@ def format_cpus(cpus: Sequence[int]) -> str:
 
 
 def mask(cpus: Sequence[int]) -> str:
-    """0, 1, 2, 8 as ``0x107``, which ``srun --cpu-bind=mask_cpu`` reads."""
+    """Return 0, 1, 2, 8 as ``0x107``, which ``srun --cpu-bind=mask_cpu`` reads."""
     return hex(sum(1 << cpu for cpu in set(cpus)))
 
 
@@ -77,7 +77,7 @@ def mask(cpus: Sequence[int]) -> str:
 def bind(
     ranks: int, near: Sequence[Near], allowed: Sequence[int], siblings: Siblings | None = None
 ) -> tuple[Binding, ...]:
-    """The binding of each local rank, whose GPU is the one of its number.
+    """Return the binding of each local rank, whose GPU is the one of its number.
 
     ``near`` may be empty or unknown: then the cores that are ``allowed`` are divided evenly.
     """
@@ -98,13 +98,13 @@ def bind(
 
 
 def _cores(cpus: tuple[int, ...], siblings: Siblings) -> list[tuple[int, ...]]:
-    """The CPUs gathered into cores, in order of each core's first CPU."""
+    """Return the CPUs gathered into cores, in order of each core's first CPU."""
     gathered = {tuple(each for each in siblings.get(cpu, (cpu,)) if each in cpus) for cpu in cpus}
     return sorted(gathered)
 
 
 def _share(cores: list[tuple[int, ...]], place: int, among: int) -> list[tuple[int, ...]]:
-    """An even part of the cores; with fewer cores than ranks, ranks share one."""
+    """Return an even part of the cores; with fewer cores than ranks, ranks share one."""
     if len(cores) < among:
         return [cores[place % len(cores)]]
     return cores[place * len(cores) // among : (place + 1) * len(cores) // among]
@@ -114,7 +114,7 @@ def _share(cores: list[tuple[int, ...]], place: int, among: int) -> list[tuple[i
 
 
 def srun_options(bindings: Sequence[Binding]) -> tuple[str, ...]:
-    """``srun`` options that bind the tasks of every node alike (srun(1), --cpu-bind and --mem-bind).
+    """Return ``srun`` options that bind the tasks of every node alike (srun(1), --cpu-bind and --mem-bind).
 
     Slurm goes over the list again on each node, so it is as long as one node has tasks. It needs the
     task/affinity plugin.
@@ -126,7 +126,7 @@ def srun_options(bindings: Sequence[Binding]) -> tuple[str, ...]:
 
 
 def bound(command: Sequence[str], bindings: Sequence[Binding], with_numactl: bool = False) -> tuple[str, ...]:
-    """``command`` behind a line of shell that binds it to the cores of its local rank.
+    """Return ``command`` behind a line of shell that binds it to the cores of its local rank.
 
     For launchers that start the same command for every rank: mpirun, horovodrun, torchrun. ``numactl`` binds
     the memory as well; without it the kernel gives memory of the node that asks first, which is the same one
@@ -149,5 +149,5 @@ def _binder(binding: Binding, with_numactl: bool) -> str:
 
 
 def threads(bindings: Sequence[Binding]) -> int:
-    """OMP_NUM_THREADS that suits every rank: one thread a core."""
+    """Return OMP_NUM_THREADS that suits every rank: one thread a core."""
     return max(1, min(binding.cores for binding in bindings))

@@ -44,12 +44,12 @@ class Node:
     gpus: tuple[Gpu, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for the passport."""
+        """Return the plain data for the passport."""
         return asdict(self)
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """GPUs of this machine by NVML, or by nvidia-smi where the library does not answer; often none."""
+    """Return GPUs of this machine by NVML, or by nvidia-smi where the library does not answer; often none."""
     return _gpus_by_nvml() or _gpus_by_nvidia_smi()
 
 
@@ -91,7 +91,7 @@ def _gpus_by_nvidia_smi() -> tuple[Gpu, ...]:
 
 
 def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """GPUs from ``nvidia-smi --query-gpu=index,name,memory.total,driver_version,compute_cap`` in CSV."""
+    """Return GPUs from ``nvidia-smi --query-gpu=index,name,memory.total,driver_version,compute_cap`` in CSV."""
     found = []
     for row in csv.reader(io.StringIO(text), skipinitialspace=True):
         if len(row) != 5 or not row[0].isdigit():
@@ -104,7 +104,7 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
 
 
 def _cpu_info() -> tuple[str, int | None]:
-    """Model name and number of sockets."""
+    """Return the model name and the number of sockets."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -122,12 +122,12 @@ def _operating_system() -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def this_node() -> Node:
-    """Everything about this machine."""
+    """Return everything about this machine."""
     cpu, sockets = _cpu_info()
     return Node(
         hostname=platform.node(),

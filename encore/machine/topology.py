@@ -16,7 +16,7 @@ WORD = 64
 
 
 def bindings(ranks: int, caller: Mapping[str, str] | None = None) -> tuple[Binding, ...]:
-    """The binding of each of ``ranks`` local ranks on this machine."""
+    """Return the binding of each of ``ranks`` local ranks on this machine."""
     allowed = os.sched_getaffinity(0)
     return binding.bind(ranks, near_gpus(caller or os.environ), sorted(allowed), siblings())
 
@@ -38,7 +38,7 @@ def near_gpus(caller: Mapping[str, str]) -> tuple[Near, ...]:
 
 
 def visible(near: tuple[Near, ...], chosen: str | None) -> tuple[Near, ...]:
-    """The GPUs of CUDA_VISIBLE_DEVICES in its order; unknown ones make all unknown."""
+    """Return the GPUs of CUDA_VISIBLE_DEVICES in its order; unknown ones make all unknown."""
     if chosen is None:
         return near
     numbers = [int(part) if part.strip().isdigit() else -1 for part in chosen.split(",")]
@@ -46,7 +46,7 @@ def visible(near: tuple[Near, ...], chosen: str | None) -> tuple[Near, ...]:
 
 
 def from_kernel(ids: Sequence[str], root: Path = SYS) -> tuple[Near, ...]:
-    """``numa_node`` and ``local_cpulist`` of the PCI devices; empty where the firmware does not tell them."""
+    """Return ``numa_node`` and ``local_cpulist`` of the PCI devices; empty where the firmware does not tell them."""
     found = []
     for each in ids:
         # The kernel writes a PCI domain with four digits, NVML with eight.
@@ -81,7 +81,7 @@ def _bits(words: Sequence[int]) -> tuple[int, ...]:
 
 
 def siblings(root: Path = SYS) -> Siblings:
-    """The hardware threads of each CPU's core."""
+    """Return the hardware threads of each CPU's core."""
     found = {}
     for folder in (root / "devices" / "system" / "cpu").glob("cpu[0-9]*"):
         told = binding.parse_cpus(_read(folder / "topology" / "thread_siblings_list"))

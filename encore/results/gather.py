@@ -164,7 +164,7 @@ def _eval_accuracy(found: Gathered, event: Event) -> None:
 
 
 def _values(value: object, name: str) -> dict[str, float]:
-    """Numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or lie deeper, under "accuracy"."""
+    """Return numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or lie deeper, under "accuracy"."""
     if isinstance(value, list) and len(value) == len(_BOX_AND_MASK):
         value = dict(zip(_BOX_AND_MASK, value, strict=True))
     if isinstance(value, dict):

@@ -27,7 +27,7 @@ def against_targets(qualities: Mapping[str, float], targets: Mapping[str, float]
 
 
 def certainty(found: Comparison) -> Iterator[str]:
-    """How sure the figures are."""
+    """Say how sure the figures are."""
     ours = found.ours
     if ours.score is not None:
         name = (

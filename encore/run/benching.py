@@ -33,7 +33,7 @@ class Request:
 
 
 def measure(request: Request, on_step: Callable[[str], None], on_update: data.OnUpdate) -> dict[str, Any]:
-    """Run bench.py on one rank that has the whole machine; returns its JSON result."""
+    """Run bench.py on one rank that has the whole machine; return its JSON result."""
     choice = catalogue.choose(request.name)
     machine = node.this_node()
     system = planning.choose_system(choice, 1, machine, request.system, request.round)

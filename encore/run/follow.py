@@ -18,7 +18,7 @@ class Tail:
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """New records; lines that are no JSON objects are passed over."""
+        """Return the new records; lines that are no JSON objects are passed over."""
         try:
             with self._path.open("rb") as file:
                 # A resumed run cuts the stream back to its checkpoint.
@@ -104,7 +104,7 @@ class Progress:
 
 
 def read_progress(path: Path) -> Progress:
-    """The state at the end of a stream."""
+    """Return the state at the end of a stream."""
     progress = Progress()
     for record in Tail(path).read():
         progress.add(record)

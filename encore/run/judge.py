@@ -88,6 +88,6 @@ def judge(run: RunFolder) -> list[Judgement]:
 
 
 def standing(run: RunFolder) -> str:
-    """What the result may be called, in one sentence."""
+    """Return what the result may be called, in one sentence."""
     passport = run.passport()
     return f"{passport['submission']}; trained on {passport['data']['name']}"

@@ -41,7 +41,7 @@ class Hooks:
 
 
 def job_of(plan: Plan, output: Path) -> Job:
-    """The job of the experiment in ``output``."""
+    """Return the job of the experiment in ``output``."""
     mounts = (Mount(plan.data, str(plan.data), True), Mount(output, str(output), False))
     places = Places(data=str(plan.data), output=str(output))
     launch = plan.launch(str(output))
@@ -49,7 +49,7 @@ def job_of(plan: Plan, output: Path) -> Job:
 
 
 def render(plan: Plan, output: Path, python: Path | None) -> Command:
-    """The command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
+    """Return the command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
     job = job_of(plan, output)
     if python is not None:
         command = host.render(job, python, os.environ)
@@ -65,7 +65,7 @@ def render(plan: Plan, output: Path, python: Path | None) -> Command:
 
 
 def dry_run_command(plan: Plan) -> Command:
-    """The command that a run would execute, without making anything."""
+    """Return the command that a run would execute, without making anything."""
     output = plan.results / f"TIME-{plan.label}" / "experiment_0"
     if plan.target.runtime != "host":
         return render(plan, output, None)
@@ -75,14 +75,14 @@ def dry_run_command(plan: Plan) -> Command:
 
 
 def ensure_python(plan: Plan, hooks: Hooks) -> Path | None:
-    """The Python of the framework's environment, made if need be; None where an image brings its own."""
+    """Return the Python of the framework's environment, made if need be; None where an image brings its own."""
     if plan.target.runtime != "host":
         return None
     return environment.ensure_environment(plan.configuration.choice.implementation.framework, hooks.step)
 
 
 def as_shell(command: Command) -> str:
-    """A command as one could type it."""
+    """Return a command as one could type it."""
     variables = [
         f"{name}={shlex.quote(value)}" for name, value in passport.redact(command.environment).items()
     ]
@@ -92,7 +92,7 @@ def as_shell(command: Command) -> str:
 
 
 def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None]:
-    """Set up what is missing, check, and make the run folder; returns it with the environment's Python."""
+    """Set up what is missing, check, and make the run folder; return it with the environment's Python."""
     python = ensure_python(plan, hooks)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         # An engine mounts only what is there.
@@ -255,7 +255,7 @@ def _run_in_slurm(
 
 
 def _drop_caches(plan: Plan) -> bool:
-    """Whether the file caches of all nodes were dropped."""
+    """Return whether the file caches of all nodes were dropped."""
     if not plan.drop_caches:
         return False
     return nodes.drop_caches(plan.configuration.nodes) if plan.allocation else page_cache.drop()
@@ -269,7 +269,7 @@ def _clear_remains(experiment: Experiment) -> None:
 
 
 def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
-    """The command that would go on with an experiment."""
+    """Return the command that would go on with an experiment."""
     plan = plan_of(folder)
     python = None
     if plan.target.runtime == "host":

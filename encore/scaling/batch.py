@@ -26,7 +26,7 @@ _ENDED = (
 
 
 def connect(cluster_file: Path | None) -> Submitter | None:
-    """The scheduler of this machine; None where there is no Slurm."""
+    """Return the scheduler of this machine; None where there is no Slurm."""
     if not commands.is_installed():
         return None
 
@@ -43,7 +43,7 @@ def connect(cluster_file: Path | None) -> Submitter | None:
 
 
 def prepared(point: GridPoint, request: Request, cluster_file: Path | None) -> Prepared:
-    """The batch job of a point; needs no Slurm."""
+    """Return the batch job of a point; needs no Slurm."""
     wanted = Wanted(nodes=point.nodes, gpus_per_node=point.gpus_per_node, cluster=cluster_file)
     # Nodes and GPUs are the job's, not the command line's.
     asked = replace(request, gpus=None, nodes=None)
@@ -51,7 +51,7 @@ def prepared(point: GridPoint, request: Request, cluster_file: Path | None) -> P
 
 
 def arguments(request: Request) -> tuple[str, ...]:
-    """The options of ``encore run`` that make this request, without its GPUs and its cluster file."""
+    """Return the options of ``encore run`` that make this request, without its GPUs and its cluster file."""
     given = {
         "--system": request.system,
         "--round": request.round,
@@ -71,6 +71,6 @@ def arguments(request: Request) -> tuple[str, ...]:
 
 
 def is_live(job: str) -> bool:
-    """Whether a job waits or runs; one that the controller has forgotten does not."""
+    """Return whether a job waits or runs; one that the controller has forgotten does not."""
     state = commands.show_job(job).get("JobState", "")
     return bool(state) and state not in _ENDED

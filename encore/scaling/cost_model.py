@@ -73,12 +73,12 @@ class StepModel:
         return dict(zip(_names(self.algorithm), self.fitted.parameters, strict=True))
 
     def parts(self, point: Point) -> dict[str, float]:
-        """The time of a step at ``point`` by its causes."""
+        """Return the time of a step at ``point`` by its causes."""
         terms = zip(_row(point, self.algorithm), self.fitted.parameters, strict=True)
         return {name: a * b for name, (a, b) in zip(_names(self.algorithm), terms, strict=True)}
 
     def predict(self, point: Point, level: float = LEVEL) -> Prediction:
-        """The time at ``point``, with the interval of a measurement there."""
+        """Return the time at ``point``, with the interval of a measurement there."""
         return self.fitted.predict(_row(point, self.algorithm), point.relative_error, level)
 
 
@@ -120,7 +120,7 @@ def _names(algorithm: Algorithm) -> tuple[str, ...]:
 
 
 def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
-    """The factors of compute, fixed, latency and transfer at a point."""
+    """Return the factors of compute, fixed, latency and transfer at a point."""
     n = point.gpus
     if algorithm == "hierarchical":
         g, nodes = point.gpus_per_node, point.nodes
@@ -148,7 +148,7 @@ class EpochModel:
         return self.fitted.parameters[0] / self.fitted.parameters[1]
 
     def predict(self, batch: float, level: float = LEVEL) -> Prediction:
-        """Epochs with this global batch, and the interval of a measurement."""
+        """Return epochs with this global batch, and the interval of a measurement."""
         return self.fitted.predict((1.0, batch), RELATIVE_ERROR, level)
 
 

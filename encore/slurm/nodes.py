@@ -66,7 +66,7 @@ def drop_caches(nodes: int) -> bool:
 
 
 def lost(allocation: Allocation) -> list[str]:
-    """Nodes of the allocation that no longer start a process."""
+    """Return nodes of the allocation that no longer start a process."""
     with ThreadPoolExecutor(max_workers=32) as pool:
         answers = pool.map(_answers, allocation.nodes)
         return [node for node, answer in zip(allocation.nodes, answers, strict=True) if not answer]

@@ -124,7 +124,7 @@ exit 0
 
 
 def end_script(folder: Path, beats: Sequence[processes.Heartbeat]) -> str:
-    """The shell script that ends the ranks of the experiment in ``folder`` that are on the host it runs on."""
+    """Return the shell script that ends the ranks of the experiment in ``folder`` that are on the host it runs on."""
     ranks = "\n".join(f"{beat.host} {beat.pid}" for beat in beats)
     return f"folder={shlex.quote(str(folder))}\nranks={shlex.quote(ranks)}\n{END}"
 
@@ -140,7 +140,7 @@ def end_ranks(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def cleanup(folder: Path, hosts: Sequence[Host]) -> tuple[str, ...]:
-    """The command by which a run leaves nothing on its hosts."""
+    """Return the command by which a run leaves nothing on its hosts."""
     return (sys.executable, "-m", "encore.ssh.connection", str(folder), *(host.name for host in hosts))
 
 
