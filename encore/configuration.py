@@ -34,7 +34,7 @@ class Value:
     origin: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Configuration:
     """A resolved configuration for a number of nodes and of ranks on each."""
 
@@ -227,7 +227,14 @@ def resolve(
         deviations = (f"{framework} instead of {system.framework}", *deviations)
     values.update(overrides)
     _validate(config, values)
-    return Configuration(choice, system, nodes, ranks_per_node, values, deviations)
+    return Configuration(
+        choice=choice,
+        system=system,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        values=values,
+        deviations=deviations,
+    )
 
 
 def _validate(config: type[Any], values: dict[str, Value]) -> None:

@@ -16,6 +16,11 @@ def utc_now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that is there."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` so that a reader sees the old file or the new one, never half of it."""
     temporary = path.with_name(f".{path.name}.writing")

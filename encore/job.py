@@ -33,7 +33,7 @@ class Mount:
     read_only: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """What to start, independent of how. Paths in ``argv`` are targets of mounts."""
 
@@ -55,7 +55,7 @@ class Job:
     """Names of variables that the outer launcher gives to each rank."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Command:
     """A job rendered for one runtime: what this machine executes."""
 

@@ -20,11 +20,6 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add ``bench`` to the command line."""
-    app.command("bench", epilog=EPILOG)(bench)
-
-
 def bench(
     benchmark: options.Benchmark,
     system: options.System = None,
@@ -39,7 +34,13 @@ def bench(
     screen = console(stderr=as_json)
     with shown_progress(screen) as on_update:
         request = benching.Request(
-            benchmark, system, round_name, data_folder, steps, repeats, tuple(settings or ())
+            name=benchmark,
+            system=system,
+            round=round_name,
+            data=data_folder,
+            steps=steps,
+            repeats=repeats,
+            settings=tuple(settings or ()),
         )
         result = benching.measure(request, screen.print, on_update)
     if as_json:

@@ -44,12 +44,6 @@ _STYLES = {
 _SHOWN = 15
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command("compare", epilog=COMPARE_EPILOG)(compare)
-    app.command("explain", epilog=EXPLAIN_EPILOG)(explain)
-
-
 def compare(
     run: options.Run,
     with_: options.With = None,

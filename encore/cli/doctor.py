@@ -17,6 +17,7 @@ from encore.cli.layout import console, write_json
 from encore.cli.run import print_checks
 from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
+from encore.files import existing
 from encore.machine import node
 from encore.machine.preflight import Check, Level
 from encore.slurm import cluster_check as slurm_doctor
@@ -32,11 +33,6 @@ Examples:
 
   encore doctor --cluster-file slurm/cluster.example.toml
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Add ``doctor`` to the command line."""
-    app.command("doctor", epilog=EPILOG)(doctor)
 
 
 def doctor(
@@ -147,13 +143,11 @@ def _data() -> list[Check]:
 def _folders() -> list[Check]:
     checks = []
     for name, folder in (("cache", paths.cache_folder()), ("results", paths.default_results())):
-        existing = folder
-        while not existing.exists():
-            existing = existing.parent
-        free = shutil.disk_usage(existing).free / 2**30
-        if not os.access(existing, os.W_OK):
+        there = existing(folder)
+        free = shutil.disk_usage(there).free / 2**30
+        if not os.access(there, os.W_OK):
             checks.append(
-                Check("FAIL", name, f"{existing} is not writable", "make it so, or choose another folder")
+                Check("FAIL", name, f"{there} is not writable", "make it so, or choose another folder")
             )
         else:
             level: Level = "OK" if free > 5 else "WARN"

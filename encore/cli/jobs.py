@@ -72,13 +72,6 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command("status", epilog=STATUS_EPILOG)(show_status)
-    app.command("follow", epilog=FOLLOW_EPILOG)(follow)
-    app.command("cancel", epilog=CANCEL_EPILOG)(cancel)
-
-
 def _folder(results: Path | None) -> Path:
     return (results or clusters.load()[0].results or paths.default_results()).absolute()
 

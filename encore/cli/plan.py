@@ -38,11 +38,6 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add ``plan`` to the command line."""
-    app.command("plan", epilog=EPILOG)(plan)
-
-
 def plan(
     benchmarks: Annotated[
         list[str], typer.Argument(metavar="BENCHMARK...", help="Such as resnet or ncf=50.")

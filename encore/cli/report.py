@@ -53,13 +53,6 @@ BaselineOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command("report", epilog=REPORT_EPILOG)(report)
-    app.command("tables", epilog=TABLES_EPILOG)(tables)
-    app.command("archive", epilog=ARCHIVE_EPILOG)(archive)
-
-
 def report(
     output: options.Output,
     runs: options.Runs = None,

@@ -55,13 +55,6 @@ WIDE = 100
 """Columns from which on a table shows everything."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command("score", epilog=SCORE_EPILOG)(score)
-    app.command("check", epilog=CHECK_EPILOG)(check)
-    app.command("published", epilog=PUBLISHED_EPILOG)(published)
-
-
 def score(
     path: PathArgument,
     round_: Annotated[

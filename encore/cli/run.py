@@ -46,11 +46,6 @@ Exit codes: 0 target reached, 3 not reached, 2 refused before the start, 1 faile
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add ``run`` to the command line."""
-    app.command("run", epilog=EPILOG)(run)
-
-
 def run(
     context: typer.Context,
     benchmark: options.OptionalBenchmark = None,
@@ -129,7 +124,6 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
         "runtime",
         "image",
         "cluster",
-        "launcher",
     )
     return planning.Request(
         name=given["benchmark"],
@@ -138,6 +132,7 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
         settings=tuple(given["settings"] or ()),
         environment=tuple(given["environment"] or ()),
         hosts=_hosts(given["over"], given["hostfile"]),
+        launcher=given["launcher"],
         **{name: given[name] for name in same},
     )
 

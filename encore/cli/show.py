@@ -33,12 +33,6 @@ Examples:
 WIDE = 120
 
 
-def register(app: typer.Typer) -> None:
-    """Add ``list`` and ``show`` to the command line."""
-    app.command("list", epilog=LIST_EPILOG)(list_)
-    app.command("show", epilog=SHOW_EPILOG)(show)
-
-
 def list_(
     benchmark: Annotated[str | None, typer.Argument(help="Show the systems of this benchmark.")] = None,
     as_json: options.Json = False,

@@ -11,8 +11,7 @@ import typer.main
 
 from encore.cli import options
 from encore.cli.layout import console, say, write_json
-from encore.cli.run import as_request
-from encore.cli.run import register as register_run
+from encore.cli.run import as_request, run
 from encore.errors import EncoreError
 from encore.machine import preflight
 from encore.run import runner
@@ -33,11 +32,6 @@ Examples:
 All options of `encore run` may follow. What is particular to the cluster stands in cluster.toml.
 """
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-def register(app: typer.Typer) -> None:
-    """Add ``submit`` to the command line."""
-    app.command("submit", epilog=EPILOG, context_settings=PASS_ON)(submit)
 
 
 def submit(
@@ -105,7 +99,7 @@ def _refuse_extra(benchmark: str | None, rest: tuple[str, ...]) -> None:
 def _run_options(benchmark: str, rest: tuple[str, ...]) -> Mapping[str, Any]:
     """Return the rest of the command line as `encore run` reads it, with its own messages for what is wrong."""
     app = typer.Typer()
-    register_run(app)
+    app.command()(run)
     context = typer.main.get_command(app).make_context("encore run", [benchmark, *rest])
     return dict(context.params)
 

@@ -41,11 +41,6 @@ Exit codes: 0 every point has ended, whatever it reached; 2 refused, 1 a point f
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add ``sweep`` to the command line."""
-    app.command("sweep", epilog=EPILOG)(sweep)
-
-
 def sweep(
     context: typer.Context,
     benchmark: options.OptionalBenchmark = None,

@@ -142,7 +142,7 @@ def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Pr
     if wanted.source is not None:
         mounts.append(Mount(wanted.source.absolute(), str(wanted.source.absolute()), True))
     prepare = data.prepare_command("python", benchmark, folder, wanted)
-    job = Job((*prepare, "--progress", "json"), environment={}, mounts=tuple(mounts), ranks=1, gpus=0)
+    job = Job(argv=(*prepare, "--progress", "json"), environment={}, mounts=tuple(mounts), ranks=1, gpus=0)
     return render(target, job, container_name(folder), os.environ)
 
 

@@ -17,7 +17,7 @@ import psutil
 from encore.machine import nvml
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One GPU as the driver reports it."""
 
@@ -29,7 +29,7 @@ class Gpu:
     """Such as ``9.0``; None where the driver is too old to tell."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """One machine."""
 
@@ -73,7 +73,13 @@ def _gpu_by_nvml(index: int, handle: Any, driver: str) -> Gpu:
     except pynvml.NVMLError:
         capability = None
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
-    return Gpu(index, nvml.text(pynvml.nvmlDeviceGetName(handle)), round(memory, 1), driver, capability)
+    return Gpu(
+        index=index,
+        name=nvml.text(pynvml.nvmlDeviceGetName(handle)),
+        memory_gib=round(memory, 1),
+        driver=driver,
+        compute_capability=capability,
+    )
 
 
 NVIDIA_SMI_FIELDS = "index,name,memory.total,driver_version,compute_cap"
@@ -99,7 +105,11 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
         index, name, memory, driver, capability = row
         gib = float(memory) / 1024 if memory.replace(".", "", 1).isdigit() else 0.0
         known = capability if capability[:1].isdigit() else None
-        found.append(Gpu(int(index), name, round(gib, 1), driver, known))
+        found.append(
+            Gpu(
+                index=int(index), name=name, memory_gib=round(gib, 1), driver=driver, compute_capability=known
+            )
+        )
     return tuple(found)
 
 

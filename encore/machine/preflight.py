@@ -12,6 +12,7 @@ from typing import Literal
 from encore.configuration import Configuration
 from encore.data import DataPassport, check_data
 from encore.errors import EncoreError
+from encore.files import existing
 from encore.machine.node import Node
 
 Level = Literal["OK", "WARN", "FAIL"]
@@ -77,9 +78,7 @@ def _other_data(configuration: Configuration, passport: DataPassport) -> str:
 
 def check_results(results: Path) -> Check:
     """Return the results folder: writable, with space."""
-    folder = results
-    while not folder.exists():
-        folder = folder.parent
+    folder = existing(results)
     if not folder.is_dir():
         return Check("FAIL", "results folder", f"{folder} is not a folder", "give another: --results DIR")
     if not os.access(folder, os.W_OK | os.X_OK):

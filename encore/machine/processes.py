@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Heartbeat:
     """Last sign of life of a rank."""
 
@@ -30,7 +30,9 @@ def heartbeats(folder: Path) -> list[Heartbeat]:
     for path in folder.glob("rank_*"):
         with contextlib.suppress(OSError, ValueError):
             pid, host, step, when = path.read_text(encoding="ascii").split()
-            found.append(Heartbeat(int(path.name[5:]), int(pid), host, int(step), float(when)))
+            found.append(
+                Heartbeat(rank=int(path.name[5:]), pid=int(pid), host=host, step=int(step), time=float(when))
+            )
     return sorted(found, key=lambda beat: beat.rank)
 
 

@@ -60,7 +60,7 @@ _UNKNOWN_FIELDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Package:
     """One submitter's tree of one round."""
 
@@ -70,7 +70,7 @@ class Package:
     logs: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PackageVerdict:
     """What the package checker says; ``accepted`` is None where it knows nothing of the round."""
 

@@ -96,7 +96,7 @@ class Difference:
     """Ours over theirs, where both are numbers."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Explanation:
     """The differences of two sides, the heaviest first, and what could not be looked at."""
 

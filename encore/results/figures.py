@@ -43,7 +43,7 @@ _TICKS_APART = 0.1
 _MOST_BARS = 24
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
     """A plot as SVG text, and the table of what it shows."""
 

@@ -17,7 +17,7 @@ from encore.results.systems import family, framework_of, release_of
 from encore.results.timing import length_of
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Curve:
     """Quality over epochs of one run; ``name`` tells which quality, where there are several."""
 

@@ -31,7 +31,7 @@ _PASSPORT_LIMIT = 1 << 20
 _SECONDS_PER_YEAR = 365.2425 * 86400
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RoundEvidence:
     """Gathers what narrows the round down; ``decide`` names the one that is left."""
 

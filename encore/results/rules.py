@@ -25,7 +25,7 @@ _FLOAT32 = 1e-7
 """Values of some frameworks went through float32, whose relative error this is."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Target:
     """A quality to reach; ``name`` is the part of the logged value it is about, else "value"."""
 
@@ -58,7 +58,7 @@ class Rule:
     """NCF of v0.5: the score takes this many runs, the first that converge."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DataSize:
     """Least numbers of training and evaluation samples of a benchmark's real data set."""
 

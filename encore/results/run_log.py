@@ -84,11 +84,6 @@ class RunLog:
         return known[-1] if known else None
 
     @property
-    def first_epoch(self) -> float | None:
-        """Epoch of the first evaluation."""
-        return next((point.epoch for point in self.quality if point.epoch is not None), None)
-
-    @property
     def best_quality(self) -> Mapping[str, float]:
         """The values of the last evaluation that met the targets, else of the last one."""
         met = [point for point in self.quality if all(target.met_by(point.values) for target in self.targets)]

@@ -32,7 +32,7 @@ _TITLES = {
 _WORK_DAY_MINUTES = 480
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Span:
     """A number that is known to lie between two others, as a printed one does."""
 

@@ -269,10 +269,9 @@ def _without_nodes(each: Measurement) -> str:
 
 
 def _kind(each: Measurement) -> tuple[object, ...]:
-    # The number of nodes stands in the system's name and must not part what is to be compared.
     return (
         each.benchmark,
-        each.system.rpartition("nodes, ")[2],
+        _without_nodes(each),
         each.framework,
         each.precision,
         each.release,

@@ -44,7 +44,7 @@ class Phases:
 PHASE_NAMES = tuple(field.name for field in fields(Phases))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Length:
     """How far a run trained until it reached its target."""
 

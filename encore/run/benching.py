@@ -19,7 +19,7 @@ from encore.machine import node
 from encore.run import planning
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What to measure."""
 

@@ -41,7 +41,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "kind" in record else None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Progress:
     """The state of one experiment as its metrics stream tells it."""
 

@@ -33,7 +33,7 @@ from encore.ssh.hosts import Host
 MAX_GPUS = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What the user asked for; None where the user left the choice to Encore."""
 
@@ -59,7 +59,7 @@ class Request:
     launcher: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A request with all choices made."""
 
@@ -321,7 +321,12 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
         for name, v in stored.items()
     }
     resolved = Configuration(
-        choice, system, content["nodes"], content["ranks_per_node"], values, tuple(content["deviations"])
+        choice=choice,
+        system=system,
+        nodes=content["nodes"],
+        ranks_per_node=content["ranks_per_node"],
+        values=values,
+        deviations=tuple(content["deviations"]),
     )
     machine = node.this_node()
     image = content["image"]["name"] if content["image"] else None

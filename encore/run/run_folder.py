@@ -29,7 +29,7 @@ STAMP = "%Y%m%dT%H%M%SZ"
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExperimentState:
     """Where one experiment stands."""
 
@@ -73,7 +73,7 @@ class Experiment:
         """Return the current state; ``prepared`` when there is none yet."""
         path = self.folder / "state.json"
         if not path.exists():
-            return ExperimentState("prepared")
+            return ExperimentState(status="prepared")
         return ExperimentState(**json.loads(path.read_text(encoding="utf-8")))
 
     def set_state(self, state: ExperimentState) -> None:

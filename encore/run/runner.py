@@ -28,7 +28,7 @@ from encore.slurm.allocation import Allocation
 from encore.ssh import connection, multi_host
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hooks:
     """How a run tells what it does."""
 
@@ -209,7 +209,7 @@ def _run_experiment(
 ) -> Outcome:
     started = experiment.state().started or files.utc_now()
     job = plan.allocation.name if plan.allocation else ""
-    state = ExperimentState("running", started=started, job=job)
+    state = ExperimentState(status="running", started=started, job=job)
     try:
         # A folder that was still being written when the ranks were killed is none.
         fresh = not any((experiment.folder / "checkpoint").glob("step_*"))

@@ -56,7 +56,7 @@ class Queue:
         return sorted(found, key=lambda job: job.task or 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """A run, a task of an array, or a job without a run folder."""
 
@@ -199,12 +199,20 @@ def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
         return [_row(folder, group, jobs) for group in groups]
     except DAMAGE as error:
         text = error.found if isinstance(error, EncoreError) else f"{type(error).__name__}: {error}"
-        return [Row("damaged", made(folder.path), number_of(folder), folder.path, text)]
+        return [
+            Row(state="damaged", when=made(folder.path), job=number_of(folder), run=folder.path, reason=text)
+        ]
 
 
 def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> Row:
     if not experiments:
-        return Row("damaged", made(folder.path), number_of(folder), folder.path, "no experiments in it")
+        return Row(
+            state="damaged",
+            when=made(folder.path),
+            job=number_of(folder),
+            run=folder.path,
+            reason="no experiments in it",
+        )
     names = [job_of(folder, each, jobs) for each in experiments]
     found = [
         (each, name, *verdict(each, jobs.find(name), jobs.answers))
@@ -220,14 +228,14 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
         end = time.time() if state in ALIVE else 0.0
         seconds = _seconds(states, end or max(last_sign(each) for each in experiments))
     return Row(
-        state,
-        made(folder.path),
-        name,
-        folder.path,
-        reason,
-        None if state == "not started" else experiment.number,
-        len(folder.experiments()),
-        reached,
+        state=state,
+        when=made(folder.path),
+        job=name,
+        run=folder.path,
+        reason=reason,
+        experiment=None if state == "not started" else experiment.number,
+        experiments=len(folder.experiments()),
+        reached=reached,
         nodes=folder.passport().get("nodes"),
         seconds=seconds,
     )
@@ -322,9 +330,9 @@ def without_folder(jobs: Iterable[Job]) -> list[Row]:
         first = tasks[0]
         rows.append(
             Row(
-                state,
-                first.submitted_at,
-                first.name if len(tasks) == 1 else array,
+                state=state,
+                when=first.submitted_at,
+                job=first.name if len(tasks) == 1 else array,
                 reason=reason,
                 experiments=len(tasks),
                 nodes=first.nodes,

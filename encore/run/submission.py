@@ -26,7 +26,7 @@ from encore.slurm.walltime import Estimate
 MAX_NODES = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What ``encore submit`` was asked for beside the run; None leaves the choice to cluster.toml."""
 
@@ -40,7 +40,7 @@ class Wanted:
     cluster: Path | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A submission that is ready for sbatch."""
 
@@ -144,7 +144,14 @@ def _prepared(
         more=wanted.more,
     )
     text = script.render(submission, cluster, with_name=not resumes)
-    return Prepared(submission, cluster, plan, text, estimate, runner.dry_run_command(plan))
+    return Prepared(
+        submission=submission,
+        cluster=cluster,
+        plan=plan,
+        script=text,
+        estimate=estimate,
+        step=runner.dry_run_command(plan),
+    )
 
 
 def _gpus(configuration: Configuration) -> int:

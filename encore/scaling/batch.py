@@ -1,6 +1,6 @@
 """Points of a sweep as Slurm jobs: what `encore submit` does, once a point.
 
-from encore.scaling.slurm import connect
+from encore.scaling.batch import connect
 sweep_folder.run(study, here, connect(cluster_file=None), submit_all=True)
 """
 
@@ -16,13 +16,7 @@ from encore.run.run_folder import RunFolder
 from encore.run.submission import Prepared, Wanted
 from encore.scaling.grid import GridPoint
 from encore.scaling.sweep_folder import Submitter
-from encore.slurm import commands
-
-_ENDED = (
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-    "REVOKED", "TIMEOUT",
-)  # fmt: skip
-"""Final states of Slurm's squeue(1); a requeued job is PENDING again."""
+from encore.slurm import commands, queue
 
 
 def connect(cluster_file: Path | None) -> Submitter | None:
@@ -73,4 +67,4 @@ def arguments(request: Request) -> tuple[str, ...]:
 def is_live(job: str) -> bool:
     """Return whether a job waits or runs; one that the controller has forgotten does not."""
     state = commands.show_job(job).get("JobState", "")
-    return bool(state) and state not in _ENDED
+    return bool(state) and state not in queue.ENDED

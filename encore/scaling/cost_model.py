@@ -26,13 +26,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from encore.errors import EncoreError
 from encore.scaling.fitting import LEVEL, PositiveSum, Prediction, Prior, fit
 
 Algorithm = Literal["ring", "tree", "hierarchical"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 RELATIVE_ERROR = 0.05
 """Standard deviation that a point is given where its own is not known or is smaller: no model is better."""
@@ -60,7 +59,7 @@ class Point:
         return self.gpus / self.nodes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StepModel:
     """The fitted cost of a step; parameters are in the unit of the points' times."""
 
@@ -131,7 +130,7 @@ def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
     return (point.samples_per_gpu, 1.0, hops, 2 * (n - 1) / n)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EpochModel:
     """Epochs to the target by global batch."""
 
@@ -173,7 +172,7 @@ def fit_epochs(measured: Sequence[tuple[float, float]]) -> EpochModel:
     return EpochModel(fitted=fitted)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Product:
     """Two predictions multiplied: their relative errors add in quadrature, each side for itself."""
 

@@ -30,7 +30,7 @@ _COLUMNS = ("benchmark", "gpus", "minutes")
 How = Literal["measured", "interpolated", "predicted"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Curve:
     """Minutes to the target of one benchmark by number of GPUs, each measured."""
 

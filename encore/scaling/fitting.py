@@ -25,7 +25,7 @@ _WIDEST = 40.0
 """Search for the ends of an interval no further than this in natural logarithms."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Prior:
     """What is assumed of a parameter before anything was measured: log-normal."""
 
@@ -34,7 +34,7 @@ class Prior:
     """One standard deviation up multiplies the median by this, one down divides it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Prediction:
     """A predicted value in the unit of the fitted ones, and where a measurement of it would lie."""
 

@@ -12,7 +12,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from encore import catalogue, configuration
 from encore.catalogue import System
@@ -22,7 +22,6 @@ from encore.run import planning
 from encore.run.planning import Request
 
 Mode = Literal["strong", "weak"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class Grid:
     """Slurm's cluster file; None: the one at its usual place."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GridPoint:
     """One point of a grid."""
 

@@ -14,13 +14,11 @@ from encore.scaling.curves import Option
 from encore.scaling.sharing import Job, Placement, Schedule, one_by_one
 from encore.scaling.steady import SteadyState, rounds_one_by_one
 
-_INTERVAL = "{low:.3g} to {high:.3g}"
-
 
 def _source(option: Option) -> str:
     if option.low is None or option.high is None:
         return option.how
-    return f"{option.how}, {_INTERVAL.format(low=option.low, high=option.high)}"
+    return f"{option.how}, {option.low:.3g} to {option.high:.3g}"
 
 
 def schedule_table(schedule: Schedule) -> Table:

@@ -21,7 +21,7 @@ _MOST_RUNS = 100
 _TINY = 1e-9
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Job:
     """A benchmark that is to be run ``count`` times."""
 
@@ -30,7 +30,7 @@ class Job:
     count: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Placement:
     """One run in a schedule; ``start`` in minutes."""
 
@@ -46,7 +46,7 @@ class Placement:
         return self.start + self.option.minutes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Schedule:
     """Who runs when on how many GPUs."""
 

@@ -29,7 +29,7 @@ _Parting = tuple[int, ...]
 """Slots of each size."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Share:
     """How a benchmark is run in the steady state."""
 
@@ -44,7 +44,7 @@ class Share:
         return self.busy * _MINUTES_A_DAY / self.option.minutes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Phase:
     """A part of the day in which the machine is parted in one way."""
 
@@ -54,7 +54,7 @@ class Phase:
     """How many slots, and of how many GPUs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SteadyState:
     """What a machine can do day after day."""
 

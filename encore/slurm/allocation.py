@@ -11,7 +11,7 @@ from encore.errors import EncoreError
 from encore.slurm import commands
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Allocation:
     """Nodes that Slurm has given to this job."""
 

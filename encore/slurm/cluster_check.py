@@ -9,6 +9,7 @@ from pathlib import Path
 from encore import catalogue, data
 from encore.containers import engines
 from encore.errors import EncoreError
+from encore.files import existing
 from encore.machine.preflight import Check
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, partitions
@@ -96,7 +97,7 @@ def _folders(cluster: Cluster) -> list[Check]:
         except EncoreError as error:
             checks.append(Check("WARN", f"{name} data", error.found, error.remedy))
     if cluster.results is not None:
-        folder = next(path for path in (cluster.results, *cluster.results.parents) if path.exists())
+        folder = existing(cluster.results)
         if os.access(folder, os.W_OK):
             checks.append(Check("OK", "results", str(cluster.results)))
         else:

@@ -11,7 +11,7 @@ from encore.slurm import commands
 from encore.slurm.script import Submission, clock
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Partition:
     """One partition."""
 

@@ -30,7 +30,7 @@ ENDED = (
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A job, or a task of an array."""
 
@@ -139,7 +139,19 @@ def parse(text: str) -> list[Job]:
         # sacct says "CANCELLED by 1000".
         state = (state.split() or [""])[0]
         count = int(nodes) if nodes.isdigit() else 0
-        jobs.append(Job(name, number, state, count, seconds_of(used), submitted, user, _said(reason), title))
+        jobs.append(
+            Job(
+                name=name,
+                number=number,
+                state=state,
+                nodes=count,
+                seconds=seconds_of(used),
+                submitted=submitted,
+                user=user,
+                reason=_said(reason),
+                title=title,
+            )
+        )
     return jobs
 
 

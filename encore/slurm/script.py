@@ -14,7 +14,7 @@ WARNING_SECONDS = 120
 """Before the time limit: enough for a checkpoint on a slow file system."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Submission:
     """What is asked of sbatch."""
 

@@ -56,7 +56,9 @@ def made(results: Path, state: Status, log: str, *stream: dict[str, Any]) -> Exp
     (experiment,) = run.experiments()
     experiment.metrics.write_text("".join(json.dumps(each) + "\n" for each in stream), encoding="utf-8")
     experiment.log.write_text(log, encoding="utf-8")
-    experiment.set_state(ExperimentState(state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z"))
+    experiment.set_state(
+        ExperimentState(status=state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z")
+    )
     experiment.publish_log()
     return experiment
 

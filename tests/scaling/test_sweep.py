@@ -40,7 +40,7 @@ def made_point(
         for e, s in ((1, speed / 10), (2, speed), (3, speed))
     ]
     experiment.metrics.write_text("".join(json.dumps(record) + "\n" for record in stream), encoding="utf-8")
-    experiment.set_state(ExperimentState(status))
+    experiment.set_state(ExperimentState(status=status))
     return run.path
 
 

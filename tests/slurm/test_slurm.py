@@ -218,14 +218,14 @@ def test_the_allocation_comes_from_slurms_variables() -> None:
 def test_gpus_are_spread_over_the_nodes(
     gpus: int | None, nodes: int | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = planning.Request("resnet", gpus, nodes=nodes)
+    request = planning.Request(name="resnet", gpus=gpus, nodes=nodes)
     held = submission.pretended(4, 8, None)
     assert planning.spread_over(held, request, cluster.Cluster(), node.this_node()) == expected
 
 
 @pytest.mark.parametrize(("gpus", "nodes", "said"), [(6, None, "evenly"), (8, 5, "5 nodes asked for")])
 def test_gpus_that_cannot_be_spread_are_refused(gpus: int, nodes: int | None, said: str) -> None:
-    request = planning.Request("resnet", gpus, nodes=nodes)
+    request = planning.Request(name="resnet", gpus=gpus, nodes=nodes)
     with pytest.raises(EncoreError, match=said):
         planning.spread_over(submission.pretended(4, 8, None), request, cluster.Cluster(), node.this_node())
 
@@ -237,8 +237,8 @@ def test_partitions_are_read_from_sinfo(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(commands, "call", lambda *command: text)
     assert partitions.partitions() == {
-        "gpu": Partition("gpu", True, 7, 2880, 8),
-        "cpu": Partition("cpu", False, 10, None, None),
+        "gpu": Partition(name="gpu", is_default=True, nodes=7, max_minutes=2880, gpus=8),
+        "cpu": Partition(name="cpu", is_default=False, nodes=10, max_minutes=None, gpus=None),
     }
 
 
@@ -254,7 +254,9 @@ def test_what_would_wait_for_ever_is_refused(wanted: dict[str, int], said: str) 
     asked = script.Submission(**{"nodes": 1, "gpus_per_node": 8, "minutes": 60, **wanted}, name="resnet",
                               results=Path("/r"), arguments=())  # fmt: skip
     with pytest.raises(EncoreError, match=said):
-        partitions.refuse_impossible(asked, Partition("gpu", True, 7, 2880, 8))
+        partitions.refuse_impossible(
+            asked, Partition(name="gpu", is_default=True, nodes=7, max_minutes=2880, gpus=8)
+        )
 
 
 def test_slurms_refusals_name_the_remedy() -> None:

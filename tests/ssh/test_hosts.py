@@ -187,8 +187,11 @@ def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
     other = subprocess.Popen([*command, f"{folder}0"])
     try:
         me = os.uname().nodename
-        beats = [processes.Heartbeat(n, pid, me, 1, 0.0) for n, pid in enumerate((rank.pid, other.pid))]
-        elsewhere = [processes.Heartbeat(2, rank.pid, "another-host", 1, 0.0)]
+        beats = [
+            processes.Heartbeat(rank=n, pid=pid, host=me, step=1, time=0.0)
+            for n, pid in enumerate((rank.pid, other.pid))
+        ]
+        elsewhere = [processes.Heartbeat(rank=2, pid=rank.pid, host="another-host", step=1, time=0.0)]
         subprocess.run(["sh", "-s"], input=connection.end_script(folder, elsewhere), text=True, check=True)
         assert rank.poll() is None
         subprocess.run(["sh", "-s"], input=connection.end_script(folder, beats), text=True, check=True)
