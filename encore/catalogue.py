@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, model_validator
 
 from encore import names, paths
 from encore.errors import EncoreError
@@ -65,11 +66,21 @@ class Implementation(_Strict):
     """Python package that holds train.py, config.py and bench.py."""
 
 
+class Quality(_Strict):
+    """What a benchmark is trained to reach; Mask R-CNN has two."""
+
+    title: str
+    config: str
+    """Field of Config that holds its target."""
+    log_name: str = ""
+    """Its name in eval_accuracy, where a benchmark has several; empty: the name in benchmark.toml."""
+
+
 class Round(_Strict):
     """What an MLPerf Training round asks of a benchmark."""
 
-    quality_target: float
-    """Value of the metric at which the clock stops, in the metric's own unit."""
+    targets: dict[str, float]
+    """Value of each quality at which the clock stops, in the quality's own unit."""
     runs: int
     """Runs that a score is made of."""
 
@@ -97,7 +108,7 @@ class Benchmark(_Strict):
     title: str
     area: str
     data_set: str
-    metric: str
+    qualities: dict[str, Quality] = Field(min_length=1)
     default_implementation: str
     default_round: str
     log_format: Literal["mllog", "v0.5"] = "mllog"
@@ -106,6 +117,24 @@ class Benchmark(_Strict):
     rounds: dict[str, Round]
     full_data: FullData
     small_data: SmallData
+
+    @model_validator(mode="after")
+    def _has_all_targets(self) -> Benchmark:
+        for name, each in self.rounds.items():
+            if set(each.targets) != set(self.qualities):
+                raise ValueError(f"round {name} needs a target for each of {', '.join(self.qualities)}")
+        return self
+
+    def targets(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Return the target of each quality in a resolved configuration."""
+        return {name: config[each.config] for name, each in self.qualities.items()}
+
+    def named(self, logged: Mapping[str, float]) -> dict[str, float]:
+        """Return the values of one evaluation in a log, by the names of the qualities."""
+        if len(self.qualities) == 1:
+            return dict(zip(self.qualities, logged.values(), strict=False))
+        names = {name: each.log_name or name for name, each in self.qualities.items()}
+        return {name: logged[log_name] for name, log_name in names.items() if log_name in logged}
 
 
 class System(_Strict):
@@ -187,13 +216,13 @@ def framework(name: str) -> Framework:
 
 
 def benchmarks() -> dict[str, Benchmark]:
-    """Every benchmark by name."""
+    """Return every benchmark by name."""
     files = sorted(paths.BENCHMARKS.glob("*/benchmark.toml"))
     return {file.parent.name: parse(Benchmark, file) for file in files}
 
 
 def choices() -> dict[str, Choice]:
-    """Every benchmark and implementation by the name that the command line takes."""
+    """Return every benchmark and implementation by the name that the command line takes."""
     every = [
         Choice(benchmark, implementation)
         for benchmark in benchmarks().values()
@@ -203,7 +232,7 @@ def choices() -> dict[str, Choice]:
 
 
 def choose(name: str) -> Choice:
-    """The benchmark and implementation called ``name``; EncoreError offers the nearest name."""
+    """Return the benchmark and implementation called ``name``; EncoreError offers the nearest name."""
     known = choices()
     for choice in known.values():
         if name in (choice.name, f"{choice.benchmark.name}-{choice.implementation_name}"):
@@ -212,7 +241,7 @@ def choose(name: str) -> Choice:
 
 
 def systems(choice: Choice) -> list[System]:
-    """Every system of an implementation, ordered by round, number of GPUs and name.
+    """Return every system of an implementation, ordered by round, number of GPUs and name.
 
     Those in the benchmark's folder are for all implementations, those in the implementation's for it alone.
     """
@@ -228,7 +257,7 @@ def _read_system(path: Path, choice: Choice) -> System:
 
 
 def find_system(choice: Choice, name: str, round_name: str | None) -> System:
-    """The system called ``name`` in ``round_name``, or in the newest round that has it."""
+    """Return the system called ``name`` in ``round_name``, or in the newest round that has it."""
     every = systems(choice)
     named = [system for system in every if system.system == name]
     if not named:

@@ -1,6 +1,6 @@
 """Resolve a configuration: every value of config.py with the place that it comes from.
 
-Precedence, lowest first: the defaults in config.py, the round's quality target in benchmark.toml, the system
+Precedence, lowest first: the defaults in config.py, the round's quality targets in benchmark.toml, the system
 file, the rule for another number of ranks, ``--set``.
 """
 
@@ -17,9 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from encore import names
 from encore.catalogue import Choice, System
 from encore.errors import EncoreError
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Value:
     origin: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Configuration:
     """A resolved configuration for a number of nodes and of ranks on each."""
 
@@ -58,21 +62,21 @@ class Configuration:
         return "closed" if self.is_submitted else "open"
 
     def plain(self) -> dict[str, Any]:
-        """Values without origins, as config.json holds them."""
+        """Return values without origins, as config.json holds them."""
         return {name: value.value for name, value in self.values.items()}
 
     def get(self, name: str) -> Any:
-        """One value."""
+        """Return one value."""
         return self.values[name].value
 
 
 def _config_files(folder: Path) -> list[Path]:
-    """What the implementations of a benchmark have in common, if anything, and the implementation's own."""
+    """Return what the implementations of a benchmark have in common, if anything, and the implementation's own."""
     return [path for path in (folder.parent / "config.py", folder / "config.py") if path.exists()]
 
 
 def _load(path: Path, name: str) -> Any:
-    """The module in ``path``, known as ``name`` from now on."""
+    """Return the module in ``path``, known as ``name`` from now on."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise EncoreError(f"{path} cannot be loaded", remedy="restore the file")
@@ -84,7 +88,7 @@ def _load(path: Path, name: str) -> Any:
 
 @cache
 def config_class(folder: Path) -> type[Any]:
-    """The Config dataclass of an implementation, loaded from its file: host code imports no benchmark."""
+    """Return the Config dataclass of an implementation, loaded from its file: host code imports no benchmark."""
     *shared, own = _config_files(folder)
     for path in shared:
         # By the name under which the implementation imports it, so that no package has to be imported.
@@ -94,32 +98,26 @@ def config_class(folder: Path) -> type[Any]:
 
 
 def field_types(folder: Path) -> dict[str, Any]:
-    """Type of each field of an implementation's Config."""
+    """Return the type of each field of an implementation's Config."""
     return typing.get_type_hints(config_class(folder))
 
 
-def _check_type(name: str, value: Any, wanted: Any) -> Any:
-    """``value`` as the field's type ``wanted``; EncoreError says what was expected."""
-    origin = typing.get_origin(wanted)
-    if origin is Literal:
+def _checked(name: str, value: Any, wanted: Any) -> Any:
+    """Return ``value`` as the field's type ``wanted``; EncoreError says what was expected."""
+    try:
+        # As JSON, which has no tuples: lists are taken for them, and nothing else is converted.
+        return TypeAdapter(wanted, config=STRICT).validate_json(json.dumps(value, default=str))
+    except ValidationError as error:
+        if typing.get_origin(wanted) is not Literal:
+            raise EncoreError(
+                f"{name} = {value!r} has the wrong type", expected=_type_name(wanted)
+            ) from error
         allowed = typing.get_args(wanted)
-        if value in allowed and not isinstance(value, bool):
-            return value
         raise EncoreError(
             f"{name} = {value!r} is not possible",
             expected=f"one of {', '.join(map(str, allowed))}",
             remedy=f"use --set {name}={allowed[0]}",
-        )
-    if origin is tuple:
-        if isinstance(value, (list, tuple)):
-            item = typing.get_args(wanted)[0]
-            return tuple(_check_type(name, entry, item) for entry in value)
-    elif wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if math.isfinite(value):
-            return float(value)
-    elif isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
-        return value
-    raise EncoreError(f"{name} = {value!r} has the wrong type", expected=_type_name(wanted))
+        ) from error
 
 
 def _type_name(wanted: Any) -> str:
@@ -149,11 +147,11 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
         value = {"True": True, "False": False}.get(text, text)
     if types_of[name] is str and not isinstance(value, str):
         value = text
-    return name, _check_type(name, value, types_of[name])
+    return name, _checked(name, value, types_of[name])
 
 
 def scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
-    """Batch and learning rate for a number of ranks that the system file is not for.
+    """Return the batch and learning rate for a number of ranks that the system file is not for.
 
     The batch of a rank stays, and the learning rate follows the global batch: in proportion for SGD
     (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with its square root for LARS, between the
@@ -211,13 +209,14 @@ def resolve(
     wanted = field_types(choice.folder)
     config = config_class(choice.folder)
     values = {field.name: Value(field.default, "default") for field in dataclasses.fields(config)}
-    target = choice.benchmark.rounds[system.round].quality_target
-    values["quality_target"] = Value(target, f"benchmark.toml, round {system.round}")
+    for name, target in choice.benchmark.rounds[system.round].targets.items():
+        key = choice.benchmark.qualities[name].config
+        values[key] = Value(target, f"benchmark.toml, round {system.round}")
     for name, value in system.config.items():
         if name not in wanted:
             raise names.unknown(f"key in system {system.system}", name, wanted)
         origin = f"systems/{system.file}"
-        values[name] = Value(_check_type(name, value, wanted[name]), origin)
+        values[name] = Value(_checked(name, value, wanted[name]), origin)
     overrides = scaled(system, nodes, ranks_per_node)
     for setting in settings:
         name, value = parse_setting(setting, wanted)
@@ -228,7 +227,14 @@ def resolve(
         deviations = (f"{framework} instead of {system.framework}", *deviations)
     values.update(overrides)
     _validate(config, values)
-    return Configuration(choice, system, nodes, ranks_per_node, values, deviations)
+    return Configuration(
+        choice=choice,
+        system=system,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        values=values,
+        deviations=deviations,
+    )
 
 
 def _validate(config: type[Any], values: dict[str, Value]) -> None:
@@ -242,13 +248,13 @@ def _validate(config: type[Any], values: dict[str, Value]) -> None:
 
 
 def describe_scale(configuration: Configuration) -> str:
-    """``2 ranks x 32 = global batch 64``."""
+    """Return ``2 ranks x 32 = global batch 64``."""
     batch = configuration.get("batch_size")
     return f"{configuration.ranks} x {batch} = global batch {batch * configuration.ranks}"
 
 
 def fields_with_meaning(folder: Path) -> dict[str, str]:
-    """The comment behind each field in config.py: its unit and meaning; an implementation's own counts."""
+    """Return the comment behind each field in config.py: its unit and meaning; an implementation's own counts."""
     meanings = {}
     text = "\n".join(path.read_text(encoding="utf-8") for path in _config_files(folder))
     for line in text.splitlines():

@@ -12,8 +12,13 @@ from encore.errors import EncoreError
 
 
 def utc_now() -> str:
-    """Now, in UTC, as ISO 8601 with seconds."""
+    """Return now, in UTC, as ISO 8601 with seconds."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that is there."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def write_json(path: Path, content: Any) -> None:

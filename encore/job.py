@@ -33,7 +33,7 @@ class Mount:
     read_only: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """What to start, independent of how. Paths in ``argv`` are targets of mounts."""
 
@@ -55,7 +55,7 @@ class Job:
     """Names of variables that the outer launcher gives to each rank."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Command:
     """A job rendered for one runtime: what this machine executes."""
 
@@ -80,7 +80,7 @@ class Places:
 def rank_environment(
     configuration: Configuration, launch: Launch, extra: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    """Variables that the ranks need; ``extra`` wins. ``cores`` are shared by the ranks of a node."""
+    """Return variables that the ranks need; ``extra`` wins. ``cores`` are shared by the ranks of a node."""
     variables = {"PYTHONUNBUFFERED": "1", **launch.environment}
     if configuration.get("device") == "cpu":
         threads = max(1, (launch.cores or cores) // configuration.ranks_per_node)
@@ -98,7 +98,7 @@ def training_job(
     cores: int,
     launch: Launch | None = None,
 ) -> Job:
-    """The job that trains one experiment whose folder is ``places.output``; by default on this node."""
+    """Return the job that trains one experiment whose folder is ``places.output``; by default on this node."""
     framework = configuration.choice.implementation.framework
     launch = launch or launchers.on_one_node(framework, configuration.ranks, places.output)
     module = f"{configuration.choice.implementation.module}.train"

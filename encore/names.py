@@ -11,7 +11,7 @@ MOST_LISTED = 16
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> EncoreError:
-    """An error for ``name``, which is no ``kind``, that offers the nearest of ``known``."""
+    """Return an error for ``name``, which is no ``kind``, that offers the nearest of ``known``."""
     choices = sorted(known)
     near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     # A long list would bury the one name that was meant.

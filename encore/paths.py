@@ -13,16 +13,16 @@ REQUIREMENTS = ROOT / "requirements"
 
 
 def cache_folder() -> Path:
-    """Folder of what can be made again: ``$XDG_CACHE_HOME/encore``, else ``~/.cache/encore``."""
+    """Return the folder of what can be made again: ``$XDG_CACHE_HOME/encore``, else ``~/.cache/encore``."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "encore"
 
 
 def default_data(benchmark: str) -> Path:
-    """Where a benchmark's data set is looked for when ``--data`` is not given."""
+    """Return where a benchmark's data set is looked for when ``--data`` is not given."""
     return ROOT / "data" / benchmark
 
 
 def default_results() -> Path:
-    """Where run folders are made when ``--results`` is not given."""
+    """Return where run folders are made when ``--results`` is not given."""
     return ROOT / "results"

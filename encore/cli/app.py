@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Annotated
 
@@ -48,13 +49,34 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of all commands."""
+    """Take the options of all commands."""
 
 
-for module in (
-    run, submit, jobs, sweep, plan, show, data, doctor, bench, images, results, compare, report
-):  # fmt: skip
-    module.register(app)
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "run": (run.run, run.EPILOG),
+    "submit": (submit.submit, submit.EPILOG),
+    "status": (jobs.show_status, jobs.STATUS_EPILOG),
+    "follow": (jobs.follow, jobs.FOLLOW_EPILOG),
+    "cancel": (jobs.cancel, jobs.CANCEL_EPILOG),
+    "sweep": (sweep.sweep, sweep.EPILOG),
+    "plan": (plan.plan, plan.EPILOG),
+    "list": (show.list_, show.LIST_EPILOG),
+    "show": (show.show, show.SHOW_EPILOG),
+    "doctor": (doctor.doctor, doctor.EPILOG),
+    "bench": (bench.bench, bench.EPILOG),
+    "score": (results.score, results.SCORE_EPILOG),
+    "check": (results.check, results.CHECK_EPILOG),
+    "published": (results.published, results.PUBLISHED_EPILOG),
+    "compare": (compare.compare, compare.COMPARE_EPILOG),
+    "explain": (compare.explain, compare.EXPLAIN_EPILOG),
+    "report": (report.report, report.REPORT_EPILOG),
+    "tables": (report.tables, report.TABLES_EPILOG),
+    "archive": (report.archive, report.ARCHIVE_EPILOG),
+}
+for name, (command, epilog) in COMMANDS.items():
+    app.command(name, epilog=epilog, context_settings=submit.PASS_ON if name == "submit" else None)(command)
+data.register(app)
+images.register(app)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -62,7 +84,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Entry point of the ``encore`` command."""
+    """Run the ``encore`` command."""
     # A job scheduler's SIGTERM ends a set-up or a preparation as Ctrl-C does: children first.
     signal.signal(signal.SIGTERM, _terminated)
     try:

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from encore.cli.results import JsonOption, console, say, text, write_json
+from encore.cli import options
+from encore.cli.layout import console, plain_table, say, text, write_json
 from encore.errors import EncoreError
+from encore.results.compare import Comparison, Factor, compare_path
+from encore.results.digest import submission
+from encore.results.explain import Explanation
+from encore.results.explain import explain as explained
+from encore.results.nearest import find_submission
+from encore.results.sides import Side, load_side
+from encore.results.words import certainty
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from encore.results.compare import Comparison, Factor
-    from encore.results.explain import Explanation
-    from encore.results.sides import Side
-
-_COMPARE_HELP = """Compare a run with a submitted result: was it reproduced, and how sure is that?
-
-RUN is a run folder of Encore, or a folder with the logs of one benchmark on one system.
-
+COMPARE_EPILOG = """
 Examples:
 
-    encore compare results/20260101T120000Z-resnet-mxnet-dgxa100
+  encore compare results/20260101T120000Z-resnet-mxnet-dgxa100
 
-    encore compare my_logs --with v0.7/NVIDIA/dgxa100_ngc20.06_mxnet --json
+  encore compare my_logs --with v0.7/NVIDIA/dgxa100_ngc20.06_mxnet --json
 """
-_EXPLAIN_HELP = """Rank what differs between a run and a submission, or between two runs.
-
+EXPLAIN_EPILOG = """
 Examples:
 
-    encore explain results/20260101T120000Z-resnet-mxnet-dgxa100
+  encore explain results/20260101T120000Z-resnet-mxnet-dgxa100
 
-    encore explain results/20260101T120000Z-resnet-mxnet-cpu --other results/20260102T090000Z-resnet-mxnet-cpu
+  encore explain results/20260101T120000Z-resnet-mxnet-cpu --other results/20260102T090000Z-resnet-mxnet-cpu
 """
 _STYLES = {
     "reproduced": "bold green",
@@ -45,39 +43,17 @@ _STYLES = {
 }
 _SHOWN = 15
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of logs.")]
-WithOption = Annotated[
-    str | None,
-    typer.Option(
-        "--with", metavar="NAME", help="Submission, as `encore published` names it; default: the nearest."
-    ),
-]
-LogsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--logs", metavar="DIR", help="Folder of submitted logs, used where it holds the submission's."
-    ),
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.command("compare", help=_COMPARE_HELP)(compare)
-    app.command("explain", help=_EXPLAIN_HELP)(explain)
-
 
 def compare(
-    run: RunArgument,
-    with_: WithOption = None,
-    logs: LogsOption = None,
+    run: options.Run,
+    with_: options.With = None,
+    logs: options.Logs = None,
     within: Annotated[
         float, typer.Option(min=0.1, max=100.0, help="Per cent that still count as the same result.")
     ] = 5.0,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Compare the set of runs at ``run``."""
-    from encore.results.compare import compare_path
-
+    """Compare a run with a submitted result: was it reproduced, and how sure is that?"""
     found = compare_path(run, with_, _folder(logs), within / 100)
     if as_json:
         write_json(found.as_json())
@@ -86,19 +62,16 @@ def compare(
 
 
 def explain(
-    run: RunArgument,
-    with_: WithOption = None,
+    run: options.Run,
+    with_: options.With = None,
     other: Annotated[
         Path | None, typer.Option("--other", metavar="RUN", help="Another run, in place of a submission.")
     ] = None,
-    logs: LogsOption = None,
+    logs: options.Logs = None,
     everything: Annotated[bool, typer.Option("--all", help="Also the differences of little weight.")] = False,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Rank the differences of ``run`` and a submission, or another run."""
-    from encore.results.explain import explain as explained
-    from encore.results.sides import load_side
-
+    """Rank what differs between a run and a submission, or between two runs."""
     if other is not None and with_ is not None:
         raise EncoreError("--with and --other both name what to compare with", remedy="give one of them")
     ours = load_side(run)
@@ -117,9 +90,6 @@ def _folder(logs: Path | None) -> Path | None:
 
 
 def _submission(ours: Side, name: str | None, logs: Path | None) -> Side:
-    from encore.results.digest import submission
-    from encore.results.nearest import find_submission
-
     cell, how = find_submission(ours, name)
     if cell is None:
         raise EncoreError(
@@ -129,9 +99,6 @@ def _submission(ours: Side, name: str | None, logs: Path | None) -> Side:
 
 
 def _print_comparison(screen: Console, found: Comparison) -> None:
-    from encore.cli.layout import plain_table
-    from encore.results.words import certainty
-
     against = f"{found.theirs.label} ({found.found_how})" if found.theirs else "no submission"
     say(screen, text(f"{found.ours.label}: {found.ours.benchmark or '?'} against {against}"))
     say(screen, text(found.verdict.value, _STYLES[found.verdict.value]))

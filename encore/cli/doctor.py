@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -11,12 +10,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from encore import catalogue, data, environment, paths
+from encore.cli import options
+from encore.cli.layout import console, write_json
 from encore.cli.run import print_checks
 from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
+from encore.files import existing
 from encore.machine import node
 from encore.machine.preflight import Check, Level
 from encore.slurm import cluster_check as slurm_doctor
@@ -34,11 +35,6 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Adds ``doctor`` to the command line."""
-    app.command("doctor", epilog=EPILOG)(doctor)
-
-
 def doctor(
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Check the Slurm cluster and cluster.toml instead.")
@@ -46,7 +42,7 @@ def doctor(
     cluster_file: Annotated[
         Path | None, typer.Option("--cluster-file", help="Cluster file; default: the one at its usual place.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Check this machine; exit code 2 if something makes every run impossible."""
     machine = node.this_node()
@@ -62,9 +58,9 @@ def _all(machine: node.Node) -> list[Check]:
 
 def _tell(machine: node.Node, found: list[Check], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"node": machine.as_json(), "checks": [vars(c) for c in found]}, indent=2))
+        write_json({"node": machine.as_json(), "checks": [vars(each) for each in found]})
     else:
-        print_checks(Console(soft_wrap=True), found)
+        print_checks(console(soft_wrap=True), found)
     if any(check.level == "FAIL" for check in found):
         raise typer.Exit(ExitCode.REFUSED)
 
@@ -147,13 +143,11 @@ def _data() -> list[Check]:
 def _folders() -> list[Check]:
     checks = []
     for name, folder in (("cache", paths.cache_folder()), ("results", paths.default_results())):
-        existing = folder
-        while not existing.exists():
-            existing = existing.parent
-        free = shutil.disk_usage(existing).free / 2**30
-        if not os.access(existing, os.W_OK):
+        there = existing(folder)
+        free = shutil.disk_usage(there).free / 2**30
+        if not os.access(there, os.W_OK):
             checks.append(
-                Check("FAIL", name, f"{existing} is not writable", "make it so, or choose another folder")
+                Check("FAIL", name, f"{there} is not writable", "make it so, or choose another folder")
             )
         else:
             level: Level = "OK" if free > 5 else "WARN"

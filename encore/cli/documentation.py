@@ -10,13 +10,14 @@ written whole.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from encore import catalogue, configuration, names, paths
 from encore.catalogue import Choice, System
@@ -30,32 +31,37 @@ NO_VALUE = "–"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; a bar inside a cell is escaped."""
+    """Return a Markdown table; a bar inside a cell is escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def benchmarks_table() -> str:
-    """Every benchmark and implementation with its task."""
+    """Return every benchmark and implementation with its task."""
     rows = []
     for name, choice in catalogue.choices().items():
         benchmark = choice.benchmark
-        targets = ", ".join(f"{entry.quality_target:g} ({r})" for r, entry in benchmark.rounds.items())
+        targets = "; ".join(
+            f"{quality.title}: "
+            + ", ".join(f"{entry.targets[key]:g} ({r})" for r, entry in benchmark.rounds.items())
+            for key, quality in benchmark.qualities.items()
+        )
         page = f"[{benchmark.title}](benchmarks/{benchmark.name}/README.md)"
         framework = choice.implementation.framework
-        rows.append([f"`{name}`", page, framework, benchmark.data_set, f"{benchmark.metric}: {targets}"])
+        rows.append([f"`{name}`", page, framework, benchmark.data_set, targets])
     return markdown(["name", "task", "framework", "data set", "target"], rows)
 
 
 def targets_table(choice: Choice) -> str:
-    """Quality target and runs of a score, per round."""
-    head = ["round", f"target, {choice.benchmark.metric}", "runs of a score"]
-    rounds = choice.benchmark.rounds.items()
-    return markdown(head, [[name, f"{entry.quality_target:g}", str(entry.runs)] for name, entry in rounds])
+    """Return the quality target and runs of a score, per round."""
+    qualities, rounds = choice.benchmark.qualities, choice.benchmark.rounds.items()
+    head = ["round", *(f"target, {each.title}" for each in qualities.values()), "runs of a score"]
+    rows = [[name, *(f"{each.targets[q]:g}" for q in qualities), str(each.runs)] for name, each in rounds]
+    return markdown(head, rows)
 
 
 def systems_table(choice: Choice) -> str:
-    """Every system of an implementation with the values that distinguish it."""
+    """Return every system of an implementation with the values that distinguish it."""
     head = ["round", "system", "kind", "nodes x GPUs", "GPU", "batch per GPU", "global batch", "optimizer"]
     head += ["learning rate", "warm-up", "epochs"]
     return markdown(head, [_system_row(choice, system) for system in catalogue.systems(choice)])
@@ -73,7 +79,7 @@ def _system_row(choice: Choice, system: System) -> list[str]:
 
 
 def published_table(choice: Choice) -> str:
-    """The submitted result of each system that has one."""
+    """Return the submitted result of each system that has one."""
     head = ["round", "system", "submitted as", "minutes", "fastest to slowest", "converged", "epochs"]
     found = {
         (result.round, result.system): result
@@ -103,7 +109,7 @@ def _minutes(value: float | None) -> str:
 
 
 def keys_table(choice: Choice) -> str:
-    """Every configuration key with its default and its meaning."""
+    """Return every configuration key with its default and its meaning."""
     fields = dataclasses.fields(configuration.config_class(choice.folder))
     meanings = configuration.fields_with_meaning(choice.folder)
     rows = [[f"`{each.name}`", f"`{json.dumps(each.default)}`", meanings[each.name]] for each in fields]
@@ -111,7 +117,7 @@ def keys_table(choice: Choice) -> str:
 
 
 def images_table() -> str:
-    """Each round's submitted base beside today's."""
+    """Return each round's submitted base beside today's."""
     head = ["round", "benchmark", "submitted on", "built on today", "why"]
     rows = []
     for entry in images.catalogue().submitted:
@@ -123,7 +129,7 @@ def images_table() -> str:
 
 
 def predictions_table(benchmark: str) -> str:
-    """The cost model's predictions beside the published results of a benchmark."""
+    """Return the cost model's predictions beside the published results of a benchmark."""
     # scipy, which only this table needs, takes half a second to load.
     from encore.scaling.validation import error_table
 
@@ -147,7 +153,7 @@ OF_RESULTS: dict[str, Callable[[str], str]] = {"predictions": predictions_table}
 
 
 def table(marker: str) -> str:
-    """The table that a marker names: a name of GENERAL, or another with a benchmark."""
+    """Return the table that a marker names: a name of GENERAL, or another with a benchmark."""
     name, _, benchmark = marker.partition(" ")
     if name in GENERAL:
         return GENERAL[name]()
@@ -159,7 +165,7 @@ def table(marker: str) -> str:
 
 
 def renewed(text: str, path: Path) -> str:
-    """``text`` with every generated table as it should be; EncoreError for a marker without its end."""
+    """Return ``text`` with every generated table as it should be; EncoreError for a marker without its end."""
     lines: list[str] = []
     replacing = False
     for line in text.splitlines(keepends=True):
@@ -183,13 +189,13 @@ def _endless(path: Path) -> EncoreError:
 
 
 def pages(root: Path) -> list[Path]:
-    """The Markdown files of the documentation."""
+    """Return the Markdown files of the documentation."""
     found = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*/README.md")]
     return sorted(found)
 
 
 def stale(root: Path) -> dict[Path, str]:
-    """Pages with tables, and Dockerfiles, that are not as they should be, with the text that they should have."""
+    """Return pages with tables, and Dockerfiles, that are stale, with the text that they should have."""
     wanted = {path: renewed(path.read_text(encoding="utf-8"), path) for path in pages(root)}
     wanted.update(dockerfiles.every())
     return {
@@ -197,29 +203,26 @@ def stale(root: Path) -> dict[Path, str]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write what is stale, or name it; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m encore.cli.documentation", description=(__doc__ or "").split("\n")[0]
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", action="store_true", help="write what is stale anew")
-    what.add_argument("--check", action="store_true", help="exit with 1 if anything is stale")
-    options = parser.parse_args(arguments)
+def main(
+    write: Annotated[bool, typer.Option("--write", help="Write what is stale anew.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if anything is stale.")] = False,
+) -> None:
+    """Write the tables in the documentation and the Dockerfiles, or check them."""
+    if write == check:
+        raise typer.BadParameter("--write or --check, one of the two")
     try:
         found = stale(paths.ROOT)
     except EncoreError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
     for path, text in found.items():
-        if options.write:
+        if write:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        print(
-            f"{path.relative_to(paths.ROOT)}: {'written' if options.write else 'stale; do this: make docs'}"
-        )
-    return ExitCode.FAILED if found and options.check else ExitCode.REACHED
+        typer.echo(f"{path.relative_to(paths.ROOT)}: {'written' if write else 'stale; do this: make docs'}")
+    if found and check:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Annotated
@@ -11,7 +10,8 @@ import typer
 from rich.console import Console
 
 from encore import catalogue
-from encore.cli.layout import plain_table
+from encore.cli import options
+from encore.cli.layout import console, plain_table, write_json
 from encore.containers import building, compatibility, engines, images, standins
 from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
@@ -19,18 +19,28 @@ from encore.machine import node
 from encore.machine.node import Gpu
 from encore.run import image_test
 
-BenchmarkArgument = Annotated[str, typer.Argument(help="Benchmark, such as resnet.")]
-EngineOption = Annotated[str | None, typer.Option(help="docker or podman; default: the first that answers.")]
+AnywayOption = Annotated[bool, typer.Option("--anyway", help="Though this machine cannot run it.")]
+LIST_EPILOG = """
+Examples:
+
+  encore images list
+
+  encore images list --json
+"""
+PIN_EPILOG = "Examples:\n\n  encore images pin resnet"
+BUILD_EPILOG = "Examples:\n\n  encore images build resnet --base standin"
+STANDIN_EPILOG = "Examples:\n\n  encore images standin pytorch"
+CONVERT_EPILOG = "Examples:\n\n  encore images convert resnet --to apptainer"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds ``images`` with its commands to the command line."""
+    """Add ``images`` with its commands to the command line."""
     group = typer.Typer(help="List, pin, build, test and remove container images.", no_args_is_help=True)
-    group.command("list", epilog="Examples:\n\n  encore images list\n\n  encore images list --json")(list_)
-    group.command("pin", epilog="Examples:\n\n  encore images pin resnet")(pin)
-    group.command("build", epilog="Examples:\n\n  encore images build resnet --base standin")(build)
-    group.command("standin", epilog="Examples:\n\n  encore images standin pytorch")(standin)
-    group.command("convert", epilog="Examples:\n\n  encore images convert resnet --to apptainer")(convert)
+    group.command("list", epilog=LIST_EPILOG)(list_)
+    group.command("pin", epilog=PIN_EPILOG)(pin)
+    group.command("build", epilog=BUILD_EPILOG)(build)
+    group.command("standin", epilog=STANDIN_EPILOG)(standin)
+    group.command("convert", epilog=CONVERT_EPILOG)(convert)
     group.command("push")(push)
     group.command("shell")(shell)
     group.command("test")(test)
@@ -38,7 +48,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="images")
 
 
-def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_(as_json: options.Json = False) -> None:
     """Show the NGC catalogue, and what this machine's GPUs and driver can run."""
     known, gpus, lock = images.catalogue(), node.gpus(), images.read_lock()
     if as_json:
@@ -52,9 +62,9 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
             for release in known.release
         ]
         submitted = [entry.model_dump() for entry in known.submitted]
-        typer.echo(json.dumps({"releases": content, "submitted": submitted}, indent=2))
+        write_json({"releases": content, "submitted": submitted})
         return
-    console = Console()
+    screen = console()
     table = plain_table("NGC images", "image", "what it holds", "GPUs", "driver", "here")
     for release in known.release:
         default = known.default.get(release.framework) == release.release
@@ -65,9 +75,9 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
             release.driver,
             _verdict(release, gpus),
         )
-    console.print(table)
-    _print_submitted(console, known)
-    console.print("empty: no source states it; sources: encore images list --json", highlight=False)
+    screen.print(table)
+    _print_submitted(screen, known)
+    screen.print("empty: no source states it; sources: encore images list --json")
 
 
 def _contents(release: images.Release) -> str:
@@ -97,21 +107,21 @@ def _verdict(release: images.Release, gpus: tuple[Gpu, ...]) -> str:
     return "yes"
 
 
-def _print_submitted(console: Console, known: images.Images) -> None:
+def _print_submitted(screen: Console, known: images.Images) -> None:
     title = "submitted bases, and what is used today"
     table = plain_table(title, "round", "benchmark", "submitted on", "today", "why")
     for entry in known.submitted:
         submitted = images.find_release(entry.framework, entry.release)
         today = images.find_release(entry.framework)
         table.add_row(entry.round, entry.benchmark, submitted.tag, today.tag, entry.why)
-    console.print(table)
+    screen.print(table)
 
 
 def pin(
-    benchmark: BenchmarkArgument,
+    benchmark: options.Benchmark,
     base: Annotated[str | None, typer.Option(help="Release; default: the catalogue's.")] = None,
-    engine: EngineOption = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Though this machine cannot run it.")] = False,
+    engine: options.Engine = None,
+    anyway: AnywayOption = False,
     accept: Annotated[bool, typer.Option("--accept", help="Replace the recorded digest.")] = False,
 ) -> None:
     """Pull a benchmark's base and record its digest in images.lock."""
@@ -125,10 +135,10 @@ def pin(
 
 
 def build(
-    benchmark: BenchmarkArgument,
+    benchmark: options.Benchmark,
     base: Annotated[str | None, typer.Option(help="Release such as 24.06, or standin.")] = None,
-    engine: EngineOption = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Though this machine cannot run it.")] = False,
+    engine: options.Engine = None,
+    anyway: AnywayOption = False,
 ) -> None:
     """Build a benchmark's image on its base."""
     choice = catalogue.choose(benchmark)
@@ -138,16 +148,16 @@ def build(
 
 def standin(
     framework: Annotated[str | None, typer.Argument(help="Such as pytorch; default: the first.")] = None,
-    engine: EngineOption = None,
+    engine: options.Engine = None,
 ) -> None:
     """Build the CPU base that stands in for a framework's NGC image."""
     typer.echo(f"built {standins.build(_engine(engine), framework, _echo)}")
 
 
 def convert(
-    benchmark: BenchmarkArgument,
+    benchmark: options.Benchmark,
     to: Annotated[str, typer.Option(help="apptainer or enroot.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Make the image file that Apptainer or Enroot runs, from Docker's image."""
     choice = catalogue.choose(benchmark)
@@ -162,27 +172,27 @@ def convert(
 
 
 def push(
-    benchmark: BenchmarkArgument,
+    benchmark: options.Benchmark,
     registry: Annotated[str, typer.Option(help="Registry and folder to push to.")] = "",
-    engine: EngineOption = None,
+    engine: options.Engine = None,
 ) -> None:
     """Push a benchmark's image to a registry of yours."""
     choice = catalogue.choose(benchmark)
     typer.echo(f"pushed {building.push(choice, _engine(engine), registry, _echo)}")
 
 
-def shell(benchmark: BenchmarkArgument, engine: EngineOption = None) -> None:
+def shell(benchmark: options.Benchmark, engine: options.Engine = None) -> None:
     """Open a shell in a benchmark's image."""
     choice, used = catalogue.choose(benchmark), _engine(engine)
     if engines.inspect(used, building.image_name(choice)) is None:
         raise building.not_built(choice, used.name)
     terminal = ["--tty"] if sys.stdin.isatty() else []
-    options = ["--rm", "--interactive", *terminal, *engines.gpu_options(used)]
-    command = [used.program, "run", *options, building.image_name(choice), "/bin/bash"]
+    given = ["--rm", "--interactive", *terminal, *engines.gpu_options(used)]
+    command = [used.program, "run", *given, building.image_name(choice), "/bin/bash"]
     os.execvp(command[0], command)
 
 
-def test(benchmark: BenchmarkArgument, engine: EngineOption = None) -> None:
+def test(benchmark: options.Benchmark, engine: options.Engine = None) -> None:
     """Check an image: imports, versions, user, labels, manifest, and a short training in it."""
     choice, used = catalogue.choose(benchmark), _engine(engine)
     failed = 0
@@ -193,14 +203,14 @@ def test(benchmark: BenchmarkArgument, engine: EngineOption = None) -> None:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def clean(engine: EngineOption = None) -> None:
+def clean(engine: options.Engine = None) -> None:
     """Remove every image that was made here; NGC's own stay."""
     for name in building.clean(_engine(engine)):
         typer.echo(f"removed {name}")
 
 
 def _engine(name: str | None) -> Engine:
-    """The engine that was named, else the first that answers."""
+    """Return the engine that was named, else the first that answers."""
     if name:
         if name not in engines.BUILDERS:
             raise EncoreError(f"{name} does not build images", expected="docker or podman")

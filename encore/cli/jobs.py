@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from encore import paths
-from encore.cli.layout import plain_table
+from encore.cli import options
+from encore.cli.layout import console, plain_table, write_json
 from encore.cli.live import RunView, clock
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
+from encore.results.words import against_targets
 from encore.run import control, status
 from encore.run.control import Subject
 from encore.run.follow import Progress, Tail
@@ -70,17 +71,6 @@ Examples:
   encore cancel results/20261120T101500Z-resnet-mxnet-cpu
 """
 
-Results = Annotated[
-    Path | None, typer.Option(help="Folder of the run folders; default: the cluster file's, or results/.")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands to the command line."""
-    app.command("status", epilog=STATUS_EPILOG)(show_status)
-    app.command("follow", epilog=FOLLOW_EPILOG)(follow)
-    app.command("cancel", epilog=CANCEL_EPILOG)(cancel)
-
 
 def _folder(results: Path | None) -> Path:
     return (results or clusters.load()[0].results or paths.default_results()).absolute()
@@ -90,30 +80,29 @@ def _folder(results: Path | None) -> Path:
 
 
 def show_status(
-    results: Results = None,
+    results: options.Results = None,
     everything: Annotated[bool, typer.Option("--all", help="All runs, not only the newest.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show jobs and runs: queued, running, ended and how."""
     folder = _folder(results)
     seen = status.ask()
     rows = status.overview(folder, seen, None if everything else MOST)
     if as_json:
-        content = {"results": str(folder), "note": seen.note, "runs": [row.as_json() for row in rows]}
-        typer.echo(json.dumps(content, indent=2))
+        write_json({"results": str(folder), "note": seen.note, "runs": [row.as_json() for row in rows]})
         return
-    console = Console(soft_wrap=not rows)
+    screen = console(soft_wrap=not rows)
     if seen.note:
-        console.print(f"[yellow]warning[/] {escape(seen.note)}", highlight=False)
+        screen.print(f"[yellow]warning[/] {escape(seen.note)}")
     if not rows:
-        console.print(f"no runs in {folder}", highlight=False)
+        screen.print(f"no runs in {folder}")
         return
     with_jobs = any(row.job for row in rows)
     columns = (*(["job"] if with_jobs else []), "run", "state", "nodes", "time")
     table = plain_table(str(folder), *columns, numbers=("nodes", "time"))
     for row in rows:
         table.add_row(*([row.job] if with_jobs else []), *_cells(row))
-    console.print(table)
+    screen.print(table)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -128,7 +117,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def describe(row: Row) -> str:
-    """``experiment 2/5  epoch 3/12  quality 0.9259 of 0.95  1 reached  why``."""
+    """Return ``experiment 2/5  epoch 3/12  quality 0.9259 of 0.95  1 reached  why``."""
     parts = []
     if row.experiments > 1:
         single = row.run is not None and row.experiment is not None
@@ -138,9 +127,9 @@ def describe(row: Row) -> str:
             else f"{row.experiments} runs"
         )
     if row.epochs:
-        parts.append(f"epoch {max(row.epoch, 1)}/{row.epochs}")
-    if row.quality is not None:
-        parts.append(f"quality {row.quality:.4f} of {row.target:g}")
+        parts.append(f"epoch {row.epoch or 1:.4g}/{row.epochs}")
+    if row.qualities:
+        parts.append(against_targets(row.qualities, row.targets))
     if row.experiments > 1 and row.reached:
         parts.append(f"{row.reached} reached")
     return "  ".join([*parts, *([row.reason] if row.reason else [])])
@@ -154,26 +143,26 @@ def follow(
         str | None,
         typer.Argument(metavar="[JOB|RUN]", help="Slurm job or run folder; default: the newest run."),
     ] = None,
-    results: Results = None,
+    results: options.Results = None,
 ) -> None:
     """Watch a run until it ends."""
     folder = _folder(results)
     subject = control.named(name or str(control.newest(folder).path), folder)
-    console = Console(soft_wrap=True)
-    tell = Teller(console)
+    screen = console(soft_wrap=True)
+    tell = Teller(screen)
     try:
         run = subject.folder or _wait_for_folder(tell, subject, folder)
-        states = _follow_all(console, tell, subject, run)
+        states = _follow_all(screen, tell, subject, run)
     except KeyboardInterrupt:
-        console.print(
+        screen.print(
             f"no longer watched; it goes on. Watch it again with: encore follow {name or ''}".rstrip()
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    finish(console, run, exit_code(states), as_json=False)
+    finish(screen, run, exit_code(states), as_json=False)
 
 
 def exit_code(states: Sequence[State]) -> ExitCode:
-    """The exit code of a run whose experiments came to these states, as ``encore run`` gives it."""
+    """Return the exit code of a run whose experiments came to these states, as ``encore run`` gives it."""
     if all(state == "reached" for state in states):
         return ExitCode.REACHED
     if all(state in ("reached", "not reached") for state in states):
@@ -184,14 +173,14 @@ def exit_code(states: Sequence[State]) -> ExitCode:
 class Teller:
     """Says each thing once, until another one is said."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
         self._last = ""
 
     def __call__(self, text: str) -> None:
         if text != self._last:
             self._last = text
-            self._console.print(escape(text), highlight=False)
+            self._screen.print(escape(text))
 
 
 def _wait_for_folder(tell: Teller, subject: Subject, results: Path) -> RunFolder:
@@ -229,14 +218,14 @@ def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -
     )
 
 
-def _follow_all(console: Console, tell: Teller, subject: Subject, folder: RunFolder) -> list[State]:
-    """Show one experiment after the other to its end; returns how they stand then."""
+def _follow_all(screen: Console, tell: Teller, subject: Subject, folder: RunFolder) -> list[State]:
+    """Show one experiment after the other to its end; return how they stand then."""
     chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
         raise EncoreError(f"{folder.path.name} has no run of job {subject.job}", remedy="see: encore status")
     count = len(folder.experiments())
     states: list[State] = []
-    with RunView(console) as view:
+    with RunView(screen) as view:
         for experiment in chosen:
             view.start(f"experiment {experiment.number + 1}/{count}")
             state, reason = _follow_one(view, tell, Following(folder, subject, experiment))
@@ -251,7 +240,7 @@ def _follow_all(console: Console, tell: Teller, subject: Subject, folder: RunFol
 
 
 def _ask(subject: Subject) -> status.Queue:
-    """The jobs of the subject alone; none outside of Slurm."""
+    """Return the jobs of the subject alone; none outside of Slurm."""
     return status.ask(subject.job) if subject.job else status.Queue()
 
 
@@ -264,7 +253,7 @@ class Following:
     experiment: Experiment
 
     def stands(self, seen: status.Queue) -> tuple[State, str]:
-        """Its state, and why."""
+        """Return its state, and why."""
         job = seen.find(status.job_of(self.folder, self.experiment, seen))
         return status.verdict(self.experiment, job, seen.answers)
 
@@ -292,7 +281,7 @@ def _follow_one(view: RunView, tell: Teller, watched: Following) -> tuple[State,
 
 
 def _is_early(begun: float) -> bool:
-    """Whether a run outside of Slurm may still be between two experiments."""
+    """Return whether a run outside of Slurm may still be between two experiments."""
     return time.monotonic() - begun < START_SECONDS
 
 
@@ -301,9 +290,9 @@ def _is_early(begun: float) -> bool:
 
 def cancel(
     name: Annotated[str, typer.Argument(metavar="JOB|RUN", help="Slurm job or run folder.")],
-    results: Results = None,
+    results: options.Results = None,
 ) -> None:
     """End a job or run; it writes a checkpoint and can go on later."""
-    console = Console(soft_wrap=True)
+    screen = console(soft_wrap=True)
     for line in control.cancel(control.named(name, _folder(results))):
-        console.print(escape(line), highlight=False)
+        screen.print(escape(line))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from encore.results import words
 from encore.run import follow
 
 PLAIN_SECONDS = 10.0
@@ -15,21 +17,21 @@ PLAIN_SECONDS = 10.0
 
 
 def facts(progress: follow.Progress) -> str:
-    """``epoch 3/12  410 img/s  loss 0.512  top-1 0.9259 of 0.95  0:00:31 to go``."""
+    """Return ``epoch 3/12  410 img/s  loss 0.512  quality 0.9259 of 0.95  0:00:31 to go``."""
     parts = [f"epoch {max(progress.epoch, 1)}/{progress.epochs}"]
     if progress.samples_per_second is not None:
         parts.append(f"{progress.samples_per_second:,.0f} samples/s")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4f}")
-    if progress.quality is not None:
-        parts.append(f"quality {progress.quality:.4f} of {progress.quality_target:g}")
+    if progress.qualities:
+        parts.append(words.against_targets(progress.qualities, progress.targets))
     if progress.seconds_to_go is not None:
         parts.append(f"at most {clock(progress.seconds_to_go)} to go")
     return "  ".join(parts)
 
 
 def clock(seconds: float) -> str:
-    """``1:02:03``."""
+    """Return ``1:02:03``."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
@@ -43,7 +45,7 @@ class RunView:
         self._task: TaskID | None = None
         self._title = ""
         self._next = 0.0
-        self._seen: tuple[int, float | None] = (0, None)
+        self._seen: Mapping[str, float] = {}
 
     def __enter__(self) -> RunView:
         if self._console.is_terminal:
@@ -65,13 +67,13 @@ class RunView:
             self._bar.stop()
 
     def start(self, title: str) -> None:
-        """A new experiment begins."""
+        """Show that a new experiment begins."""
         self._title = title
-        self._seen = (0, None)
+        self._seen = {}
         if self._bar is not None:
             self._task = self._bar.add_task(title, total=None, facts="starting")
         else:
-            self._console.print(f"{title}: starting", highlight=False)
+            self._console.print(f"{title}: starting")
 
     def update(self, progress: follow.Progress) -> None:
         """Show the latest."""
@@ -80,9 +82,7 @@ class RunView:
             total = progress.total_steps or None
             self._bar.update(self._task, total=total, completed=progress.step, facts=text)
             return
-        seen = (progress.epoch, progress.quality)
-        evaluated = progress.quality is not None and seen != self._seen and progress.quality != self._seen[1]
-        if progress.step and (evaluated or time.monotonic() >= self._next):
+        if progress.step and (progress.qualities != self._seen or time.monotonic() >= self._next):
             self._next = time.monotonic() + PLAIN_SECONDS
-            self._seen = seen
-            self._console.print(f"{self._title}: {facts(progress)}", highlight=False)
+            self._seen = progress.qualities
+            self._console.print(f"{self._title}: {facts(progress)}")

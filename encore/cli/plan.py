@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from encore.cli.results import JsonOption, console, say, text, write_json
+from encore.cli import options
+from encore.cli.layout import console, say, text, write_json
+from encore.cli.report import print_table
 from encore.errors import EncoreError
+from encore.names import unknown
+from encore.results.report import Report, write_files
+from encore.results.rules import canonical
+from encore.results.tables import Table
+from encore.run.planning import check_gpus
 
 if TYPE_CHECKING:
     from encore.scaling.curves import Curve
     from encore.scaling.sharing import Job, Schedule
     from encore.scaling.steady import SteadyState
 
-_HELP = """Propose how to share a machine among benchmarks: all done soonest, and the most runs a day.
-
+EPILOG = """
 BENCHMARK may be followed by =N: to be run N times. Minutes come from measured curves: a study, a part of the
 names of published results, a CSV file (benchmark,gpus,minutes), or a folder of your own runs or sweeps.
 
 Examples:
 
-    encore plan --gpus 16 resnet ssd ncf
+  encore plan --gpus 16 resnet ssd ncf
 
-    encore plan --gpus 16 resnet=5 ssd=5 --curves v0.7/NVIDIA/dgxa100 -o sharing
+  encore plan --gpus 16 resnet=5 ssd=5 --curves v0.7/NVIDIA/dgxa100 -o sharing
 
-    encore plan --gpus 8 resnet --curves results/20261120T101500Z-sweep-resnet --extrapolate
+  encore plan --gpus 8 resnet --curves results/20261120T101500Z-sweep-resnet --extrapolate
 """
-
-
-def register(app: typer.Typer) -> None:
-    """Adds ``plan`` to the command line."""
-    app.command("plan", help=_HELP)(plan)
 
 
 def plan(
@@ -52,10 +54,9 @@ def plan(
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Also write HTML, Markdown and plots."),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Share ``gpus`` GPUs among ``benchmarks``."""
-    from encore.run.planning import check_gpus
+    """Propose how to share a machine among benchmarks: all done soonest, and the most runs a day."""
     from encore.scaling.curves import DEFAULT, load_curves
     from encore.scaling.sharing import shortest
     from encore.scaling.steady import most_runs
@@ -75,9 +76,7 @@ def plan(
 def _jobs(
     wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Curve], extrapolate: bool
 ) -> list[Job]:
-    from encore.names import unknown
-    from encore.results.rules import canonical
-    from encore.scaling.curves import options
+    from encore.scaling.curves import options as options_of
     from encore.scaling.sharing import Job
 
     counts: dict[str, int] = {}
@@ -98,13 +97,12 @@ def _jobs(
             raise unknown("benchmark", name, curves)
         counts[benchmark] = counts.get(benchmark, 0) + int(number or 1)
     return [
-        Job(benchmark=name, options=options(curves[name], gpus, extrapolate), count=count)
+        Job(benchmark=name, options=options_of(curves[name], gpus, extrapolate), count=count)
         for name, count in counts.items()
     ]
 
 
 def _print(jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState) -> None:
-    from encore.cli.report import print_table
     from encore.scaling.proposals import schedule_table, sentences, steady_table
 
     screen = console()
@@ -137,10 +135,6 @@ def _as_json(
 
 
 def _write(schedule: Schedule, steady: SteadyState, folder: Path) -> None:
-    from datetime import datetime, timezone
-
-    from encore.results.report import Report, write_files
-    from encore.results.tables import Table
     from encore.scaling.plots import gantt
     from encore.scaling.proposals import schedule_table, steady_table
 

@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from encore.cli.compare import LogsOption, WithOption
-from encore.cli.results import JsonOption, console, say, text, write_json
+from encore.cli import options
+from encore.cli.layout import console, plain_table, say, text, write_json
 from encore.errors import EncoreError, ExitCode
+from encore.results.archive import check_package, write_archive
+from encore.results.measurements import of_side
+from encore.results.report import measurements_of_published, measurements_of_study, write_report
+from encore.results.sides import load_sides
+from encore.results.studies import MICROWAY, findings
+from encore.results.studies import tables as study_tables
+from encore.results.tables import Table, all_tables
 
-if TYPE_CHECKING:
-    from encore.results.tables import Table
-
-_REPORT_HELP = """Write a report of runs: Markdown, and one HTML page that needs no network.
-
+REPORT_EPILOG = """
 Examples:
 
-    encore report results/20260101T120000Z-resnet-mxnet-dgxa100 -o report
+  encore report results/20260101T120000Z-resnet-mxnet-dgxa100 -o report
 
-    encore report --study microway-dgx1-scaling -o study
+  encore report --study microway-dgx1-scaling -o study
 """
-_TABLES_HELP = """Tabulate runs as the studies of MLPerf do: synopsis, speed-up, scaling, releases, precisions.
-
+TABLES_EPILOG = """
 Examples:
 
-    encore tables results
+  encore tables results
 
-    encore tables --published v0.7/NVIDIA/dgx --baseline v0.7/NVIDIA/dgx1_ngc20.06_mxnet --json
+  encore tables --published v0.7/NVIDIA/dgx --baseline v0.7/NVIDIA/dgx1_ngc20.06_mxnet --json
 
-    encore tables --study microway-dgx1-scaling
+  encore tables --study microway-dgx1-scaling
 """
-_ARCHIVE_HELP = """Pack runs as MLPerf's submission tree and let mlperf-logging's package checker judge it.
-
+ARCHIVE_EPILOG = """
 Examples:
 
-    encore archive results/20260101T120000Z-resnet-mxnet-dgxa100 -o submission --submitter MyLab
+  encore archive results/20260101T120000Z-resnet-mxnet-dgxa100 -o submission --submitter MyLab
 """
 
-RunsArgument = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="RUN...", help="Run folders, folders of logs, or trees of them."),
-]
-OutOption = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")]
 StudyOption = Annotated[
     str | None, typer.Option("--study", metavar="KEY", help="Also a study, such as microway-dgx1-scaling.")
 ]
@@ -56,25 +53,16 @@ BaselineOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.command("report", help=_REPORT_HELP)(report)
-    app.command("tables", help=_TABLES_HELP)(tables)
-    app.command("archive", help=_ARCHIVE_HELP)(archive)
-
-
 def report(
-    output: OutOption,
-    runs: RunsArgument = None,
-    with_: WithOption = None,
-    logs: LogsOption = None,
+    output: options.Output,
+    runs: options.Runs = None,
+    with_: options.With = None,
+    logs: options.Logs = None,
     baseline: BaselineOption = None,
     study: StudyOption = None,
     published: PublishedOption = None,
 ) -> None:
-    """Write the report of ``runs``."""
-    from encore.results.report import write_report
-
+    """Write a report of runs: Markdown, and one HTML page that needs no network."""
     _something(runs, study, published)
     files = write_report(
         runs or [], output, name=with_, logs=logs, baseline=baseline, study=study, published=published
@@ -83,20 +71,13 @@ def report(
 
 
 def tables(
-    runs: RunsArgument = None,
+    runs: options.Runs = None,
     baseline: BaselineOption = None,
     study: StudyOption = None,
     published: PublishedOption = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Print the tables of ``runs``."""
-    from encore.results.measurements import of_side
-    from encore.results.report import measurements_of_published, measurements_of_study
-    from encore.results.sides import load_sides
-    from encore.results.studies import MICROWAY, findings
-    from encore.results.studies import tables as study_tables
-    from encore.results.tables import all_tables
-
+    """Tabulate runs as the studies of MLPerf do: synopsis, speed-up, scaling, releases, precisions."""
     _something(runs, study, published)
     measured = [of_side(side) for path in runs or [] for side in load_sides(path)]
     measured += measurements_of_study(study)
@@ -105,7 +86,7 @@ def tables(
     if study == MICROWAY and not runs:
         found = [*study_tables(), *(table for table in found if "Synopsis" not in table.title), findings()]
     if as_json:
-        write_json([{"title": t.title, "columns": t.columns, "rows": t.rows, "note": t.note} for t in found])
+        write_json(tables_as_json(found))
         return
     for table in found:
         print_table(table)
@@ -118,10 +99,13 @@ def _something(runs: list[Path] | None, *others: str | None) -> None:
         )
 
 
-def print_table(table: Table) -> None:
-    """A table of the results on the terminal."""
-    from encore.cli.layout import plain_table
+def tables_as_json(tables: Iterable[Table]) -> list[dict[str, Any]]:
+    """Return tables as plain data."""
+    return [{"title": t.title, "columns": t.columns, "rows": t.rows, "note": t.note} for t in tables]
 
+
+def print_table(table: Table) -> None:
+    """Print a table of the results on the terminal."""
     screen = console()
     made = plain_table(table.title, *table.columns)
     for number, column in enumerate(made.columns):
@@ -136,13 +120,14 @@ def print_table(table: Table) -> None:
 
 def archive(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of logs.")],
-    output: OutOption,
+    output: options.Output,
     submitter: Annotated[str | None, typer.Option(help="Submitter; default: as the logs say.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Pack ``runs``; exits with 1 where the package checker finds errors."""
-    from encore.results.archive import check_package, write_archive
+    """Pack runs as MLPerf's submission tree and let mlperf-logging's package checker judge it.
 
+    Exits with 1 where the checker finds errors.
+    """
     packed = write_archive(runs, output, submitter)
     verdicts = [check_package(package) for package in packed]
     if as_json:

@@ -3,50 +3,44 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from encore.cli import options
+from encore.cli.layout import console, plain_table, say, text, write_json
 from encore.errors import EncoreError, ExitCode
+from encore.results.compliance import check as check_alone
+from encore.results.compliance import check_log_of_many
+from encore.results.findings import ComplianceReport, Finding
+from encore.results.published import PublishedResult, load_published, select
+from encore.results.rules import ROUNDS, canonical
+from encore.results.score import Score, find_sets, score_folder
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from encore.results.findings import ComplianceReport, Finding
-    from encore.results.published import PublishedResult
-    from encore.results.score import Score
-
-_SCORE_HELP = """Score result logs by the rules of their round.
-
-PATH is a log, a folder of result files, or a tree of such folders.
-
+SCORE_EPILOG = """
 Examples:
 
-    encore score results/20260101T120000Z-resnet-mxnet-cpu
+  encore score results/20260101T120000Z-resnet-mxnet-cpu
 
-    encore score training_results_v0.7/NVIDIA/results --json
+  encore score training_results_v0.7/NVIDIA/results --json
 """
-_CHECK_HELP = """Check result logs against the rules of their round, in plain words.
-
-PATH is a log or a folder of logs. The ruleset is found from the log unless you name one.
-
+CHECK_EPILOG = """
 Examples:
 
-    encore check results/20260101T120000Z-resnet-mxnet-cpu/result_0.txt
+  encore check results/20260101T120000Z-resnet-mxnet-cpu/result_0.txt
 
-    encore check result_0.txt --ruleset 0.7.0 --json
+  encore check result_0.txt --ruleset 0.7.0 --json
 """
-_PUBLISHED_HELP = """List published MLPerf Training results.
-
+PUBLISHED_EPILOG = """
 Examples:
 
-    encore published --benchmark resnet --round v0.7
+  encore published --benchmark resnet --round v0.7
 
-    encore published --system dgxa100 --csv > dgxa100.csv
+  encore published --system dgxa100 --csv > dgxa100.csv
 """
 _CSV_FIELDS = (
     "name", "round", "submitter", "system", "benchmark", "runs", "converged", "score_minutes",
@@ -57,18 +51,8 @@ _PLACES = 3
 _SEVERITY_STYLE = {"error": "red", "warning": "yellow"}
 
 PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A log, a folder of logs, or a tree.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
-
-
 WIDE = 100
 """Columns from which on a table shows everything."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.command("score", help=_SCORE_HELP)(score)
-    app.command("check", help=_CHECK_HELP)(check)
-    app.command("published", help=_PUBLISHED_HELP)(published)
 
 
 def score(
@@ -76,11 +60,9 @@ def score(
     round_: Annotated[
         str | None, typer.Option("--round", help="Score by this round's rules, such as v0.7.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Score the logs at ``path``; one set gives one JSON object, a tree gives a list of them."""
-    from encore.results.score import score_folder
-
+    """Score result logs by the rules of their round; one set gives one JSON object, a tree a list of them."""
     scores = score_folder(path, _round(round_))
     if as_json:
         found = [each.as_json() for each in scores]
@@ -92,11 +74,12 @@ def score(
 def check(
     path: PathArgument,
     ruleset: Annotated[str | None, typer.Option(help="Such as 0.7.0; found from the log by default.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Check the logs at ``path``; exits with 1 where one has an error that better data would not cure."""
-    from encore.results.score import find_sets
+    """Check result logs against the rules of their round, in plain words.
 
+    Exits with 1 where one has an error that better data would not cure.
+    """
     if not path.exists():
         raise EncoreError(
             f"there is no {path}", expected="a result log or a folder of them", remedy="check the path"
@@ -115,10 +98,7 @@ def check(
 
 
 def _report(file: Path, ruleset: str | None, *, alone: bool) -> ComplianceReport:
-    """The report on one log; among several, a file without events is a finding and not the end."""
-    from encore.results.compliance import check as check_alone
-    from encore.results.compliance import check_log_of_many
-
+    """Return the report on one log; among several, a file without events is a finding and not the end."""
     return check_alone(file, ruleset) if alone else check_log_of_many(file, ruleset)
 
 
@@ -127,12 +107,10 @@ def published(
     round_: Annotated[str | None, typer.Option("--round", help="v0.5 to v5.1.")] = None,
     submitter: Annotated[str | None, typer.Option(help="Such as NVIDIA.")] = None,
     system: Annotated[str | None, typer.Option(help="Any part of the system's name, such as dgx1.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV instead of a table.")] = False,
 ) -> None:
-    """List the published results that fit all the options given."""
-    from encore.results.published import load_published, select
-
+    """List the published MLPerf Training results that fit all the options given."""
     everything = load_published()
     wanted_round = _round(round_)
     _known(benchmark, submitter)
@@ -146,8 +124,6 @@ def published(
 
 
 def _round(name: str | None) -> str | None:
-    from encore.results.rules import ROUNDS
-
     if name is None:
         return None
     found = f"v{name.lower().removeprefix('v')}"
@@ -159,10 +135,7 @@ def _round(name: str | None) -> str | None:
 
 
 def _known(benchmark: str | None, submitter: str | None) -> None:
-    """A wrong name is told with the nearest right one: an empty list would look like an answer."""
-    from encore.results.published import load_published
-    from encore.results.rules import canonical
-
+    """Refuse a wrong name and offer the nearest right one: an empty list would look like an answer."""
     benchmarks = sorted({result.benchmark for result in load_published() if result.benchmark})
     if benchmark is not None and canonical(benchmark) not in benchmarks:
         raise _unknown("benchmark", benchmark, benchmarks)
@@ -182,12 +155,6 @@ def _unknown(what: str, name: str, known: list[str]) -> EncoreError:
     )
 
 
-def write_json(data: object) -> None:
-    """Write ``data`` to the standard output."""
-    # Not through rich: it would wrap and colour what other programs read.
-    sys.stdout.write(json.dumps(data, indent=2) + "\n")
-
-
 def _write_csv(results: list[PublishedResult]) -> None:
     writer = csv.DictWriter(sys.stdout, _CSV_FIELDS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -195,29 +162,7 @@ def _write_csv(results: list[PublishedResult]) -> None:
         writer.writerow(result.as_json())
 
 
-def console() -> Console:
-    """The terminal."""
-    from rich.console import Console
-
-    return Console(highlight=False)
-
-
-def say(screen: Console, *texts: object) -> None:
-    """One line, however long: a terminal wraps it by itself, and a pipe keeps it whole."""
-    screen.print(*texts, soft_wrap=True)
-
-
-def text(value: object, style: str = "") -> Any:
-    """Text from a log, without markup and without control codes, which could repaint the terminal."""
-    from rich.text import Text
-
-    plain = "".join(each if each.isprintable() else "?" for each in str(value))
-    return Text(plain.encode("utf-8", "replace").decode("utf-8"), style=style)
-
-
 def _print_scores(scores: list[Score]) -> None:
-    from encore.cli.layout import plain_table
-
     screen = console()
     numbers = ("minutes", "runs", "converged")
     table = plain_table("Scores", "round", "benchmark", *numbers, "folder", numbers=numbers)
@@ -237,7 +182,7 @@ def _print_scores(scores: list[Score]) -> None:
 
 
 def _print_runs(screen: Console, score: Score, *, detail: bool) -> None:
-    """Each run of the only set, else only what is odd about the set."""
+    """Print each run of the only set, else only what is odd about the set."""
     where = score.folder.name if detail else str(score.folder)
     if score.missing:
         say(screen, text(f"{where}: no score: {score.missing}", "yellow"))
@@ -255,7 +200,7 @@ def _print_runs(screen: Console, score: Score, *, detail: bool) -> None:
 
 
 def _print_reports(reports: list[ComplianceReport]) -> None:
-    """A verdict per log, then every finding once, with the logs and lines it is about."""
+    """Print a verdict per log, then every finding once, with the logs and lines it is about."""
     screen = console()
     places: dict[Finding, list[str]] = {}
     for report in reports:
@@ -288,8 +233,6 @@ def _print_verdict(screen: Console, report: ComplianceReport) -> None:
 
 
 def _print_published(results: list[PublishedResult]) -> None:
-    from encore.cli.layout import plain_table
-
     screen = console()
     numbers = ("minutes", "runs", "batch")
     last = ("accelerators",) if screen.width >= WIDE else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,11 +13,13 @@ import typer
 from rich.console import Console
 
 from encore import data
-from encore.cli.layout import plain_table
+from encore.cli import options
+from encore.cli.layout import console, plain_table, write_json
 from encore.cli.live import RunView, clock
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 from encore.machine import preflight
+from encore.results.words import with_names
 from encore.run import judge, passport, planning, run_folder, runner, slurm_job
 from encore.run.run_folder import Experiment, RunFolder
 from encore.run.supervise import Outcome
@@ -45,48 +46,27 @@ Exit codes: 0 target reached, 3 not reached, 2 refused before the start, 1 faile
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Adds ``run`` to the command line."""
-    app.command("run", epilog=EPILOG)(run)
-
-
 def run(
     context: typer.Context,
-    benchmark: Annotated[str | None, typer.Argument(help="Benchmark, such as resnet.")] = None,
+    benchmark: options.OptionalBenchmark = None,
     gpus: Annotated[
         int | None,
         typer.Argument(help="GPUs, without any: ranks on the CPU; in a Slurm job by default all it has."),
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes of the Slurm job to use; default: all.")] = None,
-    system: Annotated[str | None, typer.Option(help="Configuration to take, such as dgxa100.")] = None,
-    round_name: Annotated[str | None, typer.Option("--round", help="MLPerf round, such as v0.7.")] = None,
-    data_folder: Annotated[
-        Path | None, typer.Option("--data", help="Data set; default data/BENCHMARK.")
-    ] = None,
-    results: Annotated[Path | None, typer.Option(help="Where the run folder goes; default results/.")] = None,
-    runs: Annotated[int, typer.Option(help="Experiments, each with a new seed.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Seed of the first experiment; default: drawn.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one configuration value.")
-    ] = None,
-    environment: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="NAME[=VALUE]", help="Pass an environment variable to the ranks."),
-    ] = None,
-    drop_caches: Annotated[
-        bool | None, typer.Option(help="Drop the file caches first; default: not for a small data set.")
-    ] = None,
-    hang_seconds: Annotated[
-        float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")
-    ] = 600.0,
-    runtime: Annotated[
-        str | None,
-        typer.Option(help="auto, host, docker, podman, apptainer, enroot or pyxis; default: auto."),
-    ] = None,
-    image: Annotated[
-        str | None, typer.Option(help="Image to run in; default: the benchmark's that was built last.")
-    ] = None,
-    cluster: Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")] = None,
+    system: options.System = None,
+    round_name: options.Round = None,
+    data_folder: options.Data = None,
+    results: options.Results = None,
+    runs: options.Experiments = 1,
+    seed: options.Seed = None,
+    settings: options.Settings = None,
+    environment: options.Environment = None,
+    drop_caches: options.DropCaches = None,
+    hang_seconds: options.HangSeconds = 600.0,
+    runtime: options.Runtime = None,
+    image: options.Image = None,
+    cluster: options.Cluster = None,
     over: Annotated[
         str | None,
         typer.Option("--hosts", help="Hosts to reach by ssh, with GPUs: n1:4,n2:4; this one first."),
@@ -98,59 +78,42 @@ def run(
         str | None,
         typer.Option(help="Over ssh: horovodrun (default) or mpirun; torchrun for torch.distributed."),
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    resume: options.Resume = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
 ) -> None:
     """Train a benchmark, follow it, and judge the result."""
-    console = Console(stderr=as_json, soft_wrap=True)
+    screen = console(stderr=as_json, soft_wrap=True)
     if cluster is not None:
         # A run that goes on after a requeue is planned from its folder, with the same cluster file.
         os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
     if resume is not None:
-        new = (
-            benchmark,
-            gpus,
-            nodes,
-            runtime,
-            system,
-            round_name,
-            data_folder,
-            results,
-            seed,
-            settings,
-            environment,
-            image,
-            over,
-            hostfile,
-            launcher,
-        )
-        _refuse_with_resume(any(each is not None for each in new) or runs != 1)
-        _resume(console, resume.absolute(), hang_seconds, dry_run, as_json)
+        refuse_with_resume(context, "run folder", "hang_seconds", "cluster")
+        _resume(screen, resume.absolute(), hang_seconds, dry_run, as_json)
         return
     if benchmark is None:
         raise EncoreError("no benchmark given", expected="encore run BENCHMARK GPUS")
     plan = planning.make_plan(as_request(context.params))
     if dry_run:
-        _print_plan(console, plan, as_json)
+        _print_plan(screen, plan, as_json)
         return
     begun = _begun(plan)
     if begun is not None:
-        console.print(f"going on with {begun}", highlight=False)
-        _resume(console, begun, hang_seconds, dry_run, as_json)
+        screen.print(f"going on with {begun}")
+        _resume(screen, begun, hang_seconds, dry_run, as_json)
         return
     if plan.target.why != "asked for":
-        console.print(f"runtime {plan.target.runtime}: {plan.target.why}", highlight=False)
+        screen.print(f"runtime {plan.target.runtime}: {plan.target.why}")
     for check in planning.refuse(plan):
-        console.print(f"[yellow]warning[/] {check.name}: {check.found}", highlight=False)
-    folder, python = runner.prepare_and_create(plan, hooks(console, None, None))
-    with RunView(console) as view:
-        code = runner.execute(plan, folder, python, hooks(console, view, folder), hang_seconds)
-    finish(console, folder, code, as_json)
+        screen.print(f"[yellow]warning[/] {check.name}: {check.found}")
+    folder, python = runner.prepare_and_create(plan, hooks(screen, None, None))
+    with RunView(screen) as view:
+        code = runner.execute(plan, folder, python, hooks(screen, view, folder), hang_seconds)
+    finish(screen, folder, code, as_json)
 
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
-    """The request in the options of ``encore run``, by their names above."""
+    """Return the request in the options of ``encore run``, by their names above."""
     same = (
         "gpus",
         "nodes",
@@ -162,7 +125,6 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
         "runtime",
         "image",
         "cluster",
-        "launcher",
     )
     return planning.Request(
         name=given["benchmark"],
@@ -171,12 +133,13 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
         settings=tuple(given["settings"] or ()),
         environment=tuple(given["environment"] or ()),
         hosts=_hosts(given["over"], given["hostfile"]),
+        launcher=given["launcher"],
         **{name: given[name] for name in same},
     )
 
 
 def _begun(plan: planning.Plan) -> Path | None:
-    """The run folder of this very call, if its Slurm job was requeued or shares it with other tasks."""
+    """Return the run folder of this very call, if its Slurm job was requeued or shares it with other tasks."""
     if plan.allocation is None:
         return None
     folder = slurm_job.begun(plan.results, plan.allocation, passport.redact_arguments(sys.argv[1:]))
@@ -191,38 +154,42 @@ def _hosts(text: str | None, file: Path | None) -> tuple[hosts.Host, ...]:
     return () if text is None else hosts.parse(text)
 
 
-def _refuse_with_resume(something_new: bool) -> None:
-    if something_new:
+def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> None:
+    """Refuse options that would change what is resumed."""
+    kept = {"resume": "", **{name: f"--{name.replace('_', '-')}" for name in (*fitting, "dry_run")}}
+    kept["as_json"] = "--json"
+    given = {n for n in context.params if getattr(context.get_parameter_source(n), "name", "") != "DEFAULT"}
+    if not given <= set(kept):
         raise EncoreError(
-            "--resume takes all that is to be run from the run folder",
-            expected="no other arguments than --hang-seconds, --cluster, --dry-run and --json",
-            remedy="encore run --resume RUN",
+            f"--resume takes all that is to be run from the {folder}",
+            expected=f"no other arguments than {', '.join(filter(None, kept.values()))}",
+            remedy="leave them out, or start anew without --resume",
         )
 
 
-def _resume(console: Console, path: Path, hang_seconds: float, dry_run: bool, as_json: bool) -> None:
+def _resume(screen: Console, path: Path, hang_seconds: float, dry_run: bool, as_json: bool) -> None:
     folder = run_folder.open_run(path)
     if dry_run:
         for experiment in folder.experiments():
             if experiment.state().status not in run_folder.FINISHED:
                 typer.echo(runner.as_shell(runner.resumed_command(folder, experiment)))
         return
-    with RunView(console) as view:
-        _, code = runner.resume(folder, hooks(console, view, folder), hang_seconds)
-    finish(console, folder, code, as_json)
+    with RunView(screen) as view:
+        _, code = runner.resume(folder, hooks(screen, view, folder), hang_seconds)
+    finish(screen, folder, code, as_json)
 
 
-def hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
-    """Tell on ``console`` and ``view`` what a run does; without a folder, what comes before it."""
+def hooks(screen: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
+    """Tell on ``screen`` and ``view`` what a run does; without a folder, what comes before it."""
 
     def step(text: str) -> None:
-        console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False)
+        screen.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}")
 
     def prepare(directory: Path, by: Path | Command) -> None:
         from encore.cli.data import shown_progress
 
-        console.print(f"making the small data set in {directory}", highlight=False)
-        with shown_progress(console) as on_update:
+        screen.print(f"making the small data set in {directory}")
+        with shown_progress(screen) as on_update:
             data.prepare(directory.name, directory, data.Preparation(), by, on_update)
 
     def start(experiment: Experiment) -> None:
@@ -232,9 +199,9 @@ def hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> r
 
     def ended(experiment: Experiment, outcome: Outcome) -> None:
         if outcome.reason:
-            console.print(f"[red]experiment {experiment.number + 1} {outcome.status}[/]: {outcome.reason}")
+            screen.print(f"[red]experiment {experiment.number + 1} {outcome.status}[/]: {outcome.reason}")
         for line in outcome.last_lines:
-            console.print(f"  | {line}", markup=False, highlight=False)
+            screen.print(f"  | {line}", markup=False)
 
     return runner.Hooks(
         step=step,
@@ -245,15 +212,15 @@ def hooks(console: Console, view: RunView | None, folder: RunFolder | None) -> r
     )
 
 
-def finish(console: Console, folder: RunFolder, code: ExitCode, as_json: bool) -> None:
+def finish(screen: Console, folder: RunFolder, code: ExitCode, as_json: bool) -> None:
     """Print the judged result and leave with its exit code."""
     judgements = judge.judge(folder)
     if as_json:
-        typer.echo(json.dumps(_as_json(folder, judgements, code), indent=2))
+        write_json(_as_json(folder, judgements, code))
     else:
-        _print_judgements(console, folder, judgements)
+        _print_judgements(screen, folder, judgements)
     if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
-        console.print(f"go on with: encore run --resume {folder.path}", highlight=False)
+        screen.print(f"go on with: encore run --resume {folder.path}")
     raise typer.Exit(code)
 
 
@@ -268,10 +235,10 @@ def _as_json(folder: RunFolder, judgements: list[judge.Judgement], code: ExitCod
                 "status": each.state.status,
                 "reason": each.state.reason,
                 "seed": each.seed,
-                "minutes": each.minutes,
-                "epochs": each.epochs,
-                "quality": each.quality,
-                "target": each.target,
+                "minutes": each.figures.minutes,
+                "epochs": each.figures.epochs,
+                "qualities": dict(each.figures.qualities),
+                "targets": dict(each.figures.targets),
                 "compliance": each.compliance.as_json() if each.compliance else None,
             }
             for each in judgements
@@ -279,7 +246,7 @@ def _as_json(folder: RunFolder, judgements: list[judge.Judgement], code: ExitCod
     }
 
 
-def _print_judgements(console: Console, folder: RunFolder, judgements: list[judge.Judgement]) -> None:
+def _print_judgements(screen: Console, folder: RunFolder, judgements: list[judge.Judgement]) -> None:
     title = f"{folder.passport()['name']} ({folder.path.name})"
     table = plain_table(title, "run", "status", "time to target", "epochs", "quality", "target", "log")
     for each in judgements:
@@ -287,23 +254,23 @@ def _print_judgements(console: Console, folder: RunFolder, judgements: list[judg
         table.add_row(
             str(each.number + 1),
             f"[{colour}]{each.state.status.replace('_', ' ')}[/]",
-            "" if each.minutes is None else clock(each.minutes * 60),
-            str(each.epochs),
-            "" if each.quality is None else f"{each.quality:.4f}",
-            f"{each.target:g}",
+            "" if each.figures.minutes is None else clock(each.figures.minutes * 60),
+            f"{each.figures.epochs:.4g}",
+            with_names(each.figures.qualities),
+            with_names(each.figures.targets, "g"),
             _compliance(each),
         )
-    console.print(table)
-    if any(each.resumed and each.minutes is not None for each in judgements):
-        console.print(
+    screen.print(table)
+    if any(each.figures.resumed and each.figures.minutes is not None for each in judgements):
+        screen.print(
             "a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses"
         )
     for each in judgements[:1]:
-        _print_findings(console, each)
-    console.print(judge.standing(folder), highlight=False)
-    console.print(f"run folder: {folder.path}", highlight=False)
+        _print_findings(screen, each)
+    screen.print(judge.standing(folder))
+    screen.print(f"run folder: {folder.path}")
     if any(each.compliance is not None for each in judgements):
-        console.print(f"hold it against what was submitted: encore compare {folder.path}", highlight=False)
+        screen.print(f"hold it against what was submitted: encore compare {folder.path}")
 
 
 def _compliance(each: judge.Judgement) -> str:
@@ -314,20 +281,18 @@ def _compliance(each: judge.Judgement) -> str:
     return "passes but for the data" if each.compliance.passed_but_for_data else "[red]breaks rules[/]"
 
 
-def _print_findings(console: Console, each: judge.Judgement) -> None:
+def _print_findings(screen: Console, each: judge.Judgement) -> None:
     if each.compliance is None or not each.compliance.findings:
         return
-    console.print(
-        f"checked by {each.compliance.checker}, ruleset {each.compliance.ruleset}:", highlight=False
-    )
+    screen.print(f"checked by {each.compliance.checker}, ruleset {each.compliance.ruleset}:", highlight=False)
     for finding in each.compliance.findings:
         mark = "cannot be met by this data set" if finding.kind == "small_data" else finding.severity
-        console.print(
+        screen.print(
             f"  {mark}: expected {finding.expected}, found {finding.found}", markup=False, highlight=False
         )
 
 
-def _print_plan(console: Console, plan: planning.Plan, as_json: bool) -> None:
+def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
     command = runner.dry_run_command(plan)
     found = planning.checks(plan)
     if as_json:
@@ -339,18 +304,17 @@ def _print_plan(console: Console, plan: planning.Plan, as_json: bool) -> None:
             "deviations": plan.configuration.deviations,
             "checks": [vars(check) for check in found],
         }
-        typer.echo(json.dumps(content, indent=2))
+        write_json(content)
         return
-    print_checks(console, found)
+    print_checks(screen, found)
     typer.echo(runner.as_shell(command))
 
 
-def print_checks(console: Console, found: list[preflight.Check]) -> None:
-    """One line a check."""
+def print_checks(screen: Console, found: list[preflight.Check]) -> None:
+    """Print one line a check."""
     colours = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
     for check in found:
         remedy = f"; do this: {check.remedy}" if check.remedy and check.level != "OK" else ""
-        console.print(
+        screen.print(
             f"[{colours[check.level]}]{check.level:<4}[/] {check.name}: {check.found}{remedy}",
-            highlight=False,
         )

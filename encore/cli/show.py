@@ -10,25 +10,32 @@ from rich.console import Console
 
 from encore import catalogue, configuration
 from encore.catalogue import Choice
-from encore.cli.layout import plain_table
+from encore.cli import options
+from encore.cli.layout import console, plain_table, write_json
 from encore.machine import node
+from encore.results.words import with_names
 from encore.run import planning
 
+LIST_EPILOG = """
+Examples:
+
+  encore list
+
+  encore list resnet --json
+"""
+SHOW_EPILOG = """
+Examples:
+
+  encore show resnet --system dgx1
+
+  encore show resnet --gpus 4
+"""
 WIDE = 120
-
-
-def register(app: typer.Typer) -> None:
-    """Adds ``list`` and ``show`` to the command line."""
-    app.command("list", epilog="Examples:\n\n  encore list\n\n  encore list resnet --json")(list_)
-    app.command(
-        "show",
-        epilog="Examples:\n\n  encore show resnet --system dgx1\n\n  encore show resnet --gpus 4",
-    )(show)
 
 
 def list_(
     benchmark: Annotated[str | None, typer.Argument(help="Show the systems of this benchmark.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the benchmarks, or the systems of one."""
     if benchmark is None:
@@ -44,12 +51,12 @@ def _list_benchmarks(as_json: bool) -> None:
             {"name": name, "framework": choice.implementation.framework, **choice.benchmark.model_dump()}
             for name, choice in known.items()
         ]
-        typer.echo(json.dumps(content, indent=2))
+        write_json(content)
         return
     table = plain_table("benchmarks", "name", "task", "framework", "data set", "target per round")
     for name, choice in known.items():
-        targets = "\n".join(f"{r}  {entry.quality_target:g}" for r, entry in choice.benchmark.rounds.items())
         benchmark = choice.benchmark
+        targets = "\n".join(f"{r}  {with_names(each.targets, 'g')}" for r, each in benchmark.rounds.items())
         table.add_row(
             name,
             benchmark.title,
@@ -57,13 +64,13 @@ def _list_benchmarks(as_json: bool) -> None:
             benchmark.data_set,
             targets,
         )
-    Console().print(table)
+    console().print(table)
 
 
 def _list_systems(choice: Choice, as_json: bool) -> None:
     systems = catalogue.systems(choice)
     if as_json:
-        typer.echo(json.dumps([system.model_dump() for system in systems], indent=2))
+        write_json([system.model_dump() for system in systems])
         return
     table = plain_table(
         f"systems of {choice.name}", "round", "system", "kind", "nodes x GPUs", "batch", "optimizer", "epochs"
@@ -79,21 +86,19 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
             system.config["optimizer"],
             str(system.config["epochs"]),
         )
-    Console().print(table)
-    Console().print(
+    console().print(table)
+    console().print(
         "batch: samples per step over all GPUs; `encore show` tells each value's source", style="dim"
     )
 
 
 def show(
-    benchmark: Annotated[str, typer.Argument(help="Benchmark, such as resnet.")],
-    system: Annotated[str | None, typer.Option(help="System; default: the one for this machine.")] = None,
-    round_name: Annotated[str | None, typer.Option("--round", help="MLPerf round.")] = None,
+    benchmark: options.Benchmark,
+    system: options.System = None,
+    round_name: options.Round = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs; default: as many as the system has.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    settings: options.Settings = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show a resolved configuration, with the place that each value comes from."""
     choice = catalogue.choose(benchmark)
@@ -115,28 +120,28 @@ def show(
             "deviations": resolved.deviations,
             "values": {name: vars(value) for name, value in resolved.values.items()},
         }
-        typer.echo(json.dumps(content, indent=2))
+        write_json(content)
         return
-    _print_configuration(Console(), resolved)
+    _print_configuration(console(), resolved)
 
 
-def _print_configuration(console: Console, resolved: configuration.Configuration) -> None:
+def _print_configuration(screen: Console, resolved: configuration.Configuration) -> None:
     system = resolved.system
-    console.print(f"{resolved.choice.name}, system {system.system}, round {system.round}", style="bold")
-    console.print(f"source: {system.source}", highlight=False)
-    console.print(configuration.describe_scale(resolved), highlight=False)
+    screen.print(f"{resolved.choice.name}, system {system.system}, round {system.round}", style="bold")
+    screen.print(f"source: {system.source}")
+    screen.print(configuration.describe_scale(resolved))
     if resolved.is_submitted:
-        console.print("[green]a submitted configuration[/]")
+        screen.print("[green]a submitted configuration[/]")
     else:
         why = "; ".join(resolved.deviations) or f"kind: {system.kind}"
-        console.print(f"[yellow]not a submitted configuration[/]: {why}", highlight=False)
+        screen.print(f"[yellow]not a submitted configuration[/]: {why}")
     meanings = configuration.fields_with_meaning(resolved.choice.folder)
-    wide = console.width >= WIDE
+    wide = screen.width >= WIDE
     table = plain_table("", "key", "value", "from", *(("meaning",) if wide else ()))
     for name, value in resolved.values.items():
         style = "dim" if value.origin == "default" else ""
         meaning = (meanings.get(name, ""),) if wide else ()
         table.add_row(name, json.dumps(value.value), value.origin, *meaning, style=style)
-    console.print(table)
+    screen.print(table)
     if not wide:
-        console.print(f"a terminal of {WIDE} columns also shows what each key means", style="dim")
+        screen.print(f"a terminal of {WIDE} columns also shows what each key means", style="dim")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import typer.main
-from rich.console import Console
 
-from encore.cli.run import as_request
-from encore.cli.run import register as register_run
+from encore.cli import options
+from encore.cli.layout import console, say, write_json
+from encore.cli.run import as_request, run
 from encore.errors import EncoreError
 from encore.machine import preflight
 from encore.run import runner
@@ -36,14 +34,9 @@ All options of `encore run` may follow. What is particular to the cluster stands
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-def register(app: typer.Typer) -> None:
-    """Adds ``submit`` to the command line."""
-    app.command("submit", epilog=EPILOG, context_settings=PASS_ON)(submit)
-
-
 def submit(
     context: typer.Context,
-    benchmark: Annotated[str | None, typer.Argument(help="Benchmark, such as resnet.")] = None,
+    benchmark: options.OptionalBenchmark = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes; default: 1.")] = None,
     gpus_per_node: Annotated[
         int | None, typer.Option(help="GPUs of each node, without any: ranks; default: cluster.toml's, or 1.")
@@ -57,10 +50,10 @@ def submit(
     sbatch: Annotated[
         list[str] | None, typer.Option(metavar="OPTION", help="A further option of sbatch.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and do nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    resume: options.Resume = None,
+    cluster: options.Cluster = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write a batch script, check it against the cluster, and hand it to sbatch."""
     wanted = Wanted(
@@ -85,15 +78,14 @@ def submit(
         preflight.refuse_failed(submissions.checks(prepared))
     job = None if dry_run else submissions.submit(prepared)
     if as_json:
-        typer.echo(json.dumps(_as_json(prepared, job), indent=2))
+        write_json(_as_json(prepared, job))
     elif dry_run:
         typer.echo(prepared.script, nl=False)
         typer.echo("\n# What it starts on its first node, for each run:")
         typer.echo("\n".join(f"#   {line}" for line in runner.as_shell(prepared.step).splitlines()))
     else:
-        console = Console(soft_wrap=True)
-        console.print(f"time limit: {prepared.estimate.reason}", highlight=False)
-        console.print(f"submitted as job {job}; watch it with: encore follow {job}", highlight=False)
+        say(console(), f"time limit: {prepared.estimate.reason}")
+        say(console(), f"submitted as job {job}; watch it with: encore follow {job}")
 
 
 def _refuse_extra(benchmark: str | None, rest: tuple[str, ...]) -> None:
@@ -105,9 +97,9 @@ def _refuse_extra(benchmark: str | None, rest: tuple[str, ...]) -> None:
 
 
 def _run_options(benchmark: str, rest: tuple[str, ...]) -> Mapping[str, Any]:
-    """The rest of the command line as `encore run` reads it, with its own messages for what is wrong."""
+    """Return the rest of the command line as `encore run` reads it, with its own messages for what is wrong."""
     app = typer.Typer()
-    register_run(app)
+    app.command()(run)
     context = typer.main.get_command(app).make_context("encore run", [benchmark, *rest])
     return dict(context.params)
 

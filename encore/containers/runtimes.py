@@ -142,7 +142,7 @@ def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Pr
     if wanted.source is not None:
         mounts.append(Mount(wanted.source.absolute(), str(wanted.source.absolute()), True))
     prepare = data.prepare_command("python", benchmark, folder, wanted)
-    job = Job((*prepare, "--progress", "json"), environment={}, mounts=tuple(mounts), ranks=1, gpus=0)
+    job = Job(argv=(*prepare, "--progress", "json"), environment={}, mounts=tuple(mounts), ranks=1, gpus=0)
     return render(target, job, container_name(folder), os.environ)
 
 
@@ -160,7 +160,7 @@ def packages(target: Target, outer: tuple[str, ...] = ()) -> dict[str, str]:
     known = paths.cache_folder() / "images" / f"{target.found.id}.json" if target.found else None
     if known is not None and known.exists():
         return files.read_json(known)
-    job = Job(("cat", *MANIFESTS), environment={}, mounts=(), ranks=1, gpus=0, outer=outer)
+    job = Job(argv=("cat", *MANIFESTS), environment={}, mounts=(), ranks=1, gpus=0, outer=outer)
     command = render(target, job, container_name(Path(f"packages_{os.getpid()}")), os.environ)
     try:
         found = parse_manifests(engines.ask(command.argv, IMPORT_SECONDS).stdout)

@@ -6,8 +6,6 @@ is known about the GPUs, the allowed cores are divided evenly.
 
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,7 +45,7 @@ class Binding:
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """``0-2,8`` as 0, 1, 2, 8; empty for anything that is no such list."""
+    """Return ``0-2,8`` as 0, 1, 2, 8; empty for anything that is no such list."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.strip().partition("-")
@@ -58,7 +56,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_cpus(cpus: Sequence[int]) -> str:
-    """0, 1, 2, 8 as ``0-2,8``, which ``taskset`` and ``numactl`` read."""
+    """Return 0, 1, 2, 8 as ``0-2,8``, which ``taskset`` and ``numactl`` read."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
         if parts and parts[-1][-1] == cpu - 1:
@@ -69,73 +67,8 @@ def format_cpus(cpus: Sequence[int]) -> str:
 
 
 def mask(cpus: Sequence[int]) -> str:
-    """0, 1, 2, 8 as ``0x107``, which ``srun --cpu-bind=mask_cpu`` reads."""
+    """Return 0, 1, 2, 8 as ``0x107``, which ``srun --cpu-bind=mask_cpu`` reads."""
     return hex(sum(1 << cpu for cpu in set(cpus)))
-
-
-# -- where the GPUs hang -----------------------------------------------------------------------------------
-
-
-def parse_nvidia_smi(text: str) -> tuple[Near, ...]:
-    """What is near each GPU, in their order, from ``nvidia-smi topo -m``.
-
-    The columns behind the links are "CPU Affinity", since driver 450 "NUMA Affinity", later "GPU NUMA ID".
-    Drivers and terminals divide columns by tabs or by blanks, so a row is read from its words: all but the
-    last ones are links.
-    """
-    # Newer drivers underline the head of the table.
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    head = next((line for line in lines if "CPU Affinity" in line), None)
-    if head is None:
-        return ()
-    devices = len(head.split("CPU Affinity")[0].split())
-    found: dict[int, Near] = {}
-    for line in lines:
-        words = line.split()
-        if line is head or not words or not re.fullmatch(r"GPU\d+", words[0]) or len(words) <= 1 + devices:
-            continue
-        told = words[1 + devices :]
-        numa = int(told[1]) if len(told) > 1 and "NUMA Affinity" in head and told[1].isdigit() else None
-        found[int(words[0][3:])] = Near(parse_cpus(told[0]), numa)
-    return tuple(found[number] for number in sorted(found))
-
-
-def parse_hwloc(text: str, bus_ids: Sequence[str]) -> tuple[Near, ...]:
-    """What is near the GPUs with these PCI addresses, from ``lstopo --of xml`` (hwloc 2).
-
-    A device hangs below a group, package or machine with a ``cpuset``; the smallest is the nearest.
-    """
-    try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError:
-        return ()
-    wanted = [short_bus_id(each) for each in bus_ids]
-    found: dict[str, Near] = {}
-
-    def visit(element: ElementTree.Element, near: Near) -> None:
-        if element.get("cpuset"):
-            nodes = _bits(element.get("nodeset", ""))
-            near = Near(_bits(element.get("cpuset", "")), nodes[0] if len(nodes) == 1 else None)
-        if element.get("type") == "PCIDev" and short_bus_id(element.get("pci_busid", "")) in wanted:
-            found[short_bus_id(element.get("pci_busid", ""))] = near
-        for child in element.findall("object"):
-            visit(child, near)
-
-    visit(root, Near((), None))
-    return tuple(found[each] for each in wanted) if all(each in found for each in wanted) else ()
-
-
-def _bits(text: str) -> tuple[int, ...]:
-    """hwloc's ``0x0000ffff,0x0000ffff``: words of 32 bits, the highest first."""
-    number = 0
-    for word in text.split(","):
-        number = number << 32 | (int(word, 16) if word.startswith("0x") else 0)
-    return tuple(bit for bit in range(number.bit_length()) if number >> bit & 1)
-
-
-def short_bus_id(text: str) -> str:
-    """``0000:07:00.0`` of NVML's ``00000000:07:00.0``: as the kernel and hwloc name a PCI device."""
-    return re.sub(r"^0000(?=[0-9a-f]{4}:)", "", text.strip().lower())
 
 
 # -- who gets what -----------------------------------------------------------------------------------------
@@ -144,7 +77,7 @@ def short_bus_id(text: str) -> str:
 def bind(
     ranks: int, near: Sequence[Near], allowed: Sequence[int], siblings: Siblings | None = None
 ) -> tuple[Binding, ...]:
-    """The binding of each local rank, whose GPU is the one of its number.
+    """Return the binding of each local rank, whose GPU is the one of its number.
 
     ``near`` may be empty or unknown: then the cores that are ``allowed`` are divided evenly.
     """
@@ -165,13 +98,13 @@ def bind(
 
 
 def _cores(cpus: tuple[int, ...], siblings: Siblings) -> list[tuple[int, ...]]:
-    """The CPUs gathered into cores, in order of each core's first CPU."""
+    """Return the CPUs gathered into cores, in order of each core's first CPU."""
     gathered = {tuple(each for each in siblings.get(cpu, (cpu,)) if each in cpus) for cpu in cpus}
     return sorted(gathered)
 
 
 def _share(cores: list[tuple[int, ...]], place: int, among: int) -> list[tuple[int, ...]]:
-    """An even part of the cores; with fewer cores than ranks, ranks share one."""
+    """Return an even part of the cores; with fewer cores than ranks, ranks share one."""
     if len(cores) < among:
         return [cores[place % len(cores)]]
     return cores[place * len(cores) // among : (place + 1) * len(cores) // among]
@@ -181,7 +114,7 @@ def _share(cores: list[tuple[int, ...]], place: int, among: int) -> list[tuple[i
 
 
 def srun_options(bindings: Sequence[Binding]) -> tuple[str, ...]:
-    """``srun`` options that bind the tasks of every node alike (srun(1), --cpu-bind and --mem-bind).
+    """Return ``srun`` options that bind the tasks of every node alike (srun(1), --cpu-bind and --mem-bind).
 
     Slurm goes over the list again on each node, so it is as long as one node has tasks. It needs the
     task/affinity plugin.
@@ -193,7 +126,7 @@ def srun_options(bindings: Sequence[Binding]) -> tuple[str, ...]:
 
 
 def bound(command: Sequence[str], bindings: Sequence[Binding], with_numactl: bool = False) -> tuple[str, ...]:
-    """``command`` behind a line of shell that binds it to the cores of its local rank.
+    """Return ``command`` behind a line of shell that binds it to the cores of its local rank.
 
     For launchers that start the same command for every rank: mpirun, horovodrun, torchrun. ``numactl`` binds
     the memory as well; without it the kernel gives memory of the node that asks first, which is the same one
@@ -216,5 +149,5 @@ def _binder(binding: Binding, with_numactl: bool) -> str:
 
 
 def threads(bindings: Sequence[Binding]) -> int:
-    """OMP_NUM_THREADS that suits every rank: one thread a core."""
+    """Return OMP_NUM_THREADS that suits every rank: one thread a core."""
     return max(1, min(binding.cores for binding in bindings))

@@ -56,7 +56,7 @@ class Network:
 
 
 def best_interface(interfaces: Iterable[Interface]) -> Interface | None:
-    """The interface for TCP: IP over InfiniBand, then the default route's, then the fastest."""
+    """Return the interface for TCP: IP over InfiniBand, then the default route's, then the fastest."""
 
     def rank(each: Interface) -> tuple[bool, bool, int, str]:
         return (each.type != INFINIBAND, not each.is_default, -each.megabits, each.name)
@@ -65,7 +65,7 @@ def best_interface(interfaces: Iterable[Interface]) -> Interface | None:
 
 
 def best_ports(ports: Iterable[Port]) -> tuple[Port, ...]:
-    """The InfiniBand ports, else the RoCE ones; of these the fastest, as slower ones serve storage."""
+    """Return the InfiniBand ports, else the RoCE ones; of these the fastest, as slower ones serve storage."""
     all_ports = tuple(ports)
     layer = "InfiniBand" if any(port.layer == "InfiniBand" for port in all_ports) else "Ethernet"
     same = [port for port in all_ports if port.layer == layer]
@@ -74,7 +74,7 @@ def best_ports(ports: Iterable[Port]) -> tuple[Port, ...]:
 
 
 def variables(network: Network, nodes: int) -> dict[str, str]:
-    """Settings of NCCL, Gloo, UCX and OpenMPI; on one node TCP stays on the loopback."""
+    """Return settings of NCCL, Gloo, UCX and OpenMPI; on one node TCP stays on the loopback."""
     if nodes == 1:
         return {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
     found: dict[str, str] = {}
@@ -99,7 +99,7 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
 
 
 def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Network:
-    """The network of this machine; ``with_address`` are the interfaces that have an address."""
+    """Return the network of this machine; ``with_address`` are the interfaces that have an address."""
     named = addressed() if with_address is None else with_address
     default = default_interface(_text(root / "proc/net/route"))
     folders = sorted((root / "sys/class/net").glob("*"))
@@ -109,7 +109,7 @@ def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Netwo
 
 
 def addressed() -> frozenset[str]:
-    """Interfaces with an IP address that other machines could reach."""
+    """Return interfaces with an IP address that other machines could reach."""
     families = (socket.AF_INET, socket.AF_INET6)
     return frozenset(
         name
@@ -119,7 +119,7 @@ def addressed() -> frozenset[str]:
 
 
 def default_interface(route: str) -> str | None:
-    """The interface of the default route with the least metric in ``/proc/net/route``."""
+    """Return the interface of the default route with the least metric in ``/proc/net/route``."""
     rows = [line.split() for line in route.splitlines()[1:]]
     # Interface, destination, gateway, flags, reference count, use, metric, mask.
     defaults = [(int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"]

@@ -14,8 +14,10 @@ from typing import Any
 
 import psutil
 
+from encore.machine import nvml
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One GPU as the driver reports it."""
 
@@ -27,7 +29,7 @@ class Gpu:
     """Such as ``9.0``; None where the driver is too old to tell."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """One machine."""
 
@@ -42,12 +44,12 @@ class Node:
     gpus: tuple[Gpu, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for the passport."""
+        """Return the plain data for the passport."""
         return asdict(self)
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """GPUs of this machine by NVML, or by nvidia-smi where the library does not answer; often none."""
+    """Return GPUs of this machine by NVML, or by nvidia-smi where the library does not answer; often none."""
     return _gpus_by_nvml() or _gpus_by_nvidia_smi()
 
 
@@ -55,31 +57,29 @@ def _gpus_by_nvml() -> tuple[Gpu, ...]:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        with nvml.devices() as handles:
+            driver = nvml.text(pynvml.nvmlSystemGetDriverVersion()) if handles else ""
+            return tuple(_gpu_by_nvml(index, handle, driver) for index, handle in enumerate(handles))
     except pynvml.NVMLError:
         return ()
-    try:
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        return tuple(_gpu_by_nvml(pynvml, index, driver) for index in range(pynvml.nvmlDeviceGetCount()))
-    except pynvml.NVMLError:
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
 
 
-def _gpu_by_nvml(pynvml: Any, index: int, driver: str) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+def _gpu_by_nvml(index: int, handle: Any, driver: str) -> Gpu:
+    import pynvml
+
     try:
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         capability: str | None = f"{major}.{minor}"
     except pynvml.NVMLError:
         capability = None
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
-    return Gpu(index, _text(pynvml.nvmlDeviceGetName(handle)), round(memory, 1), driver, capability)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return Gpu(
+        index=index,
+        name=nvml.text(pynvml.nvmlDeviceGetName(handle)),
+        memory_gib=round(memory, 1),
+        driver=driver,
+        compute_capability=capability,
+    )
 
 
 NVIDIA_SMI_FIELDS = "index,name,memory.total,driver_version,compute_cap"
@@ -97,7 +97,7 @@ def _gpus_by_nvidia_smi() -> tuple[Gpu, ...]:
 
 
 def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """GPUs from ``nvidia-smi --query-gpu=index,name,memory.total,driver_version,compute_cap`` in CSV."""
+    """Return GPUs from ``nvidia-smi --query-gpu=index,name,memory.total,driver_version,compute_cap`` in CSV."""
     found = []
     for row in csv.reader(io.StringIO(text), skipinitialspace=True):
         if len(row) != 5 or not row[0].isdigit():
@@ -105,12 +105,16 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
         index, name, memory, driver, capability = row
         gib = float(memory) / 1024 if memory.replace(".", "", 1).isdigit() else 0.0
         known = capability if capability[:1].isdigit() else None
-        found.append(Gpu(int(index), name, round(gib, 1), driver, known))
+        found.append(
+            Gpu(
+                index=int(index), name=name, memory_gib=round(gib, 1), driver=driver, compute_capability=known
+            )
+        )
     return tuple(found)
 
 
 def _cpu_info() -> tuple[str, int | None]:
-    """Model name and number of sockets."""
+    """Return the model name and the number of sockets."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -128,12 +132,12 @@ def _operating_system() -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def this_node() -> Node:
-    """Everything about this machine."""
+    """Return everything about this machine."""
     cpu, sockets = _cpu_info()
     return Node(
         hostname=platform.node(),

@@ -12,6 +12,7 @@ from typing import Literal
 from encore.configuration import Configuration
 from encore.data import DataPassport, check_data
 from encore.errors import EncoreError
+from encore.files import existing
 from encore.machine.node import Node
 
 Level = Literal["OK", "WARN", "FAIL"]
@@ -32,7 +33,7 @@ class Check:
 
 
 def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
-    """GPUs or cores, against what the configuration wants on this machine."""
+    """Check GPUs or cores against what the configuration wants on this machine."""
     wanted = configuration.ranks_per_node
     if configuration.get("device") == "cpu":
         if wanted > machine.cores:
@@ -53,7 +54,7 @@ def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
 
 
 def check_data_set(configuration: Configuration, data: Path) -> tuple[Check, DataPassport | None]:
-    """The data set's passport against the benchmark and the configuration."""
+    """Return the data set's passport against the benchmark and the configuration."""
     try:
         passport = check_data(data, configuration.choice.benchmark.name)
     except EncoreError as error:
@@ -67,7 +68,7 @@ def check_data_set(configuration: Configuration, data: Path) -> tuple[Check, Dat
 
 
 def _other_data(configuration: Configuration, passport: DataPassport) -> str:
-    """What to do about a data set that has another number of classes."""
+    """Return what to do about a data set that has another number of classes."""
     change = f"--set num_classes={passport.classes}"
     full = configuration.choice.benchmark.full_data.name
     if configuration.system.kind == "small":
@@ -76,10 +77,8 @@ def _other_data(configuration: Configuration, passport: DataPassport) -> str:
 
 
 def check_results(results: Path) -> Check:
-    """The results folder: writable, with space."""
-    folder = results
-    while not folder.exists():
-        folder = folder.parent
+    """Return the results folder: writable, with space."""
+    folder = existing(results)
     if not folder.is_dir():
         return Check("FAIL", "results folder", f"{folder} is not a folder", "give another: --results DIR")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -92,7 +91,7 @@ def check_results(results: Path) -> Check:
 
 
 def check_shared_memory(configuration: Configuration) -> Check:
-    """/dev/shm, through which ranks of one node talk (NCCL's troubleshooting guide asks for it)."""
+    """Check /dev/shm, through which ranks of one node talk (NCCL's troubleshooting guide asks for it)."""
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError:
@@ -115,18 +114,18 @@ def check_limits(configuration: Configuration) -> Check:
 
 
 def family(accelerator: str) -> str:
-    """``V100`` of ``NVIDIA Tesla V100-SXM2-16GB``."""
+    """Return ``V100`` of ``NVIDIA Tesla V100-SXM2-16GB``."""
     return accelerator.replace("NVIDIA ", "").replace("Tesla ", "").split("-")[0]
 
 
 def memory_gib(accelerator: str) -> float:
-    """``16`` of ``NVIDIA Tesla V100-SXM2-16GB``; 0 where the name does not tell."""
+    """Return ``16`` of ``NVIDIA Tesla V100-SXM2-16GB``; 0 where the name does not tell."""
     last = accelerator.rsplit("-", 1)[-1].removesuffix("GB")
     return float(last) if last.isdigit() else 0.0
 
 
 def check_accelerator(configuration: Configuration, machine: Node) -> list[Check]:
-    """Whether the GPUs are of the kind that the configuration was submitted on."""
+    """Return whether the GPUs are of the kind that the configuration was submitted on."""
     submitted = configuration.system.accelerator
     if configuration.get("device") == "cpu" or not machine.gpus or family(submitted) in machine.gpus[0].name:
         return []
@@ -136,7 +135,7 @@ def check_accelerator(configuration: Configuration, machine: Node) -> list[Check
 
 
 def check_submission(configuration: Configuration, passport: DataPassport | None) -> Check:
-    """Whether the run can be held against a submitted one."""
+    """Return whether the run can be held against a submitted one."""
     if configuration.get("device") == "cpu":
         return Check("OK", "configuration", "a CPU run: tries the code, reproduces nothing")
     if configuration.deviations:
@@ -150,7 +149,7 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
 
 
 def check_run(configuration: Configuration, machine: Node, data: Path, results: Path) -> list[Check]:
-    """All checks of one run on the `host` runtime."""
+    """Return all checks of one run on the `host` runtime."""
     data_check, passport = check_data_set(configuration, data)
     return [
         *check_devices(configuration, machine),

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Heartbeat:
     """Last sign of life of a rank."""
 
@@ -25,17 +25,19 @@ class Heartbeat:
 
 
 def heartbeats(folder: Path) -> list[Heartbeat]:
-    """Signs of life in a job's ``heartbeat`` folder, in order of rank."""
+    """Return signs of life in a job's ``heartbeat`` folder, in order of rank."""
     found = []
     for path in folder.glob("rank_*"):
         with contextlib.suppress(OSError, ValueError):
             pid, host, step, when = path.read_text(encoding="ascii").split()
-            found.append(Heartbeat(int(path.name[5:]), int(pid), host, int(step), float(when)))
+            found.append(
+                Heartbeat(rank=int(path.name[5:]), pid=int(pid), host=host, step=int(step), time=float(when))
+            )
     return sorted(found, key=lambda beat: beat.rank)
 
 
 def signal_ranks(folder: Path, number: signal.Signals) -> int:
-    """Send a signal to every rank on this machine that has shown a sign of life; returns how many."""
+    """Send a signal to every rank on this machine that has shown a sign of life; return how many."""
     sent = 0
     for beat in heartbeats(folder):
         if beat.host == platform.node():
@@ -46,7 +48,7 @@ def signal_ranks(folder: Path, number: signal.Signals) -> int:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -55,7 +57,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def end(processes: list[psutil.Process], grace_seconds: float) -> None:
-    """SIGTERM, wait, SIGKILL: afterwards none of ``processes`` is left."""
+    """Send SIGTERM, wait, send SIGKILL: afterwards none of ``processes`` is left."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -67,7 +69,7 @@ def end(processes: list[psutil.Process], grace_seconds: float) -> None:
 
 
 def rank_processes(folder: Path) -> list[psutil.Process]:
-    """Ranks of this machine that still run, found by their signs of life."""
+    """Return ranks of this machine that still run, found by their signs of life."""
     alive = []
     for beat in heartbeats(folder):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -80,7 +82,7 @@ def rank_processes(folder: Path) -> list[psutil.Process]:
 
 
 def is_stopped(beat: Heartbeat) -> bool:
-    """Whether a rank of this machine is stopped by a signal, or waits for a device that does not answer."""
+    """Return whether a rank of this machine is stopped by a signal, or waits for a device that does not answer."""
     with contextlib.suppress(psutil.NoSuchProcess):
         if beat.host == platform.node():
             return psutil.Process(beat.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP)

@@ -30,7 +30,7 @@ class GpuSampler:
             self._handles = []
 
     def sample(self) -> list[dict[str, Any]]:
-        """One reading per GPU: percent, MiB, MHz, watts, degrees Celsius."""
+        """Return one reading per GPU: percent, MiB, MHz, watts, degrees Celsius."""
         return [self._one(handle) for handle in self._handles]
 
     def _one(self, handle: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class GpuSampler:
 
 
 def sample_host() -> dict[str, Any]:
-    """One reading of the machine; counters of bytes run since the machine started."""
+    """Return one reading of the machine; counters of bytes run since the machine started."""
     memory = psutil.virtual_memory()
     disk = psutil.disk_io_counters()
     network = psutil.net_io_counters()

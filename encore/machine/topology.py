@@ -1,61 +1,56 @@
-"""Reads where this machine's GPUs hang: from the kernel, from hwloc or from nvidia-smi, whichever knows."""
+"""Read which cores and memory are near each GPU of this machine: from the kernel, else from NVML."""
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from encore.machine import binding
+from encore.machine import binding, nvml
 from encore.machine.binding import Binding, Near, Siblings
 
 SYS = Path("/sys")
-SECONDS = 20.0
+WORD = 64
+"""Bits of NVML's words."""
 
 
 def bindings(ranks: int, caller: Mapping[str, str] | None = None) -> tuple[Binding, ...]:
-    """The binding of each of ``ranks`` local ranks on this machine."""
+    """Return the binding of each of ``ranks`` local ranks on this machine."""
     allowed = os.sched_getaffinity(0)
     return binding.bind(ranks, near_gpus(caller or os.environ), sorted(allowed), siblings())
 
 
 def near_gpus(caller: Mapping[str, str]) -> tuple[Near, ...]:
-    """What is near each GPU that CUDA shows to a rank, in CUDA's order; empty where nothing is known.
+    """Return what is near each GPU that CUDA shows to a rank, in CUDA's order; empty where nothing is known.
 
-    nvidia-smi comes last: it shows the CPUs that itself may use, not all that are near.
+    CUDA numbers GPUs as NVML does where CUDA_DEVICE_ORDER is PCI_BUS_ID.
     """
-    ids = bus_ids()
-    if not ids:
+    import pynvml
+
+    try:
+        with nvml.devices() as handles:
+            ids = [nvml.text(pynvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+            near = from_kernel(ids) or tuple(map(from_nvml, handles))
+    except pynvml.NVMLError:
         return ()
-    near = (
-        from_kernel(ids) or from_hwloc(ids) or binding.parse_nvidia_smi(_output("nvidia-smi", "topo", "-m"))
-    )
     return visible(near, caller.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(near: tuple[Near, ...], chosen: str | None) -> tuple[Near, ...]:
-    """The GPUs of CUDA_VISIBLE_DEVICES in its order; unknown ones make all unknown."""
+    """Return the GPUs of CUDA_VISIBLE_DEVICES in its order; unknown ones make all unknown."""
     if chosen is None:
         return near
     numbers = [int(part) if part.strip().isdigit() else -1 for part in chosen.split(",")]
     return tuple(near[n] for n in numbers) if all(0 <= n < len(near) for n in numbers) else ()
 
 
-def bus_ids() -> list[str]:
-    """PCI addresses of the GPUs in the order of nvidia-smi and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, of CUDA."""
-    text = _output("nvidia-smi", "--query-gpu=pci.bus_id", "--format=csv,noheader")
-    lines = [line.strip() for line in text.splitlines()]
-    return [line for line in lines if re.fullmatch(r"[0-9A-Fa-f:.]+", line)]
-
-
 def from_kernel(ids: Sequence[str], root: Path = SYS) -> tuple[Near, ...]:
-    """``numa_node`` and ``local_cpulist`` of the PCI devices; empty where the firmware does not tell them."""
+    """Return ``numa_node`` and ``local_cpulist`` of the PCI devices; empty where the firmware does not tell them."""
     found = []
     for each in ids:
-        folder = root / "bus" / "pci" / "devices" / binding.short_bus_id(each)
+        # The kernel writes a PCI domain with four digits, NVML with eight.
+        folder = root / "bus" / "pci" / "devices" / each.lower()[-len("0000:07:00.0") :]
         node, cpus = _read(folder / "numa_node"), _read(folder / "local_cpulist")
         # -1: the firmware does not say, as in most virtual machines.
         if not node.isdigit():
@@ -64,13 +59,29 @@ def from_kernel(ids: Sequence[str], root: Path = SYS) -> tuple[Near, ...]:
     return tuple(found)
 
 
-def from_hwloc(ids: Sequence[str]) -> tuple[Near, ...]:
-    """What ``lstopo`` tells, where it is installed."""
-    return binding.parse_hwloc(_output("lstopo", "--of", "xml"), ids)
+def from_nvml(handle: Any) -> Near:
+    """Return the CPU and memory affinity that the driver gives a GPU."""
+    import pynvml
+
+    words = os.sysconf("SC_NPROCESSORS_CONF") // WORD + 1
+    cpus = _bits(pynvml.nvmlDeviceGetCpuAffinity(handle, words))
+    try:
+        nodes = _bits(pynvml.nvmlDeviceGetMemoryAffinity(handle, words, pynvml.NVML_AFFINITY_SCOPE_NODE))
+    except pynvml.NVMLError:
+        # Drivers before 450 do not say.
+        nodes = ()
+    return Near(cpus, nodes[0] if len(nodes) == 1 else None)
+
+
+def _bits(words: Sequence[int]) -> tuple[int, ...]:
+    """Return the positions of the bits that are set, in words of which the lowest comes first."""
+    return tuple(
+        WORD * number + bit for number, word in enumerate(words) for bit in range(WORD) if word >> bit & 1
+    )
 
 
 def siblings(root: Path = SYS) -> Siblings:
-    """The hardware threads of each CPU's core."""
+    """Return the hardware threads of each CPU's core."""
     found = {}
     for folder in (root / "devices" / "system" / "cpu").glob("cpu[0-9]*"):
         told = binding.parse_cpus(_read(folder / "topology" / "thread_siblings_list"))
@@ -84,14 +95,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _output(*command: str) -> str:
-    """What a program prints; empty where it is missing or fails."""
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

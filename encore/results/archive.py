@@ -60,7 +60,7 @@ _UNKNOWN_FIELDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Package:
     """One submitter's tree of one round."""
 
@@ -70,7 +70,7 @@ class Package:
     logs: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PackageVerdict:
     """What the package checker says; ``accepted`` is None where it knows nothing of the round."""
 
@@ -80,7 +80,7 @@ class PackageVerdict:
     errors: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The verdict as plain data."""
+        """Return the verdict as plain data."""
         return {
             "folder": str(self.package.folder),
             "round": self.package.round,
@@ -169,12 +169,12 @@ def _sets(sides: Sequence[Side], submitter: str | None) -> list[_Set]:
 
 
 def _plain(name: str) -> str:
-    """A name that is a folder's and nothing else: no separators, no leading dots."""
+    """Return a name that is a folder's and nothing else: no separators, no leading dots."""
     return _PLAIN_NAME.sub("_", name.strip()).lstrip(".") or "unknown"
 
 
 def _system_name(side: Side) -> str:
-    """Host, ranks and framework of a run of Encore; the folder above the benchmark's of a submission."""
+    """Return the host, ranks and framework of a run of Encore; the folder above the benchmark's of a submission."""
     if side.passport:
         node = side.passport.get("node")
         host = (node.get("hostname") if isinstance(node, dict) else None) or "host"
@@ -220,7 +220,7 @@ def _copy_log(source: Path, target: Path) -> None:
 
 
 def _copy_code(benchmark: str, target: Path) -> None:
-    """The code of the benchmark as it is in this checkout; run.json tells whether it has changed since."""
+    """Copy the code of the benchmark as it is in this checkout; run.json says whether it has changed since."""
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     for name in (benchmark, "common"):
         source = paths.BENCHMARKS / name
@@ -229,7 +229,7 @@ def _copy_code(benchmark: str, target: Path) -> None:
 
 
 def _description(each: _Set) -> dict[str, Any]:
-    """MLPerf's system description: the run's own, else what is known of the system, in its form."""
+    """Return MLPerf's system description: the run's own, else what is known of the system, in its form."""
     side = each.sides[0]
     own = (side.folder or Path()) / "system.json"
     described: dict[str, Any] = {}

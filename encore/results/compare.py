@@ -68,7 +68,7 @@ class Factor:
     note: str = ""
 
     def differs(self, within: float) -> bool:
-        """Whether the ratio is further from 1 than ``within``, and than the submitted spread explains."""
+        """Return whether the ratio is further from 1 than ``within``, and than the submitted spread explains."""
         if self.ratio is None or abs(self.ratio - 1) <= within:
             return False
         return self.beyond_spread
@@ -101,7 +101,7 @@ class Comparison:
         return tuple(each for each in (self.score, self.per_length, self.lengths) if each is not None)
 
     def as_json(self) -> dict[str, Any]:
-        """The comparison as plain data; the fields are described in docs/compare.md."""
+        """Return the comparison as plain data; the fields are described in docs/compare.md."""
         return {
             "run": str(self.ours.folder),
             "round": self.ours.round,
@@ -210,7 +210,7 @@ def _factor(name: str, unit: str, ours: Sample | None, theirs: Sample | None) ->
 
 
 def _ranged(ours: Side, theirs: Side) -> Factor | None:
-    """Epochs where only the least and the most of the submission are known: the ratio to the nearer end."""
+    """Return epochs where only the least and the most of the submission are known: the ratio to the nearer end."""
     if ours.lengths is None or theirs.length_range is None:
         return None
     low, high = theirs.length_range
@@ -234,7 +234,7 @@ def _judge(
     within: float,
     how: str,
 ) -> tuple[Verdict, list[str]]:
-    """The verdict and what it rests on, in the order in which a reader would ask."""
+    """Return the verdict and what it rests on, in the order in which a reader would ask."""
     if theirs is None or cell is None:
         return Verdict.NOT_COMPARABLE, [how]
     obstacles = list(_obstacles(ours, theirs, cell, same_system=how in SAME_SYSTEM))
@@ -256,7 +256,7 @@ def _judge(
 
 
 def _missed_too_often(ours: Side) -> bool:
-    """By the round's rule where the set is whole; a single run that missed is no score either."""
+    """Judge by the round's rule where the set is whole; a single run that missed is no score either."""
     if ours.score is None:
         return True
     return "missed the target" in ours.missing
@@ -282,7 +282,7 @@ def _beside(factor: Factor | None, within: float) -> list[str]:
 
 
 def _obstacles(ours: Side, theirs: Side, cell: PublishedResult, *, same_system: bool) -> Iterator[str]:
-    """What keeps the two from being the same kind of run.
+    """Yield what keeps the two from being the same kind of run.
 
     ``same_system``: both bear the system's name, so that what the name seems to say of it does not matter.
     """
@@ -320,7 +320,7 @@ def _hardware_obstacles(ours: Side, theirs: Side) -> Iterator[str]:
 
 
 def _caveats(ours: Side, theirs: Side | None) -> Iterator[str]:
-    """What a reader should know though it does not stop the comparison."""
+    """Yield what a reader should know though it does not stop the comparison."""
     if ours.score is not None and not ours.score_is_official:
         yield f"no official score ({ours.missing}): compared by the mean of {ours.score.count} runs"
     if theirs is None:

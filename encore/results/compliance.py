@@ -28,7 +28,7 @@ _MAX_EVENTS = 500_000
 
 
 def ruleset_of(round_: str | None) -> str | None:
-    """``v0.7`` -> ``0.7.0``."""
+    """Return ``v0.7`` -> ``0.7.0``."""
     return f"{round_.removeprefix('v')}.0" if round_ else None
 
 
@@ -60,7 +60,7 @@ def check(path: str | PathLike[str], ruleset: str | None = None) -> ComplianceRe
 
 
 def check_log_of_many(path: Path, ruleset: str | None = None) -> ComplianceReport:
-    """As ``check``, but a file that cannot be checked is a report with one finding."""
+    """Check a log as ``check`` does, but report a file that cannot be checked as one finding."""
     try:
         return check(path, ruleset)
     except EncoreError as error:
@@ -113,7 +113,7 @@ def _findings(path: Path, run: RunLog, ruleset: str | None) -> tuple[list[Findin
 
 
 def _events(path: Path, torn: list[Finding]) -> list[Event]:
-    """The events for the checker, which needs them all at once: at most ``_MAX_EVENTS`` of them."""
+    """Return the events for the checker, which needs them all at once: at most ``_MAX_EVENTS`` of them."""
 
     def note(line: int, text: str) -> None:
         if len(torn) < _MAX_EVENTS:
@@ -156,7 +156,7 @@ def _timeless(events: list[Event]) -> list[Finding]:
 
 
 def _marked(findings: list[Finding], small: bool) -> list[Finding]:
-    """On small data a missed quality target is the data set's doing."""
+    """Mark findings that small data causes: a missed quality target is the data set's doing."""
     if not small:
         return findings
     about_quality = ("eval_accuracy: v['value'] >=", "eval_accuracy: v['value'] <=", "quality target")
@@ -169,7 +169,7 @@ def _marked(findings: list[Finding], small: bool) -> list[Finding]:
 
 
 def _with_best(finding: Finding, run: RunLog) -> Finding:
-    """The checker says that no evaluation is good enough; say how good the best one was."""
+    """Say how good the best evaluation was, where the checker says that none is good enough."""
     if (
         finding.line is not None
         or "eval_accuracy: " not in finding.rule

@@ -18,7 +18,7 @@ _WORK = ("model_hp_", "train_")
 
 
 def check_v05(events: Sequence[Event], run: RunLog) -> list[Finding]:
-    """Findings about a v0.5 log; events that a logger wrote twice count once."""
+    """Return findings about a v0.5 log; events that a logger wrote twice count once."""
     distinct = list(
         {(event.time_s, event.key, repr(event.value)): event for event in reversed(events)}.values()
     )
@@ -69,7 +69,7 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
 
 
 def _clock(events: Sequence[Event], by_key: dict[str, list[Event]]) -> Iterator[Finding]:
-    """v0.5 has no untimed initialisation: building the model belongs to the run."""
+    """Check that the model is built in the run: v0.5 has no untimed initialisation."""
     start = next(iter(by_key.get("run_start", [])), None)
     if start is None:
         return

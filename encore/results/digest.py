@@ -27,21 +27,21 @@ _DIGITS = 9
 
 
 def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
-    """The published cell as a side: from its logs below ``logs``, else from its digest, else its row alone."""
+    """Return the published cell as a side: from its logs below ``logs``, else from its digest, else its row alone."""
     side = _from_logs(cell, logs) if logs is not None else None
     return side or _from_digest(cell) or _from_row(cell)
 
 
 @functools.cache
 def digests() -> dict[str, dict[str, Any]]:
-    """The digests by ``name benchmark``."""
+    """Return the digests by ``name benchmark``."""
     path = DATA / "digests.json"
     loaded = json.loads(path.read_text("utf-8")) if path.is_file() else []
     return {f"{entry['name']} {entry['benchmark']}": entry for entry in loaded}
 
 
 def _from_logs(cell: PublishedResult, logs: Path) -> Side | None:
-    """The cell's logs, where the folder holds a set of as many runs as were submitted."""
+    """Return the cell's logs, where the folder holds a set of as many runs as were submitted."""
     folders = [folder for folder in sorted(logs.rglob(cell.system)) if folder.is_dir()]
     for folder in folders:
         for side in _sides_below(folder, cell):
@@ -67,7 +67,7 @@ def _as_published(side: Side, cell: PublishedResult) -> Side:
 
 
 def _from_row(cell: PublishedResult) -> Side:
-    """What one row of published.csv says."""
+    """Return what one row of published.csv says."""
     count = cell.converged or cell.runs
     score = None
     if cell.score_minutes is not None:
@@ -104,7 +104,7 @@ def _from_row(cell: PublishedResult) -> Side:
 
 
 def _span(text: str) -> tuple[float, float] | None:
-    """``33-37`` as it stands in published.csv; samples and BERT's constant 1 say nothing about epochs."""
+    """Return ``33-37`` as it stands in published.csv; samples and BERT's constant 1 say nothing about epochs."""
     low, separator, high = text.partition("-")
     try:
         span = float(low), float(high if separator else low)

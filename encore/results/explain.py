@@ -96,7 +96,7 @@ class Difference:
     """Ours over theirs, where both are numbers."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Explanation:
     """The differences of two sides, the heaviest first, and what could not be looked at."""
 
@@ -106,7 +106,7 @@ class Explanation:
     unknown: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The explanation as plain data."""
+        """Return the explanation as plain data."""
         return {
             "run": self.ours.label,
             "other": self.theirs.label,
@@ -116,7 +116,7 @@ class Explanation:
 
 
 def explain(ours: Side, theirs: Side) -> Explanation:
-    """Every difference between the two sides, ranked."""
+    """Return every difference between the two sides, ranked."""
     found = [
         *_phases(ours, theirs),
         *_hyperparameters(ours.hyperparameters, theirs.hyperparameters),
@@ -147,7 +147,7 @@ def _unknown(ours: Side, theirs: Side) -> Iterator[str]:
 
 
 def _phases(ours: Side, theirs: Side) -> Iterator[Difference]:
-    """Where the time went, ours against theirs; the phases on the clock add up to the difference."""
+    """Yield where the time went, ours against theirs; the phases on the clock add up to the difference."""
     mine, other = dict(ours.phases), dict(theirs.phases)
     for phases, side in ((mine, ours), (other, theirs)):
         step = first_step_seconds(side)
@@ -235,7 +235,7 @@ def _topology(ours: System, theirs: System) -> Iterator[Difference]:
 
 
 def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
-    """What the passports of two runs of Encore say; a submission has none."""
+    """Yield what the passports of two runs of Encore say; a submission has none."""
     if not ours.settings or not theirs.settings:
         return
     for name in sorted({*ours.settings, *theirs.settings}):
@@ -256,7 +256,7 @@ def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> 
 
 
 def _setting(area: Area, name: str, ours: object, theirs: object, weight: float) -> Difference | None:
-    """The difference of two values; None where they are the same, as far as numbers can be."""
+    """Return the difference of two values; None where they are the same, as far as numbers can be."""
     if _same(ours, theirs):
         return None
     found = Difference(

@@ -15,7 +15,7 @@ _RESNET_EVAL_EPOCHS = 4
 
 
 def small_data_findings(run: RunLog) -> list[Finding]:
-    """Sample counts below the real data set's; the official checker asks only that there is one."""
+    """Find sample counts below the real data set's; the official checker asks only that there is one."""
     size = data_size(run.benchmark)
     if size is None:
         return []
@@ -38,12 +38,12 @@ def small_data_findings(run: RunLog) -> list[Finding]:
 
 
 def extra_findings(events: Sequence[Event], run: RunLog) -> list[Finding]:
-    """Findings of our own rules."""
+    """Return findings of our own rules."""
     return [*_outcome(events, run), *_cache(events), *_seed(run), *_resnet_schedule(run), *_order(events)]
 
 
 def _outcome(events: Sequence[Event], run: RunLog) -> Iterator[Finding]:
-    """0.6.0 has no quality target, and no ruleset asks from 0.7.0 on that run_stop says success."""
+    """Check the quality target, which 0.6.0 lacks, and that run_stop says success, which no later ruleset asks."""
     if run.reason is Reason.ABORTED:
         yield Finding(
             line=next((event.line for event in events if event.key == "run_stop"), None),
@@ -63,7 +63,7 @@ def _outcome(events: Sequence[Event], run: RunLog) -> Iterator[Finding]:
 
 
 def _cache(events: Sequence[Event]) -> Iterator[Finding]:
-    """The checker takes any cache_clear, anywhere; the rule asks for a flush before the run."""
+    """Check that caches were cleared before the run: the checker takes any cache_clear, anywhere."""
     clears = [event for event in events if event.key == "cache_clear"]
     start = next((event for event in events if event.key == "run_start"), None)
     rule = f"{_RULES}, caches: flush them or reboot before each run"
@@ -117,7 +117,7 @@ def _resnet_schedule(run: RunLog) -> Iterator[Finding]:
 
 
 def _order(events: Sequence[Event]) -> Iterator[Finding]:
-    """run_start must not be older than init_stop, nor run_stop than run_start, by their own times."""
+    """Check that run_start is not older than init_stop, nor run_stop than run_start, by their own times."""
     first: dict[str, Event] = {}
     for event in events:
         first.setdefault(event.key, event)

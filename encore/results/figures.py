@@ -43,7 +43,7 @@ _TICKS_APART = 0.1
 _MOST_BARS = 24
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
     """A plot as SVG text, and the table of what it shows."""
 
@@ -54,7 +54,7 @@ class Figure:
 
 
 def all_figures(measurements: Sequence[Measurement], baseline: str | None = None) -> list[Figure]:
-    """Every figure that these measurements fill."""
+    """Return every figure that these measurements fill."""
     found: list[Figure | None] = [
         *(accuracy_over_epochs(measurements, benchmark) for benchmark in _benchmarks(measurements)),
         time_over_gpus(measurements),
@@ -68,7 +68,7 @@ def all_figures(measurements: Sequence[Measurement], baseline: str | None = None
 
 
 def accuracy_over_epochs(measurements: Sequence[Measurement], benchmark: str) -> Figure | None:
-    """Quality over epochs, one line per run, one colour per system, the target as a dashed line."""
+    """Return the quality over epochs, one line per run, one colour per system, the target as a dashed line."""
     ours = [each for each in measurements if each.benchmark == benchmark and each.curves]
     names = list(dict.fromkeys(curve.name for each in ours for curve in each.curves))
     if not names:
@@ -97,7 +97,7 @@ def accuracy_over_epochs(measurements: Sequence[Measurement], benchmark: str) ->
 
 
 def time_over_gpus(measurements: Sequence[Measurement]) -> Figure | None:
-    """Time to the target over GPUs, with a magnified view of the short ones."""
+    """Return the time to the target over GPUs, with a magnified view of the short ones."""
     every = _lines(measurements)
     if not every:
         return None
@@ -127,7 +127,7 @@ def time_over_gpus(measurements: Sequence[Measurement]) -> Figure | None:
 
 
 def efficiency(measurements: Sequence[Measurement]) -> Figure | None:
-    """Scaling efficiency over GPUs, 1 being linear."""
+    """Return the scaling efficiency over GPUs, 1 being linear."""
     table = scaling_efficiency(measurements)
     lines: dict[str, list[tuple[float, float]]] = {}
     for benchmark, system, base, gpus, value, _ in table.rows:
@@ -157,19 +157,19 @@ def relative(measurements: Sequence[Measurement], baseline: str) -> Figure | Non
 
 
 def releases(measurements: Sequence[Measurement]) -> Figure | None:
-    """Speed-up by container release."""
+    """Return speed-up by container release."""
     return _bars("releases", by_release(measurements), label=(0, 1, 2), value=4, axis="speed-up")
 
 
 def precisions(measurements: Sequence[Measurement]) -> Figure | None:
-    """Speed-up of each precision against the slowest."""
+    """Return speed-up of each precision against the slowest."""
     return _bars("precisions", by_precision(measurements), label=(0, 1, 2), value=4, axis="speed-up")
 
 
 def phase_bars(
     names: Sequence[str], sides: Sequence[tuple[str, Sequence[float]]], unit: str
 ) -> Figure | None:
-    """Phases of several runs as stacked bars: ``sides`` are label and values in the order of ``names``."""
+    """Return phases of several runs as stacked bars: ``sides`` are label and values in the order of ``names``."""
     if not sides or not names:
         return None
 
@@ -211,12 +211,12 @@ def _bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str)
 
 
 def _of(count: int) -> str:
-    """What a title adds where there are more lines than colours: the table has them all."""
+    """Return what a title adds where there are more lines than colours: the table has them all."""
     return f" (the first {_MOST_LINES} of {count}; all are in the table)" if count > _MOST_LINES else ""
 
 
 def _lines(measurements: Sequence[Measurement]) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Minutes over GPUs of every benchmark that was run on more than one number of them."""
+    """Return minutes over GPUs of every benchmark that was run on more than one number of them."""
     grouped: dict[str, dict[float, float]] = {}
     several = len({(each.framework, each.release) for each in measurements}) > 1
     for each in measurements:
@@ -256,7 +256,7 @@ def add_line(
 
 
 def gpu_ticks(axes: Axes, lines: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> None:
-    """A tick at each number of GPUs that was run on, but for those whose labels would touch."""
+    """Set a tick at each number of GPUs that was run on, but for those whose labels would touch."""
     counts = sorted({x for _, points in lines for x, _ in points})
     logarithmic = counts[-1] / counts[0] > 16
     if logarithmic:
@@ -284,7 +284,7 @@ def style_axes(axes: Axes, x: str, y: str) -> None:
 
 
 def _legend(drawing: Drawing) -> None:
-    """Below the plot, where it covers nothing; each name once."""
+    """Draw the legend below the plot, where it covers nothing; each name once."""
     handles: dict[str, Any] = {}
     for axes in drawing.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -323,7 +323,7 @@ def make_figure(
 
 
 def _for_page(svg: str, key: str, title: str) -> str:
-    """The SVG as an element of a page: names of its own, colours of the page, and a title to be read out."""
+    """Return the SVG as an element of a page: names of its own, colours of the page, and a title to be read out."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{re.escape(key)}-", svg)
     for number, colour in enumerate(SERIES, 1):

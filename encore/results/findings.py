@@ -51,7 +51,7 @@ class ComplianceReport:
         return not any(each.severity == "error" and each.kind != "small_data" for each in self.findings)
 
     def as_json(self) -> dict[str, object]:
-        """The report as plain data."""
+        """Return the report as plain data."""
         return {
             "path": str(self.path),
             "ruleset": self.ruleset,

@@ -38,7 +38,7 @@ class Phase:
     epoch: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
     """One evaluation: values by name ("value"; "BBOX" and "SEGM" for Mask R-CNN)."""
 
@@ -49,7 +49,7 @@ class Quality:
     values: Mapping[str, float]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Gathered:
     """Everything of one log that decides its time, and what comparisons need beside it."""
 
@@ -57,7 +57,6 @@ class Gathered:
     events: int = 0
     starts: list[tuple[int, float]] = field(default_factory=list)
     stops: list[tuple[int, float]] = field(default_factory=list)
-    timeless: bool = False
     restarted: int | None = None
     status: str | None = None
     eval_result_s: float | None = None
@@ -164,7 +163,7 @@ def _eval_accuracy(found: Gathered, event: Event) -> None:
 
 
 def _values(value: object, name: str) -> dict[str, float]:
-    """Numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or lie deeper, under "accuracy"."""
+    """Return numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or lie deeper, under "accuracy"."""
     if isinstance(value, list) and len(value) == len(_BOX_AND_MASK):
         value = dict(zip(_BOX_AND_MASK, value, strict=True))
     if isinstance(value, dict):

@@ -17,7 +17,7 @@ from encore.results.systems import family, framework_of, release_of
 from encore.results.timing import length_of
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Curve:
     """Quality over epochs of one run; ``name`` tells which quality, where there are several."""
 
@@ -49,7 +49,7 @@ class Measurement:
 
 
 def of_side(side: Side) -> Measurement:
-    """The measurement that a set of runs is."""
+    """Return the measurement that a set of runs is."""
     hardware = side.hardware
     in_epochs = side.length_unit == "epochs"
     accelerator = family(hardware.accelerator) or hardware.accelerator or hardware.cpu or "?"
@@ -73,12 +73,12 @@ def of_side(side: Side) -> Measurement:
 
 
 def of_published(cell: PublishedResult) -> Measurement:
-    """The measurement that a published cell is, with its epochs where they are known."""
+    """Return the measurement that a published cell is, with its epochs where they are known."""
     return of_side(submission(cell))
 
 
 def of_study(key: str, figures: Iterable[StudyFigure] | None = None) -> list[Measurement]:
-    """The measurements of a study's tables: one for each model, number of GPUs, batch and precision."""
+    """Return the measurements of a study's tables: one for each model, number of GPUs, batch and precision."""
     cells: dict[tuple[str, str, int | None, int | None, str], dict[str, float]] = {}
     for figure in load_figures() if figures is None else figures:
         if figure.source != key or figure.relation != "=" or not figure.place.startswith("table"):
@@ -109,7 +109,7 @@ def _precision(side: Side) -> str:
 
 
 def _curves(run: RunLog) -> list[Curve]:
-    """Quality over epochs; over the number of the evaluation where the log does not count epochs."""
+    """Return the quality over epochs; over the number of the evaluation where the log does not count epochs."""
     length = length_of(run)
     targets = {target.name: target.value for target in run.targets}
     last = run.epochs

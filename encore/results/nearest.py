@@ -25,7 +25,7 @@ _LISTED = 6
 
 
 def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResult | None, str]:
-    """The published cell to compare with, and how it was found; None and why where there is none."""
+    """Return the published cell to compare with, and how it was found; None and why where there is none."""
     if name is not None:
         return _named(side, name), "as named"
     if side.benchmark is None:
@@ -47,14 +47,14 @@ def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResul
 
 
 def rank(side: Side) -> list[PublishedResult]:
-    """Published cells of the benchmark with a score, the nearest first."""
+    """Return the published cells of the benchmark with a score, the nearest first."""
     wanted = canonical(side.benchmark)
     cells = [cell for cell in load_published() if cell.benchmark == wanted and cell.score_minutes is not None]
     return sorted(cells, key=lambda cell: _distance(side, cell))
 
 
 def _distance(side: Side, cell: PublishedResult) -> tuple[float, ...]:
-    """Round and target first, then accelerator, count and framework; what is not known lies in between."""
+    """Return the distance: round and target first, then accelerator, count and framework; the unknown in between."""
     ours, theirs = side.hardware, cell.hardware
     return (
         _differs(side.round, cell.round),
@@ -71,13 +71,13 @@ def _distance(side: Side, cell: PublishedResult) -> tuple[float, ...]:
 
 
 def _org_differs(side: Side, cell: PublishedResult) -> float:
-    """A log that names its submitter belongs to that submitter's systems first."""
+    """Return a log that names its submitter belongs to that submitter's systems first."""
     org = next((run.org for run in side.logs if run.org), None)
     return 0.0 if org is None or org.lower() == cell.submitter.lower() else 1.0
 
 
 def _is_platform(side: Side, cell: PublishedResult) -> bool:
-    """Whether the logs name the cell's submitter, round and system: ``tpu-v4-16`` for ``tpu-v4-16-TF``."""
+    """Return whether the logs name the cell's submitter, round and system: ``tpu-v4-16`` for ``tpu-v4-16-TF``."""
     first = next((run for run in side.logs if run.org and run.platform), None)
     if first is None or cell.round != side.round or _org_differs(side, cell):
         return False
@@ -111,7 +111,7 @@ def _why(side: Side, cell: PublishedResult) -> str:
 
 
 def _stated(side: Side) -> PublishedResult | None:
-    """The submission that a run.json names, where the run is of its configuration."""
+    """Return the submission that a run.json names, where the run is of its configuration."""
     note = str(side.passport.get("submission") or "")
     if not note.startswith(_SUBMITTED):
         return None
@@ -130,7 +130,7 @@ def _stated(side: Side) -> PublishedResult | None:
 
 
 def _named(side: Side, name: str) -> PublishedResult:
-    """The cell called ``name`` of the run's benchmark; EncoreError offers the nearest name."""
+    """Return the cell called ``name`` of the run's benchmark; EncoreError offers the nearest name."""
     parts = name.strip("/").split("/")
     every = [cell for cell in load_published() if side.benchmark is None or cell.benchmark == side.benchmark]
     wanted = "/".join(parts).lower()
@@ -158,7 +158,7 @@ def _named(side: Side, name: str) -> PublishedResult:
 
 
 def same_target(side: Side, cell: PublishedResult) -> bool:
-    """Whether the run and the cell had to reach the same quality."""
+    """Return whether the run and the cell had to reach the same quality."""
     if side.round is None or side.benchmark is None or not side.targets:
         return side.round == cell.round
     return targets_of(cell.round, side.benchmark, cell.global_batch) == side.targets

@@ -33,18 +33,18 @@ _PER_KEY = 20
 
 
 def version() -> str:
-    """Name and version of the checker that is used."""
+    """Return the name and version of the checker that is used."""
     return f"mlperf-logging {importlib.metadata.version('mlperf-logging')}"
 
 
 def rulesets() -> tuple[str, ...]:
-    """The training rulesets the installed mlperf-logging has, such as ``0.7.0``."""
+    """Return the training rulesets the installed mlperf-logging has, such as ``0.7.0``."""
     found = (folder.name.removeprefix("training_") for folder in _checker_folder().glob("training_*"))
     return tuple(sorted(name for name in found if re.fullmatch(r"\d+\.\d+\.\d+", name)))
 
 
 def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -> list[Finding]:
-    """The official findings about ``events``; a crash of the checker is a finding too."""
+    """Return the official findings about ``events``; a crash of the checker is a finding too."""
     from mlperf_logging.compliance_checker import mlp_compliance
 
     collector = _collector_class()("training", ruleset, False, False)
@@ -132,7 +132,7 @@ def _log_line(event: Event, ruleset: str) -> Any:
 
 
 def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Finding:
-    """One message of the checker in plain words; an unknown one is passed on as it is."""
+    """Return one message of the checker in plain words; an unknown one is passed on as it is."""
     where = f"mlperf-logging training_{ruleset}"
     lines = _LINE.search(message)
     line = int(lines[1] or lines[2]) if lines else None

@@ -61,7 +61,7 @@ _REMEDIES = {
 
 
 def expectation(key: str, test: str, *, any_event: bool = False) -> str:
-    """The test of a rule as a sentence part, such as "lars_epsilon: value equal to 0.0"."""
+    """Return the test of a rule as a sentence part, such as "lars_epsilon: value equal to 0.0"."""
     text = " ".join(test.split())
     said = _SAID.get(text)
     if said is None:
@@ -72,7 +72,7 @@ def expectation(key: str, test: str, *, any_event: bool = False) -> str:
 
 
 def remedy_for(key: str, *, missing: bool = False) -> str:
-    """What to do about a finding on ``key``."""
+    """Return what to do about a finding on ``key``."""
     for name in key.split(" or "):
         if name in _REMEDIES:
             return _REMEDIES[name]

@@ -110,7 +110,7 @@ class PublishedResult:
         return f"{self.round}/{self.submitter}/{self.system}"
 
     def as_json(self) -> dict[str, object]:
-        """The result as plain data, its name included."""
+        """Return the result as plain data, its name included."""
         return {"name": self.name, **asdict(self)}
 
 
@@ -153,7 +153,7 @@ class StudyFigure:
 
 @functools.cache
 def load_published() -> tuple[PublishedResult, ...]:
-    """Every published result, in the order of rounds and submitters."""
+    """Return every published result, in the order of rounds and submitters."""
     with (DATA / "published.csv").open(encoding="utf-8", newline="") as file:
         return tuple(_result(row) for row in csv.DictReader(file))
 
@@ -166,7 +166,7 @@ def select(
     submitter: str | None = None,
     system: str | None = None,
 ) -> list[PublishedResult]:
-    """Those results that fit; case does not matter, and ``system`` is any part of the system's name."""
+    """Return those results that fit; case does not matter, and ``system`` is any part of the system's name."""
     wanted = canonical(benchmark) or benchmark
     return [
         result
@@ -179,7 +179,7 @@ def select(
 
 
 def system_of(round_: str, submitter: str, system: str) -> System:
-    """The system as its submitter described it, else what its name says."""
+    """Return the system as its submitter described it, else what its name says."""
     described = _described(round_).get(submitter, {}).get(system)
     if described is not None:
         return System(described=True, **described)
@@ -188,7 +188,7 @@ def system_of(round_: str, submitter: str, system: str) -> System:
 
 @functools.cache
 def load_studies() -> tuple[Study, ...]:
-    """The studies whose figures ``load_figures`` holds."""
+    """Return the studies whose figures ``load_figures`` holds."""
     with (DATA / "studies.toml").open("rb") as file:
         tables = tomllib.load(file)
     return tuple(
@@ -198,7 +198,7 @@ def load_studies() -> tuple[Study, ...]:
 
 @functools.cache
 def load_figures() -> tuple[StudyFigure, ...]:
-    """Every figure that the studies give in their text."""
+    """Return every figure that the studies give in their text."""
     with (DATA / "studies.csv").open(encoding="utf-8", newline="") as file:
         return tuple(_figure(row) for row in csv.DictReader(file))
 
@@ -242,7 +242,7 @@ def _described(round_: str) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _from_name(name: str) -> System:
-    """Nodes, accelerators and framework, as far as submitters put them into the names of their systems."""
+    """Return nodes, accelerators and framework, as far as submitters put them into the names of their systems."""
     lowered = name.lower()
     framework = next((label for mark, label in _FRAMEWORKS if mark in lowered), None)
     nodes, per_node, accelerator = _hardware_from_name(name)
@@ -256,7 +256,7 @@ def _from_name(name: str) -> System:
 
 
 def _hardware_from_name(name: str) -> tuple[int | None, int | None, str | None]:
-    """Nodes, accelerators per node, and which."""
+    """Return nodes, accelerators per node, and which."""
     match = _NODES.search(name)
     nodes = int(match[1]) if match else None
     tpu = _TPU.search(name)

@@ -120,7 +120,7 @@ def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) ->
 
 
 def _parse_plain(line: bytes, number: int) -> Event | None:
-    """The event of a line that is one event and nothing else, as nearly all are; None for any other line."""
+    """Return the event of a line that is one event and nothing else, as nearly all are; None for any other line."""
     try:
         text = line.decode()
         record, end = _decode_json(text, len(_PLAIN) - 1)
@@ -130,7 +130,7 @@ def _parse_plain(line: bytes, number: int) -> Event | None:
 
 
 def _parse_pieces(text: str, number: int, tell: OnDamage) -> Iterator[Event]:
-    """The rest of a line with many torn events, each cut at the next mark: linear in the line's length."""
+    """Yield the rest of a line with many torn events, each cut at the next mark: linear in the line's length."""
     starts = [match.start() for match in _TOKEN.finditer(text)]
     for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
         yield from parse_line(text[start:stop], number, tell)
@@ -141,7 +141,7 @@ def _ignore(line: int, text: str) -> None:
 
 
 def _marked_lines(stream: _Readable, tell: OnDamage) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each line with a mark in it; the other lines are counted and never copied."""
+    """Yield the number and bytes of each line with a mark in it; the other lines are counted and never copied."""
     number = 1
     tail = b""
     skipping = False
@@ -167,7 +167,7 @@ def _marked_lines(stream: _Readable, tell: OnDamage) -> Iterator[tuple[int, byte
 
 
 def _search(block: bytes, end: int, number: int, marks: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each line before ``end`` that holds one of the marks."""
+    """Yield the number and bytes of each line before ``end`` that holds one of the marks."""
     if len(marks) > 1 and all(block.find(mark, 0, end) >= 0 for mark in marks):
         for offset, line in enumerate(block[:end].split(b"\n")):
             if any(mark in line for mark in marks):
@@ -199,7 +199,7 @@ def _chunks(stream: _Readable, tell: OnDamage) -> Iterator[bytes]:
 
 
 def _parse_event(text: str, token: re.Match[str], limit: int, number: int) -> tuple[Event | None, int]:
-    """The event that starts at ``token``, and where the text after it begins."""
+    """Return the event that starts at ``token``, and where the text after it begins."""
     mark = token.group()
     if mark == ":::MLLOG":
         return _parse_mllog(text, token.end(), limit, number)
@@ -270,7 +270,7 @@ def _parse_mlperf(body: str, number: int) -> Event | None:
 
 
 def _json_at(text: str, start: int) -> tuple[object, int]:
-    """The JSON value at ``start``, or None where there is none. RecursionError: thousands of brackets."""
+    """Return the JSON value at ``start``, or None where there is none. RecursionError: thousands of brackets."""
     while start < len(text) and text[start] in " \t":
         start += 1
     try:
@@ -280,7 +280,7 @@ def _json_at(text: str, start: int) -> tuple[object, int]:
 
 
 def _bare_or_json(text: str) -> object:
-    """A v0.5 value: JSON where it is JSON, else the text itself, None where there is none."""
+    """Return a v0.5 value: JSON where it is JSON, else the text itself, None where there is none."""
     text = text.strip()
     if not text:
         return None
@@ -291,7 +291,7 @@ def _bare_or_json(text: str) -> object:
 
 
 def _time_of(record: Mapping[str, object]) -> float | None:
-    """Seconds. Some logs have ``time_s: 0.0`` in place of ``time_ms``: no time at all."""
+    """Return seconds. Some logs have ``time_s: 0.0`` in place of ``time_ms``: no time at all."""
     milliseconds = record.get("time_ms")
     if type(milliseconds) is int and abs(milliseconds) < _SURE:
         return milliseconds / 1000
@@ -302,7 +302,7 @@ def _time_of(record: Mapping[str, object]) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    """A finite number, also one written as text; None for anything else (``True`` is no number)."""
+    """Return a finite number, also one written as text; None for anything else (``True`` is no number)."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

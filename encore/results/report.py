@@ -24,6 +24,7 @@ from encore.results.sides import Side, load_sides
 from encore.results.studies import MICROWAY, findings
 from encore.results.studies import tables as study_tables
 from encore.results.tables import Table, all_tables
+from encore.results.words import certainty, with_names
 
 _CLOCK = ("start_s", "train_s", "evaluate_s")
 _CLOCK_NAMES = ("start", "train", "evaluate")
@@ -90,7 +91,7 @@ def build_report(
 
 
 def measurements_of_study(key: str | None) -> list[Measurement]:
-    """The measurements of the study called ``key``; EncoreError offers the nearest name."""
+    """Return the measurements of the study called ``key``; EncoreError offers the nearest name."""
     if key is None:
         return []
     known = [study.key for study in load_studies()]
@@ -102,7 +103,7 @@ def measurements_of_study(key: str | None) -> list[Measurement]:
 def measurements_of_published(
     part: str | None, benchmarks: Collection[str] | None = None
 ) -> list[Measurement]:
-    """Published results whose name has ``part`` in it, of these benchmarks; EncoreError where there is none."""
+    """Return the published results of these benchmarks with ``part`` in their name; EncoreError where there is none."""
     if part is None:
         return []
     cells = [
@@ -118,12 +119,12 @@ def measurements_of_published(
 
 
 def write_report(paths: Sequence[Path], folder: Path, **options: Any) -> list[Path]:
-    """Write report.md, report.html and every table as CSV into ``folder``; returns the files."""
+    """Write report.md, report.html and every table as CSV into ``folder``; return the files."""
     return write_files(build_report(paths, **options), folder)
 
 
 def write_files(report: Report, folder: Path) -> list[Path]:
-    """Write a report that was built into ``folder``; returns the files."""
+    """Write a report that was built into ``folder``; return the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = {"report.html": render(report, "report.html.j2"), "report.md": render(report, "report.md.j2")}
@@ -144,7 +145,7 @@ def write_files(report: Report, folder: Path) -> list[Path]:
 
 
 def render(report: Report, template: str) -> str:
-    """The report through one of the templates of this package."""
+    """Return the report through one of the templates of this package."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -165,12 +166,11 @@ def render(report: Report, template: str) -> str:
 
 
 def _plain(text: object) -> str:
-    """A log's text on one line of Markdown."""
+    """Return a log's text on one line of Markdown."""
     return " ".join(str(text).split()).replace("|", "/").replace("<", "&lt;")
 
 
 def _section(number: int, comparison: Comparison) -> Section:
-    from encore.results.words import certainty
 
     ours, theirs = comparison.ours, comparison.theirs
     explanation = explain(ours, theirs) if theirs is not None else None
@@ -194,7 +194,7 @@ def _section(number: int, comparison: Comparison) -> Section:
 
 
 def _keyed(figure: Figure | None, number: int) -> Figure | None:
-    """A figure that occurs once per section: its names must differ within the page."""
+    """Return a figure that occurs once per section: its names must differ within the page."""
     from dataclasses import replace
 
     if figure is None:
@@ -236,7 +236,7 @@ def _runs(side: Side) -> Table:
                 run.path.name,
                 run.minutes,
                 length.value if (length := length_of(run)) else None,
-                ", ".join(f"{value:.5g}" for value in run.best_quality.values()),
+                with_names(run.best_quality, ".5g"),
                 str(run.seeds[0]) if run.seeds else "",
                 "; ".join([run.explanation, *run.flags]).strip("; "),
             )

@@ -31,7 +31,7 @@ _PASSPORT_LIMIT = 1 << 20
 _SECONDS_PER_YEAR = 365.2425 * 86400
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RoundEvidence:
     """Gathers what narrows the round down; ``decide`` names the one that is left."""
 
@@ -42,7 +42,7 @@ class RoundEvidence:
     start_s: float | None = None
 
     def decide(self, path: Path) -> tuple[str | None, str]:
-        """The round and how it was found, or None and why it could not be."""
+        """Return the round and how it was found, or None and why it could not be."""
         if not self.dialects:
             return None, "no MLPerf event in the file"
         left = frozenset(ROUNDS)
@@ -82,7 +82,7 @@ def _rounds_in(path: Path) -> frozenset[str]:
 
 
 def _round_in_run_json(path: Path) -> frozenset[str]:
-    """Encore's own run folders say in ``run.json`` which round was asked for."""
+    """Return the round that ``run.json`` of Encore's own run folder names."""
     passport = path.parent / "run.json"
     try:
         if passport.stat().st_size > _PASSPORT_LIMIT:

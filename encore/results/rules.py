@@ -25,7 +25,7 @@ _FLOAT32 = 1e-7
 """Values of some frameworks went through float32, whose relative error this is."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Target:
     """A quality to reach; ``name`` is the part of the logged value it is about, else "value"."""
 
@@ -35,7 +35,7 @@ class Target:
     higher_is_better: bool = True
 
     def met_by(self, quality: Mapping[str, float]) -> bool:
-        """Whether a quality reaches the target, as far as float32 can tell: logs hold 21.799999 for 21.8."""
+        """Return whether a quality reaches the target, as far as float32 can tell: logs hold 21.799999 for 21.8."""
         found = quality.get(self.name)
         if found is None:
             return False
@@ -58,7 +58,7 @@ class Rule:
     """NCF of v0.5: the score takes this many runs, the first that converge."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DataSize:
     """Least numbers of training and evaluation samples of a benchmark's real data set."""
 
@@ -147,7 +147,7 @@ _DATA_SIZES = {
 
 
 def canonical(name: str | None) -> str | None:
-    """The benchmark's name as Encore writes it, or None where the name is no benchmark of any round."""
+    """Return the benchmark's name as Encore writes it, or None where the name is no benchmark of any round."""
     if name is None:
         return None
     lowered = name.strip().lower()
@@ -156,7 +156,7 @@ def canonical(name: str | None) -> str | None:
 
 
 def rounds_of(benchmark: str) -> frozenset[str]:
-    """The rounds that had the benchmark."""
+    """Return the rounds that had the benchmark."""
     found: set[str] = set()
     for name, first, last, _ in _TARGETS:
         if name == benchmark:
@@ -165,7 +165,7 @@ def rounds_of(benchmark: str) -> frozenset[str]:
 
 
 def targets_of(round_: str, benchmark: str, global_batch: float | None = None) -> tuple[Target, ...]:
-    """The targets of a benchmark in a round; BERT's of v0.7 depends on the global batch."""
+    """Return the targets of a benchmark in a round; BERT's of v0.7 depends on the global batch."""
     if (
         (round_, benchmark) == ("v0.7", "bert")
         and global_batch is not None
@@ -180,7 +180,7 @@ def targets_of(round_: str, benchmark: str, global_batch: float | None = None) -
 
 
 def rule_for(round_: str | None, benchmark: str | None, global_batch: float | None = None) -> Rule | None:
-    """What the round asks of the benchmark, or None where the round did not have it."""
+    """Return what the round asks of the benchmark, or None where the round did not have it."""
     if round_ not in ROUNDS or benchmark is None or round_ not in rounds_of(benchmark):
         return None
     targets = targets_of(round_, benchmark, global_batch)
@@ -201,5 +201,5 @@ def rule_for(round_: str | None, benchmark: str | None, global_batch: float | No
 
 
 def data_size(benchmark: str | None) -> DataSize | None:
-    """Least sample counts of the benchmark's real data set, where the submitted logs agree on them."""
+    """Return least sample counts of the benchmark's real data set, where the submitted logs agree on them."""
     return _DATA_SIZES.get(benchmark or "")

@@ -84,11 +84,6 @@ class RunLog:
         return known[-1] if known else None
 
     @property
-    def first_epoch(self) -> float | None:
-        """Epoch of the first evaluation."""
-        return next((point.epoch for point in self.quality if point.epoch is not None), None)
-
-    @property
     def best_quality(self) -> Mapping[str, float]:
         """The values of the last evaluation that met the targets, else of the last one."""
         met = [point for point in self.quality if all(target.met_by(point.values) for target in self.targets)]
@@ -163,7 +158,7 @@ def _clock(gathered: Gathered) -> tuple[float | None, float | None, float | None
 def _judge(
     gathered: Gathered, quality: tuple[Quality, ...], targets: tuple[Target, ...], elapsed: float | None
 ) -> tuple[Reason | None, str]:
-    """Why the log has no time, in the order in which a reader would ask."""
+    """Return why the log has no time, in the order in which a reader would ask."""
     if gathered.events == 0:
         return Reason.NO_EVENTS, "no MLPerf event (:::MLLOG, :::MLL, :::MLPv0.5.0 or MLPerf:) in the file"
     if gathered.torn:
@@ -205,7 +200,7 @@ def _judge_quality(
 
 
 def _one_unit(quality: list[Quality], benchmark: str | None, round_: str | None) -> tuple[Quality, ...]:
-    """BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1."""
+    """Return BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1."""
     values = [value for point in quality for value in point.values.values()]
     if benchmark not in BLEU_BENCHMARKS or not values or max(values) > _LARGEST_FRACTION:
         return tuple(quality)

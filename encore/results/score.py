@@ -48,7 +48,7 @@ class Score:
         return tuple(run for run in self.runs if run.converged)
 
     def as_json(self) -> dict[str, object]:
-        """The score as plain data; the fields are described in docs/results.md."""
+        """Return the score as plain data; the fields are described in docs/results.md."""
         counted, dropped = set(map(id, self.counted)), set(map(id, self.dropped))
         return {
             "folder": str(self.folder),
@@ -69,7 +69,7 @@ class Score:
 
 
 def _rounded(minutes: float | None) -> float | None:
-    """To the millionth of a minute: the rest is what floating point makes of seconds since 1970."""
+    """Round to the millionth of a minute: the rest is what floating point makes of seconds since 1970."""
     return None if minutes is None else round(minutes, 6)
 
 
@@ -103,7 +103,7 @@ def score_folder(path: str | PathLike[str], round_: str | None = None) -> list[S
 
 
 def find_sets(root: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Folders with result files, each with its files in order of their numbers.
+    """Yield folders with result files, each with its files in order of their numbers.
 
     Where no file is named like a result, any log will do, but not below a folder that has results: those are
     raw logs of the same runs.
@@ -182,7 +182,7 @@ _MISSED = frozenset({Reason.ABORTED, Reason.TARGET_MISSED})
 
 
 def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> Score:
-    """Mean without the fastest and the slowest; runs that missed the target are the slowest."""
+    """Return the mean without the fastest and the slowest; runs that missed the target are the slowest."""
     ordered = sorted(runs, key=lambda run: run.minutes or 0.0)
     fastest = ordered[: rule.dropped_each_side]
     slowest_left = max(rule.dropped_each_side - missed, 0)
@@ -225,7 +225,7 @@ def _common(runs: Sequence[RunLog]) -> tuple[str | None, str | None, float | Non
 
 
 def _duplicates(runs: Sequence[RunLog]) -> Iterator[str]:
-    """The same log under a second name: public sets have that, so it is told and not refused."""
+    """Report the same log under a second name: public sets have that, so it is not refused."""
     seen: dict[tuple[float, float], str] = {}
     for run in runs:
         if run.start_s is None or run.stop_s is None:
@@ -257,6 +257,6 @@ def _outliers(runs: Sequence[RunLog]) -> Iterator[str]:
 
 
 def _natural(path: Path) -> list[tuple[int, int | str]]:
-    """result_2 before result_10."""
+    """Return a key that sorts result_2 before result_10."""
     parts = re.split(r"(\d+)", path.name)
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts]

@@ -75,7 +75,7 @@ class Side:
         return nodes * each if isinstance(nodes, int) and isinstance(each, int) else None
 
     def by_last_evaluation(self) -> Side:
-        """This side with its epochs counted to the last evaluation in the log, as published.csv counts them."""
+        """Return this side with its epochs counted to the last evaluation in the log, as published.csv counts them."""
         pairs = [
             (run.minutes, run.epochs)
             for run in self.logs
@@ -97,12 +97,12 @@ class Side:
 
 
 def load_sides(path: str | Path, round_: str | None = None) -> list[Side]:
-    """Every set of runs at or below ``path``: a run folder, a folder of logs, or a tree of them."""
+    """Return every set of runs at or below ``path``: a run folder, a folder of logs, or a tree of them."""
     return [side_of(score) for score in score_folder(path, round_)]
 
 
 def load_side(path: str | Path, round_: str | None = None) -> Side:
-    """The one set of runs at ``path``; EncoreError where there are several."""
+    """Return the one set of runs at ``path``; EncoreError where there are several."""
     sides = load_sides(path, round_)
     if len(sides) > 1:
         names = ", ".join(str(side.folder) for side in sides[:4])
@@ -115,7 +115,7 @@ def load_side(path: str | Path, round_: str | None = None) -> Side:
 
 
 def side_of(score: Score) -> Side:
-    """The side that a scored set is."""
+    """Return the side that a scored set is."""
     passport = _json(score.folder / "run.json")
     lengths, unit, per_length = _lengths(score.runs)
     with_events = [run for run in score.runs if run.events]
@@ -155,7 +155,7 @@ def _targets(round_: str | None, benchmark: str | None, batch: float | None) -> 
 
 
 def _score_sample(score: Score) -> Sample | None:
-    """The official score with the spread of its runs, else the mean of the runs that converged."""
+    """Return the official score with the spread of its runs, else the mean of the runs that converged."""
     minutes = [run.minutes for run in score.converged if run.minutes is not None]
     if not minutes:
         return None
@@ -169,7 +169,7 @@ def _score_sample(score: Score) -> Sample | None:
 
 
 def _lengths(runs: Sequence[RunLog]) -> tuple[Sample | None, str, Sample | None]:
-    """Epochs to the target of the runs that converged; minutes per epoch of all that ended."""
+    """Return epochs to the target of the runs that converged; minutes per epoch of all that ended."""
     ended = [(run, length_of(run)) for run in runs if (run.elapsed_minutes or 0.0) > 0]
     known = [(run, length) for run, length in ended if length is not None and length.value > 0]
     if not known:
@@ -182,7 +182,7 @@ def _lengths(runs: Sequence[RunLog]) -> tuple[Sample | None, str, Sample | None]
 
 
 def _common(runs: Sequence[RunLog]) -> dict[str, object]:
-    """Hyperparameters on which the runs agree; the most frequent value where they do not."""
+    """Return hyperparameters on which the runs agree; the most frequent value where they do not."""
     found: dict[str, object] = {}
     for key in dict.fromkeys(key for run in runs for key in run.hyperparameters):
         values = [run.hyperparameters[key] for run in runs if key in run.hyperparameters]
@@ -202,7 +202,7 @@ def _hardware(score: Score, passport: Mapping[str, Any], first: RunLog | None) -
 
 
 def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
-    """What a run.json says of how the run was made, flat, by dotted names."""
+    """Return what a run.json says of how the run was made, flat, by dotted names."""
     found: dict[str, object] = {}
     for name in ("runtime", "image", "implementation", "system", "nodes", "ranks_per_node"):
         if passport.get(name) is not None:
@@ -236,7 +236,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def first_step_seconds(side: Side) -> float | None:
-    """Seconds from run_start to the first training step, where Encore's own metrics tell it: the median."""
+    """Return seconds from run_start to the first training step, where Encore's own metrics tell it: the median."""
     found = []
     for run in side.logs:
         number = run.path.stem.rpartition("_")[2]

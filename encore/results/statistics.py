@@ -41,7 +41,7 @@ class Sample:
 
     @classmethod
     def of(cls, values: Sequence[float], trimmed: int = 0) -> Sample:
-        """The sample of these values."""
+        """Return the sample of these values."""
         if not values:
             raise ValueError("a sample needs a value")
         ordered = sorted(values)
@@ -64,20 +64,20 @@ class Sample:
         return self.spread / abs(self.estimate)
 
     def with_spread_of(self, other: Sample) -> Sample:
-        """This sample with the other's relative spread, where it has none of its own."""
+        """Return this sample with the other's relative spread, where it has none of its own."""
         if self.spread is not None or other.cv is None:
             return self
         return replace(self, spread=other.cv * abs(self.estimate), spread_count=other.count)
 
 
 def interval(sample: Sample, level: float = LEVEL) -> tuple[float, float] | None:
-    """Where the true mean lies, with probability ``level``; None where the spread is not known."""
+    """Return where the true mean lies, with probability ``level``; None where the spread is not known."""
     draws = _truths(sample, _OURS)
     return None if draws is None else _quantiles(draws, level)
 
 
 def ratio_draws(ours: Sample, theirs: Sample) -> Any:
-    """Draws of the true ratio of the means, as a numpy array; None where a spread is not known."""
+    """Draw the true ratio of the means, as a numpy array; None where a spread is not known."""
     import numpy as np
 
     upper, lower = _truths(ours, _OURS), _truths(theirs, _THEIRS)
@@ -89,13 +89,13 @@ def ratio_draws(ours: Sample, theirs: Sample) -> Any:
 
 
 def ratio_interval(ours: Sample, theirs: Sample, level: float = LEVEL) -> tuple[float, float] | None:
-    """Where the true ratio of the means lies, with probability ``level``."""
+    """Return where the true ratio of the means lies, with probability ``level``."""
     draws = ratio_draws(ours, theirs)
     return None if draws is None else _quantiles(draws, level)
 
 
 def z_score(ours: Sample, theirs: Sample) -> float | None:
-    """Our mean's distance from theirs in standard errors, by the spread of their runs alone.
+    """Return our mean's distance from theirs in standard errors, by the spread of their runs alone.
 
     Their spread and not ours: a run that varies wildly must not look near for that reason.
     """
@@ -106,14 +106,14 @@ def z_score(ours: Sample, theirs: Sample) -> float | None:
 
 
 def is_significant(z: float, count: int, level: float = LEVEL) -> bool:
-    """Whether a z-score by the spread of ``count`` runs is larger than chance makes it (Student's t)."""
+    """Return whether a z-score by the spread of ``count`` runs is larger than chance makes it (Student's t)."""
     from scipy.stats import t
 
     return count > 1 and abs(z) > float(t.ppf((1 + level) / 2, count - 1))
 
 
 def further_runs(sample: Sample, within: float, level: float = LEVEL) -> int | None:
-    """How many more runs make the interval of the mean as narrow as ``within`` (0.05 for 5 %) on each side.
+    """Return how many more runs make the interval of the mean as narrow as ``within`` (0.05 for 5 %) on each side.
 
     None where the spread is not known, or where a thousand runs would not do. Runs are taken to vary as
     the ones at hand do (textbook formula: t * s / sqrt(n)).
@@ -138,7 +138,7 @@ def _truths(sample: Sample, seed: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _pivots(count: int, trimmed: int, spread_count: int, seed: int) -> Any:
-    """(mean - truth) / spread of sets drawn from a normal distribution."""
+    """Draw (mean - truth) / spread of sets from a normal distribution."""
     import numpy as np
 
     generator = np.random.default_rng((seed, count, trimmed, spread_count))

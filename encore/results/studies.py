@@ -32,7 +32,7 @@ _TITLES = {
 _WORK_DAY_MINUTES = 480
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Span:
     """A number that is known to lie between two others, as a printed one does."""
 
@@ -47,7 +47,7 @@ class Span:
         return Span(low=self.low / other.high, high=self.high / other.low)
 
     def meets(self, other: Span) -> bool:
-        """Whether one number can be both."""
+        """Return whether one number can be both."""
         return self.low <= other.high + 1e-12 and other.low <= self.high + 1e-12
 
 
@@ -65,14 +65,14 @@ class Check:
 
 
 def span_of(figure: StudyFigure) -> Span:
-    """What a printed figure may stand for: half of its last digit to either side."""
+    """Return what a printed figure may stand for: half of its last digit to either side."""
     decimals = len(figure.printed.partition(".")[2])
     half = 0.5 * 10.0**-decimals
     return Span(low=figure.value - half, high=figure.value + half)
 
 
 def tables() -> list[Table]:
-    """Tables 1 to 7 of the scaling study, from its data; table 7 computed from the others."""
+    """Return tables 1 to 7 of the scaling study, from its data; table 7 computed from the others."""
     measured = of_study(MICROWAY)
     made = []
     for number, model in enumerate(_ORDER, 1):
@@ -100,7 +100,7 @@ def tables() -> list[Table]:
 
 
 def checks() -> list[Check]:
-    """Every printed figure of the studies that others of the same study determine."""
+    """Return every printed figure of the studies that others of the same study determine."""
     return [
         *_table_7(),
         *_running_text(),
@@ -113,7 +113,7 @@ def checks() -> list[Check]:
 
 
 def findings() -> Table:
-    """What does not follow, as a table."""
+    """Return what does not follow, as a table."""
     failing = [check for check in checks() if not check.follows]
     return Table(
         title="Printed figures that do not follow from the others",
@@ -152,7 +152,7 @@ def _check(figure: StudyFigure, what: str, computed: Span, note: str = "") -> Ch
 
 
 def _totals() -> dict[tuple[str, int | None], Span]:
-    """Minutes per epoch times epochs of tables 1 to 6."""
+    """Return minutes per epoch times epochs of tables 1 to 6."""
     parts: dict[tuple[str, int | None], dict[str, StudyFigure]] = {}
     for figure in _figures(MICROWAY):
         if figure.place.startswith("table") and figure.quantity in ("minutes_per_epoch", "epochs"):
@@ -168,7 +168,7 @@ def _table_7() -> Iterator[Check]:
 
 
 def _running_text() -> Iterator[Check]:
-    """About, more than, less than: what the text says beside the tables."""
+    """Check what the text says next to the tables: about, more than, less than."""
     totals = _totals()
     for figure in _figures(MICROWAY, place="text"):
         if figure.gpus is None or (figure.model, figure.gpus) not in totals:
@@ -192,7 +192,7 @@ def _running_text() -> Iterator[Check]:
 
 
 def _memory() -> Iterator[Check]:
-    """GPU 0 against the others, and each batch against the smallest."""
+    """Compare GPU 0 with the others, and each batch with the smallest."""
     place = "backup: memory usage"
     memory = {
         (figure.model, figure.batch, figure.context): figure
@@ -211,7 +211,7 @@ def _memory() -> Iterator[Check]:
 
 
 def _layers() -> Iterator[Check]:
-    """Convolution, Inception and fully connected layers add up to the network's, a module being several."""
+    """Check that convolution, Inception and fully connected layers add up to the network's, a module being several."""
     by_model: dict[str, dict[str, StudyFigure]] = {}
     for figure in _figures(BARC, place="slide: workloads"):
         by_model.setdefault(figure.model, {})[figure.quantity] = figure
@@ -224,7 +224,7 @@ def _layers() -> Iterator[Check]:
 
 
 def _precision_and_scaling() -> Iterator[Check]:
-    """The gain of fp16 on 16 GPUs follows from the gain on one and from both speed-ups."""
+    """Check that the gain of fp16 on 16 GPUs follows from the gain on one and from both speed-ups."""
     for framework in ("MXNet", "Caffe2"):
         gains = {
             figure.relation: figure
@@ -253,7 +253,7 @@ def _precision_and_scaling() -> Iterator[Check]:
 
 
 def _servers() -> Iterator[Check]:
-    """Figures of all GPUs of a server together, from those of one."""
+    """Yield figures of all GPUs of a server together, from those of one."""
     single = {
         (figure.system, figure.quantity): span_of(figure)
         for figure in _figures(DELL, place="slide: PCIe and SXM2", gpus=1)
@@ -283,7 +283,7 @@ def _servers() -> Iterator[Check]:
 
 
 def _contradictions() -> Iterator[Check]:
-    """Statements of one study that exclude each other."""
+    """Yield statements of one study that exclude each other."""
     for figure in _figures(DELL, place="slide: time to accuracy", model="maskrcnn"):
         yield Check(
             source=DELL,
@@ -308,7 +308,7 @@ def _contradictions() -> Iterator[Check]:
 
 
 def _datasets() -> Iterator[Check]:
-    """Weak scaling: twice the GPUs, twice the images."""
+    """Check weak scaling: twice the GPUs, twice the images."""
     sizes: Iterable[StudyFigure] = _figures(BARC, place="slide: datasets", quantity="train_samples")
     weak = {figure.gpus: figure for figure in sizes if figure.gpus}
     for gpus, figure in weak.items():

@@ -31,7 +31,7 @@ _LONGEST_COUNT = 10
 
 
 def family(accelerator: str | None) -> str | None:
-    """The accelerator's short name, such as V100 or TPUV3; None where the text names none that is known."""
+    """Return the accelerator's short name, such as V100 or TPUV3; None where the text names none that is known."""
     match = _FAMILY.search(accelerator or "")
     if match is None:
         return None
@@ -39,7 +39,7 @@ def family(accelerator: str | None) -> str | None:
 
 
 def framework_of(*texts: str | None) -> str | None:
-    """The framework named in any of the texts, in lower case."""
+    """Return the framework named in any of the texts, in lower case."""
     joined = " ".join(text or "" for text in texts).lower()
     found = next((name for name in _FRAMEWORKS if name in joined), None)
     if found is None and re.search(r"(?:^|[-_\s])tf(?:\d|[-_\s]|$)", joined):
@@ -48,13 +48,13 @@ def framework_of(*texts: str | None) -> str | None:
 
 
 def release_of(*texts: str | None) -> str | None:
-    """The NGC container release named in any of the texts, such as 20.06."""
+    """Return the NGC container release named in any of the texts, such as 20.06."""
     match = next((match for text in texts if text and (match := _RELEASE.search(text))), None)
     return match[1] if match else None
 
 
 def from_description(description: Mapping[str, Any]) -> System:
-    """The system that MLPerf's system description tells of; what is empty there stays unknown."""
+    """Return the system that MLPerf's system description tells of; what is empty there stays unknown."""
 
     def text(name: str) -> str | None:
         value = str(description.get(name) or "").strip()
@@ -88,7 +88,7 @@ def _count(text: str | None) -> int | None:
 
 
 def describe_beside(folder: Path) -> System | None:
-    """The system of a submission's logs: ``systems/<system>.json`` beside or above ``results/``."""
+    """Return the system of a submission's logs: ``systems/<system>.json`` beside or above ``results/``."""
     parents = [folder.absolute(), *folder.absolute().parents][:_ABOVE]
     for system in parents[:3]:
         for above in parents:
@@ -103,7 +103,7 @@ def describe_beside(folder: Path) -> System | None:
 
 
 def cells_at(folder: Path, round_: str | None, benchmark: str | None) -> list[PublishedResult]:
-    """The published cells whose system is a folder in the path, nearest folder first.
+    """Return the published cells whose system is a folder in the path, nearest folder first.
 
     Round and submitter, where the path names them as well, decide between cells of one name.
     """
@@ -123,7 +123,7 @@ def cells_at(folder: Path, round_: str | None, benchmark: str | None) -> list[Pu
 
 
 def rounds_system(folder: Path, round_: str | None, platform: str | None) -> System:
-    """The system by the folder's name, else by what the logs call their platform."""
+    """Return the system by the folder's name, else by what the logs call their platform."""
     cells = cells_at(folder, round_, None)
     if cells:
         return system_of(cells[0].round, cells[0].submitter, cells[0].system)
@@ -131,7 +131,7 @@ def rounds_system(folder: Path, round_: str | None, platform: str | None) -> Sys
 
 
 def _from_platform(platform: str) -> System:
-    """``1xNVIDIA DGX A100`` as v0.6 and later write it."""
+    """Return ``1xNVIDIA DGX A100`` as v0.6 and later write it."""
     match = _PLATFORM.match(platform.strip())
     nodes, name = (int(match[1]), match[2]) if match and len(match[1]) < 7 else (None, platform)
     for box, accelerator, count in _BOXES:

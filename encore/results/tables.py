@@ -31,7 +31,7 @@ class Table:
     """How a column's numbers are written, such as ".3f"; else as ``shown`` writes them."""
 
     def texts(self, row: tuple[Cell, ...]) -> list[str]:
-        """The cells of a row as they are to be read."""
+        """Return the cells of a row as they are to be read."""
         return [
             format(cell + 0.0, self.formats[column])
             if column in self.formats and isinstance(cell, int | float)
@@ -40,7 +40,7 @@ class Table:
         ]
 
     def as_csv(self) -> str:
-        """The table as CSV, numbers unrounded."""
+        """Return the table as CSV, numbers unrounded."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(self.columns)
@@ -48,7 +48,7 @@ class Table:
         return file.getvalue()
 
     def as_markdown(self) -> str:
-        """The table as Markdown."""
+        """Return the table as Markdown."""
         right = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
         lines = [f"| {' | '.join(self.columns)} |", f"|{'|'.join('---:' if r else '---' for r in right)}|"]
         lines += [f"| {' | '.join(_in_markdown(text) for text in self.texts(row))} |" for row in self.rows]
@@ -56,7 +56,7 @@ class Table:
 
 
 def shown(cell: Cell) -> str:
-    """A cell as text: five significant digits, and numbers from 1000 on without a fraction."""
+    """Return a cell as text: five significant digits, and numbers from 1000 on without a fraction."""
     if cell is None:
         return ""
     if isinstance(cell, float):
@@ -67,12 +67,12 @@ def shown(cell: Cell) -> str:
 
 
 def _in_markdown(text: str) -> str:
-    """Text of a cell that can neither end the cell nor be taken for HTML."""
+    """Return the text of a cell that can neither end the cell nor be taken for HTML."""
     return " ".join(text.replace("|", "/").replace("<", "&lt;").split())
 
 
 def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
-    """One table per benchmark: GPUs, batch, minutes per epoch, epochs, precision."""
+    """Return one table per benchmark: GPUs, batch, minutes per epoch, epochs, precision."""
     return [
         Table(
             title=f"Synopsis of {benchmark}",
@@ -95,7 +95,7 @@ def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
 
 
 def speed_up_table(measurements: Sequence[Measurement]) -> Table:
-    """How many times faster than on the fewest GPUs, by the time to the target."""
+    """Return how many times faster than on the fewest GPUs, by the time to the target."""
     return Table(
         title="Speed-up by number of GPUs",
         columns=("benchmark", "system", "from GPUs", "to GPUs", "speed-up"),
@@ -114,7 +114,7 @@ def speed_up_table(measurements: Sequence[Measurement]) -> Table:
 
 
 def scaling_efficiency(measurements: Sequence[Measurement]) -> Table:
-    """Speed-up over the growth in GPUs: 1 is linear."""
+    """Return speed-up over the growth in GPUs: 1 is linear."""
     return Table(
         title="Scaling efficiency",
         columns=("benchmark", "system", "from GPUs", "to GPUs", "efficiency", "efficiency per epoch"),
@@ -161,7 +161,7 @@ def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
 
 
 def by_release(measurements: Sequence[Measurement]) -> Table:
-    """Speed-up by container release, on the same system, against the oldest release."""
+    """Return speed-up by container release, on the same system, against the oldest release."""
     rows: list[tuple[Cell, ...]] = []
     known = [each for each in measurements if each.release and each.minutes]
     grouped = _groups(known, lambda each: (each.benchmark, each.system, each.gpus, each.precision))
@@ -192,7 +192,7 @@ def by_release(measurements: Sequence[Measurement]) -> Table:
 
 
 def by_precision(measurements: Sequence[Measurement]) -> Table:
-    """Speed-up of each precision against the slowest one, on the same system and GPUs."""
+    """Return speed-up of each precision against the slowest one, on the same system and GPUs."""
     rows: list[tuple[Cell, ...]] = []
     known = [each for each in measurements if each.precision and each.minutes_per_epoch]
     for same in _groups(
@@ -220,7 +220,7 @@ def by_precision(measurements: Sequence[Measurement]) -> Table:
 
 
 def accuracy_table(measurements: Sequence[Measurement]) -> Table:
-    """Every evaluation of every run: what the plot of accuracy over epochs shows."""
+    """Return every evaluation of every run: what the plot of accuracy over epochs shows."""
     return Table(
         title="Accuracy over epochs",
         columns=("benchmark", "system", "run", "quality", "epoch", "value"),
@@ -234,7 +234,7 @@ def accuracy_table(measurements: Sequence[Measurement]) -> Table:
 
 
 def all_tables(measurements: Sequence[Measurement], baseline: str | None = None) -> list[Table]:
-    """Every table that these measurements fill; EncoreError where there is nothing to tabulate."""
+    """Return every table that these measurements fill; EncoreError where there is nothing to tabulate."""
     if not measurements:
         raise EncoreError("no measurement to make tables of", remedy="name a run, or a study with --study")
     tables = [
@@ -254,7 +254,7 @@ def _growth(base: Measurement, each: Measurement) -> float:
 
 
 def _scaled(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Measurement]]:
-    """Each measurement with the one on the fewest GPUs of the same kind."""
+    """Return each measurement with the one on the fewest GPUs of the same kind."""
     known = [each for each in measurements if each.gpus and each.minutes]
     pairs = []
     for same in _groups(known, _kind).values():
@@ -264,15 +264,14 @@ def _scaled(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Meas
 
 
 def _without_nodes(each: Measurement) -> str:
-    """The number of nodes stands in the system's name, and must not part what is to be compared."""
+    """Return the number of nodes stands in the system's name, and must not part what is to be compared."""
     return each.system.rpartition("nodes, ")[2]
 
 
 def _kind(each: Measurement) -> tuple[object, ...]:
-    # The number of nodes stands in the system's name and must not part what is to be compared.
     return (
         each.benchmark,
-        each.system.rpartition("nodes, ")[2],
+        _without_nodes(each),
         each.framework,
         each.precision,
         each.release,

@@ -44,7 +44,7 @@ class Phases:
 PHASE_NAMES = tuple(field.name for field in fields(Phases))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Length:
     """How far a run trained until it reached its target."""
 
@@ -54,7 +54,7 @@ class Length:
 
 
 def phases_of(run: RunLog) -> Phases:
-    """Where the time of the run went."""
+    """Return where the time of the run went."""
     if run.start_s is None or run.stop_s is None:
         return Phases(init_s=run.init_seconds)
     start, stop = run.start_s, run.stop_s
@@ -77,7 +77,7 @@ def phases_of(run: RunLog) -> Phases:
 
 
 def median_phases(runs: Sequence[RunLog]) -> dict[str, float]:
-    """The median of each phase over the runs that tell it, in seconds."""
+    """Return the median of each phase over the runs that tell it, in seconds."""
     every = [phases_of(run) for run in runs]
     found = {}
     for name in PHASE_NAMES:
@@ -88,7 +88,7 @@ def median_phases(runs: Sequence[RunLog]) -> dict[str, float]:
 
 
 def length_of(run: RunLog) -> Length | None:
-    """Epochs or samples up to the evaluation that met the target, else to the last one."""
+    """Return epochs or samples up to the evaluation that met the target, else to the last one."""
     point = deciding(run)
     if point is None:
         return None
@@ -106,7 +106,7 @@ def length_of(run: RunLog) -> Length | None:
 
 
 def deciding(run: RunLog) -> Quality | None:
-    """The evaluation that ended the run: the last one on the clock.
+    """Return the evaluation that ended the run: the last one on the clock.
 
     Where none on the clock met the target, it is the first that did: Minigo's checkpoints are evaluated later.
     """
@@ -122,7 +122,7 @@ def deciding(run: RunLog) -> Quality | None:
 
 
 def _counted(run: RunLog, point: Quality) -> Length:
-    """Epochs begun before the evaluation; the evaluations themselves where the log tells no epochs."""
+    """Return epochs begun before the evaluation; the evaluations themselves where the log tells no epochs."""
     before = [
         phase.epoch
         for phase in run.phases
@@ -135,7 +135,7 @@ def _counted(run: RunLog, point: Quality) -> Length:
 
 
 def _from_zero(run: RunLog, point: Quality) -> float | None:
-    """Epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps.
+    """Return epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps.
 
     Such logs number their evaluations from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
     """
@@ -152,7 +152,7 @@ def _from_zero(run: RunLog, point: Quality) -> float | None:
 
 
 def _intervals(phases: Sequence[Phase], name: str, stop: float) -> Iterator[tuple[float, float]]:
-    """From each start to the next end; several ranks' starts before one end are one interval."""
+    """Yield the intervals from each start to the next end; several ranks' starts before one end are one."""
     begin: float | None = None
     for phase in sorted(phases, key=lambda phase: phase.time_s):
         if phase.name == f"{name}_start" and begin is None:
@@ -169,7 +169,7 @@ def _covered(intervals: Sequence[tuple[float, float]], low: float = 0.0, high: f
 
 
 def _epochs(phases: Sequence[Phase], evaluations: Sequence[tuple[float, float]], stop: float) -> list[float]:
-    """Seconds of each epoch, from its start to the next one's, without the evaluations in it."""
+    """Return seconds of each epoch, from its start to the next one's, without the evaluations in it."""
     starts: dict[float | None, float] = {}
     for phase in phases:
         if phase.name in ("epoch_start", "train_epoch"):

@@ -19,7 +19,7 @@ from encore.machine import node
 from encore.run import planning
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What to measure."""
 
@@ -33,7 +33,7 @@ class Request:
 
 
 def measure(request: Request, on_step: Callable[[str], None], on_update: data.OnUpdate) -> dict[str, Any]:
-    """Run bench.py on one rank that has the whole machine; returns its JSON result."""
+    """Run bench.py on one rank that has the whole machine; return its JSON result."""
     choice = catalogue.choose(request.name)
     machine = node.this_node()
     system = planning.choose_system(choice, 1, machine, request.system, request.round)

@@ -38,13 +38,13 @@ class Subject:
 
 
 def experiments(job: str, folder: RunFolder, jobs: status.Queue) -> list[Experiment]:
-    """The experiments of a run folder that are the job's: for a task of an array its own."""
+    """Return the experiments of a run folder that are the job's: for a task of an array its own."""
     every = folder.experiments()
     return [each for each in every if "_" not in job or status.job_of(folder, each, jobs) == job]
 
 
 def named(text: str, results: Path) -> Subject:
-    """The job or run of this name; EncoreError if ``text`` can be neither."""
+    """Return the job or run of this name; EncoreError if ``text`` can be neither."""
     for path in (Path(text), results / text):
         if (path / "run.json").is_file():
             folder = RunFolder(path.absolute())
@@ -71,7 +71,7 @@ def named(text: str, results: Path) -> Subject:
 
 
 def _last_job(folder: RunFolder) -> str:
-    """The job or array that has the folder; empty outside of Slurm or where it cannot be read."""
+    """Return the job or array that has the folder; empty outside of Slurm or where it cannot be read."""
     with contextlib.suppress(*status.DAMAGE):
         began = [state for each in folder.experiments() if (state := each.state()).started]
         if began:
@@ -80,7 +80,7 @@ def _last_job(folder: RunFolder) -> str:
 
 
 def folder_of(job: str, results: Path) -> RunFolder | None:
-    """The newest run folder in which a job works."""
+    """Return the newest run folder in which a job works."""
     array = job.partition("_")[0]
     for folder in status.run_folders(results):
         if (folder.path / "run.json").is_file() and array in (status.number_of(folder), _last_job(folder)):
@@ -89,7 +89,7 @@ def folder_of(job: str, results: Path) -> RunFolder | None:
 
 
 def newest(results: Path) -> RunFolder:
-    """The newest run; EncoreError if there is none."""
+    """Return the newest run; EncoreError if there is none."""
     for folder in status.run_folders(results):
         if (folder.path / "run.json").is_file():
             return folder
@@ -102,7 +102,7 @@ def newest(results: Path) -> RunFolder:
 
 
 def cancel(subject: Subject) -> list[str]:
-    """End a job or run; returns what was done and how to go on. EncoreError if there is nothing to end."""
+    """End a job or run; return what was done and how to go on. EncoreError if there is nothing to end."""
     if subject.job and (subject.folder is None or queue.is_there()):
         return _cancel_job(subject)
     if subject.folder is None:
@@ -150,7 +150,7 @@ def _refuse_others(job: Job, folder: RunFolder | None) -> None:
 
 
 def this_user() -> str:
-    """Name of the user, as squeue shows it."""
+    """Return the name of the user, as squeue shows it."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -169,7 +169,7 @@ def _cancel_run(folder: RunFolder) -> list[str]:
 
 
 def _stop(experiment: Experiment) -> str:
-    """SIGTERM to the ranks of an experiment; returns how it ended."""
+    """Send SIGTERM to the ranks of an experiment; return how it ended."""
     beats = experiment.folder / "heartbeat"
     ranks = processes.rank_processes(beats)
     if not ranks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ class Tail:
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """New records; lines that are no JSON objects are passed over."""
+        """Return the new records; lines that are no JSON objects are passed over."""
         try:
             with self._path.open("rb") as file:
                 # A resumed run cuts the stream back to its checkpoint.
@@ -40,18 +41,19 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "kind" in record else None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Progress:
     """The state of one experiment as its metrics stream tells it."""
 
     epochs: int = 0
     steps_per_epoch: int = 0
     global_batch_size: int = 0
-    quality_target: float = 0.0
+    targets: Mapping[str, float] = field(default_factory=dict)
     epoch: int = 0
     step: int = 0
     loss: float | None = None
-    quality: float | None = None
+    qualities: Mapping[str, float] = field(default_factory=dict)
+    """Of the last evaluation, each with a target of the same name."""
     outcome: str | None = None
     starts: int = 0
     """How often the run was started or resumed."""
@@ -89,20 +91,20 @@ class Progress:
             self.epochs = record["epochs"]
             self.steps_per_epoch = record["steps_per_epoch"]
             self.global_batch_size = record["global_batch_size"]
-            self.quality_target = record["quality_target"]
+            self.targets = record["targets"]
             self.step = record["resumed_step"]
         elif kind == "step":
             self.epoch, self.step, self.loss = record["epoch"], record["step"], record["loss"]
             self._times.append((record["time"], self.step))
         elif kind == "eval":
-            self.quality = record["quality"]
+            self.qualities = record["qualities"]
             self._times.clear()
         elif kind == "end":
             self.outcome = record["outcome"]
 
 
 def read_progress(path: Path) -> Progress:
-    """The state at the end of a stream."""
+    """Return the state at the end of a stream."""
     progress = Progress()
     for record in Tail(path).read():
         progress.add(record)

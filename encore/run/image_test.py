@@ -26,7 +26,7 @@ LABELS = (
 
 
 def run(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
-    """Each test's name and what is wrong; an empty text where nothing is."""
+    """Yield each test's name and what is wrong; an empty text where nothing is."""
     image = engines.inspect(engine, building.image_name(choice))
     if image is None:
         raise building.not_built(choice, engine.name)
@@ -40,13 +40,13 @@ def run(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
 
 
 def check_labels(image: Image) -> str:
-    """Labels that every image of a benchmark carries."""
+    """Return labels that every image of a benchmark carries."""
     missing = [name for name in LABELS if image.labels.get(name, "unknown") == "unknown"]
     return f"missing: {', '.join(missing)}" if missing else ""
 
 
 def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str] = ()) -> tuple[str, str]:
-    """Output of a command in the image, and what went wrong."""
+    """Return the output of a command in the image, and what went wrong."""
     run = [engine.program, "run", "--rm", "--pull", "never", *options]
     done = engines.ask([*run, building.image_name(choice), *command], timeout=300)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -61,7 +61,7 @@ def _imports(choice: Choice, engine: Engine) -> str:
 
 
 def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
-    """What only a framework's image can prove, with the GPUs if there are any; its last line is told."""
+    """Yield what only a framework's image can prove, with the GPUs if there are any; its last line is told."""
     module = catalogue.framework(choice.implementation.framework).image_check
     if module:
         output, problem = _inside(choice, engine, "python", "-m", module, options=engines.gpu_options(engine))
@@ -73,12 +73,12 @@ def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
 
 
 def pinned(choice: Choice) -> str:
-    """What the image pins: several images may hold the same."""
+    """Return what the image pins: several images may hold the same."""
     return (paths.REQUIREMENTS / images.find_row(choice).requirements).read_text(encoding="utf-8")
 
 
 def _versions(choice: Choice, engine: Engine) -> str:
-    """The manifests, and in them what the requirements pin."""
+    """Return the manifests, and in them what the requirements pin."""
     text, problem = _inside(choice, engine, "cat", *runtimes.MANIFESTS)
     if problem:
         return problem
@@ -91,7 +91,7 @@ def _versions(choice: Choice, engine: Engine) -> str:
 
 
 def _secrets(choice: Choice, engine: Engine) -> str:
-    """Nothing in the image's environment or history may look like a secret."""
+    """Check that nothing in the image's environment or history looks like a secret."""
     history = engines.ask(
         [engine.program, "history", "--no-trunc", "--format", "{{.CreatedBy}}", building.image_name(choice)]
     )
@@ -102,7 +102,7 @@ def _secrets(choice: Choice, engine: Engine) -> str:
 
 
 def _training(choice: Choice, engine: Engine) -> str:
-    """One epoch on the small data set, with everything that a run does."""
+    """Train one epoch on the small data set, with everything that a run does."""
     with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
         small = choice.benchmark.small_data.system
         # One epoch is all warm-up where there is any.

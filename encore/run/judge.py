@@ -2,65 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from encore import catalogue
+from encore.catalogue import Benchmark
+from encore.files import read_json
 from encore.results.compliance import check
 from encore.results.findings import ComplianceReport
-from encore.results.run_log import read_run
+from encore.results.run_log import RunLog, read_run
+from encore.results.timing import length_of
 from encore.run.follow import read_progress
-from encore.run.run_folder import Experiment, ExperimentState, RunFolder
+from encore.run.run_folder import FINISHED, Experiment, ExperimentState, RunFolder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """How far an experiment came: by its log once it has finished, by its metrics stream before."""
+
+    log: RunLog | None
+    """None before it has finished."""
+    epochs: float
+    planned_epochs: int
+    qualities: Mapping[str, float]
+    """Of the evaluation that met the targets, else of the last one."""
+    targets: Mapping[str, float]
+    resumed: bool
+    """Whether it resumed from a checkpoint: its minutes then include the time in between."""
+
+    @property
+    def minutes(self) -> float | None:
+        """From run_start to run_stop; None unless the run reached its target."""
+        return self.log.minutes if self.log else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Judgement:
     """What came of one experiment."""
 
     number: int
     state: ExperimentState
+    figures: Figures
     seed: int | None
-    minutes: float | None
-    """From run_start to run_stop; None unless the run reached its target."""
-    epochs: int
-    quality: float | None
-    """Last evaluation."""
-    target: float
-    resumed: bool
-    """Whether it went on from a checkpoint: its minutes then include the time in between."""
     compliance: ComplianceReport | None
 
 
-def judge_experiment(experiment: Experiment, ruleset: str | None) -> Judgement:
-    """Read the log and the metrics of an ended experiment."""
-    state = experiment.state()
+def figures(experiment: Experiment, benchmark: Benchmark) -> Figures:
+    """Return how far an experiment came; minutes, epochs and qualities of a finished one are its log's."""
     progress = read_progress(experiment.metrics)
-    ended = experiment.result.exists() and state.status in ("reached", "not_reached")
-    log = read_run(experiment.result) if ended else None
+    finished = experiment.state().status in FINISHED and experiment.result.exists()
+    log = read_run(experiment.result) if finished else None
+    length = length_of(log) if log else None
+    epochs = length.value if length and length.unit == "epochs" else float(progress.epoch)
+    return Figures(
+        log=log,
+        epochs=int(epochs) if epochs.is_integer() else epochs,
+        planned_epochs=progress.epochs,
+        qualities=benchmark.named(log.best_quality) if log else progress.qualities,
+        targets=benchmark.targets(read_json(experiment.config)),
+        resumed=progress.starts > 1,
+    )
+
+
+def judge_experiment(experiment: Experiment, benchmark: Benchmark, ruleset: str) -> Judgement:
+    """Judge an experiment by its log; one that has not finished has no seed and is not checked."""
+    found = figures(experiment, benchmark)
     return Judgement(
         number=experiment.number,
-        state=state,
-        seed=log.seeds[0] if log is not None and log.seeds else None,
-        minutes=log.elapsed_minutes if log is not None and state.status == "reached" else None,
-        epochs=progress.epoch,
-        quality=progress.quality,
-        target=progress.quality_target,
-        resumed=progress.starts > 1,
-        compliance=check(experiment.result, ruleset) if ended else None,
+        state=experiment.state(),
+        figures=found,
+        seed=found.log.seeds[0] if found.log and found.log.seeds else None,
+        compliance=check(experiment.result, ruleset) if found.log else None,
     )
 
 
 def judge(run: RunFolder) -> list[Judgement]:
     """Judge every experiment of a run by the rules of its round."""
     passport = run.passport()
-    round_name = passport["round"]
-    if catalogue.choose(passport["name"]).benchmark.log_format == "v0.5":
-        return [judge_experiment(experiment, "0.5.0") for experiment in run.experiments()]
+    benchmark = catalogue.choose(passport["name"]).benchmark
     # Rounds before v0.7 logged in other formats; our log is read by the rules of the first with this one.
-    ruleset = f"{round_name.removeprefix('v')}.0" if round_name >= "v0.7" else "0.7.0"
-    return [judge_experiment(experiment, ruleset) for experiment in run.experiments()]
+    ruleset = f"{max(passport['round'], 'v0.7').removeprefix('v')}.0"
+    if benchmark.log_format == "v0.5":
+        ruleset = "0.5.0"
+    return [judge_experiment(experiment, benchmark, ruleset) for experiment in run.experiments()]
 
 
 def standing(run: RunFolder) -> str:
-    """What the result may be called, in one sentence."""
+    """Return what the result may be called, in one sentence."""
     passport = run.passport()
     return f"{passport['submission']}; trained on {passport['data']['name']}"

@@ -49,7 +49,7 @@ def _write_mllog(path: Path, events: dict[str, Any]) -> None:
 
 
 def _write_v05(path: Path, benchmark: str, events: dict[str, Any]) -> None:
-    """As the ranks write theirs: benchmarks/common/mllog_v05.py."""
+    """Write events as the ranks write theirs: benchmarks/common/mllog_v05.py."""
     with path.open("a", encoding="utf-8") as file:
         for key, value in events.items():
             place = f"{time.time():.9f} (log_header.py:0)"
@@ -57,7 +57,7 @@ def _write_v05(path: Path, benchmark: str, events: dict[str, Any]) -> None:
 
 
 def platform_name(configuration: Configuration, machine: Node) -> str:
-    """``8 x NVIDIA A100-SXM4-40GB`` or ``2 ranks on INTEL(R) XEON(R)``."""
+    """Return ``8 x NVIDIA A100-SXM4-40GB`` or ``2 ranks on INTEL(R) XEON(R)``."""
     if configuration.get("device") == "gpu" and machine.gpus:
         return f"{configuration.ranks} x {machine.gpus[0].name}"
     return f"{configuration.ranks} ranks on {machine.cpu}"

@@ -21,12 +21,12 @@ SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
 
 
 def redact(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the values of variables that look like secrets taken out."""
+    """Return the environment with the values of variables that look like secrets taken out."""
     return {name: REDACTED if SECRET.search(name) else value for name, value in environment.items()}
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Command line arguments with the values of ``NAME=VALUE`` taken out where NAME looks like a secret."""
+    """Return the command line arguments with the values of ``NAME=VALUE`` taken out where NAME looks like a secret."""
     shown = []
     for argument in arguments:
         match = ASSIGNMENT.match(argument)
@@ -56,7 +56,7 @@ def describe(
     runtime: str,
     image: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Content of run.json."""
+    """Return the content of run.json."""
     return {
         "schema": SCHEMA,
         "encore": __version__,
@@ -91,7 +91,7 @@ def describe(
 def system_description(
     configuration: Configuration, machine: node.Node, software: Mapping[str, str]
 ) -> dict[str, Any]:
-    """MLPerf's system description; what is not known stays empty (schema of the v0.7 repository).
+    """Return MLPerf's system description; what is not known stays empty (schema of the v0.7 repository).
 
     ``software`` are the versions of what runs, such as ``dali_version``.
     """

@@ -33,7 +33,7 @@ from encore.ssh.hosts import Host
 MAX_GPUS = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What the user asked for; None where the user left the choice to Encore."""
 
@@ -59,7 +59,7 @@ class Request:
     launcher: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A request with all choices made."""
 
@@ -88,7 +88,7 @@ class Plan:
         return f"{name}-{self.allocation.folder_mark}" if self.allocation else name
 
     def launch(self, output: str) -> Launch:
-        """How the ranks of the experiment in ``output`` are started."""
+        """Return how the ranks of the experiment in ``output`` are started."""
         framework = self.configuration.choice.implementation.framework
         if self.hosts:
             gpus = self.configuration.get("device") == "gpu"
@@ -118,7 +118,7 @@ class Plan:
 def choose_system(
     choice: Choice, gpus: int, machine: Node, name: str | None, round_name: str | None, nodes: int = 1
 ) -> System:
-    """The system that was named, else the one that is nearest to this machine's GPUs, else the small one.
+    """Return the system that was named, else the one that is nearest to this machine's GPUs, else the small one.
 
     ``gpus`` are those of all nodes together.
     """
@@ -151,14 +151,14 @@ def check_gpus(gpus: int) -> None:
 
 
 def spread(system: System, gpus: int) -> tuple[int, int]:
-    """Nodes, and GPUs on each: as in the system for its own number of GPUs, else all on one node."""
+    """Return nodes, and GPUs on each: as in the system for its own number of GPUs, else all on one node."""
     if gpus == system.nodes * system.gpus_per_node:
         return system.nodes, system.gpus_per_node
     return 1, gpus
 
 
 def spread_over(allocation: Allocation, request: Request, cluster: Cluster, machine: Node) -> tuple[int, int]:
-    """Nodes, and GPUs (on a CPU: ranks) on each, of a run inside a Slurm job."""
+    """Return nodes, and GPUs (on a CPU: ranks) on each, of a run inside a Slurm job."""
     nodes = request.nodes or len(allocation.nodes)
     if nodes > len(allocation.nodes):
         raise EncoreError(
@@ -181,7 +181,7 @@ def spread_over(allocation: Allocation, request: Request, cluster: Cluster, mach
 
 
 def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> dict[str, str]:
-    """Variables of ``--env NAME=VALUE`` and, taken from the caller, ``--env NAME``."""
+    """Return variables of ``--env NAME=VALUE`` and, taken from the caller, ``--env NAME``."""
     variables = {}
     for setting in settings:
         name, separator, value = setting.partition("=")
@@ -242,7 +242,7 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
 
 
 def choose_launcher(request: Request, choice: Choice) -> str:
-    """What starts the ranks on the hosts of a request; empty without hosts."""
+    """Return what starts the ranks on the hosts of a request; empty without hosts."""
     if request.hosts:
         return ssh_launchers.choose(request.launcher, choice.implementation.framework)
     if request.launcher is not None:
@@ -274,7 +274,7 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
 
 
 def checks(plan: Plan) -> list[preflight.Check]:
-    """The preflight of a plan; the small data set, which is made on the way, need not be there yet."""
+    """Return the preflight of a plan; the small data set, which is made on the way, need not be there yet."""
     found = preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         made = preflight.Check("OK", "data set", f"the small one will be made in {plan.data}")
@@ -295,14 +295,14 @@ def checks(plan: Plan) -> list[preflight.Check]:
 
 
 def refuse(plan: Plan) -> list[preflight.Check]:
-    """Refuse a plan with a failed check; returns the warnings."""
+    """Refuse a plan with a failed check; return the warnings."""
     found = checks(plan)
     preflight.refuse_failed(found)
     return [check for check in found if check.level == "WARN"]
 
 
 def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
-    """The plan of an existing run, from its passport alone; by default in the Slurm job of this process."""
+    """Return the plan of an existing run, from its passport alone; by default in the Slurm job of this process."""
     content = folder.passport()
     choice = catalogue.choose(content["name"])
     system = catalogue.find_system(choice, content["system"], content["round"])
@@ -321,7 +321,12 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
         for name, v in stored.items()
     }
     resolved = Configuration(
-        choice, system, content["nodes"], content["ranks_per_node"], values, tuple(content["deviations"])
+        choice=choice,
+        system=system,
+        nodes=content["nodes"],
+        ranks_per_node=content["ranks_per_node"],
+        values=values,
+        deviations=tuple(content["deviations"]),
     )
     machine = node.this_node()
     image = content["image"]["name"] if content["image"] else None
@@ -348,7 +353,7 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
 
 
 def _check_nodes(began_with: int, allocation: Allocation | None, folder: RunFolder) -> None:
-    """A run goes on with as many nodes as it began with: its batch and its share of the data depend on it."""
+    """Refuse another number of nodes than the run began with: its batch and its share of the data depend on it."""
     has = len(allocation.nodes) if allocation is not None else 1
     if began_with > has:
         raise EncoreError(
@@ -358,7 +363,7 @@ def _check_nodes(began_with: int, allocation: Allocation | None, folder: RunFold
 
 
 def _restore_secrets(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables of an earlier call; the values of secrets, which were not kept, come from this caller."""
+    """Return variables of an earlier call; the values of secrets, which were not kept, come from this caller."""
     missing = [
         name for name, value in variables.items() if value == passport.REDACTED and name not in os.environ
     ]

@@ -29,7 +29,7 @@ STAMP = "%Y%m%dT%H%M%SZ"
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExperimentState:
     """Where one experiment stands."""
 
@@ -70,10 +70,10 @@ class Experiment:
         return self.folder.parent / f"result_{self.number}.txt"
 
     def state(self) -> ExperimentState:
-        """Current state; ``prepared`` when there is none yet."""
+        """Return the current state; ``prepared`` when there is none yet."""
         path = self.folder / "state.json"
         if not path.exists():
-            return ExperimentState("prepared")
+            return ExperimentState(status="prepared")
         return ExperimentState(**json.loads(path.read_text(encoding="utf-8")))
 
     def set_state(self, state: ExperimentState) -> None:
@@ -95,11 +95,11 @@ class RunFolder:
     path: Path
 
     def passport(self) -> dict[str, Any]:
-        """run.json."""
+        """Read run.json."""
         return read_json(self.path / "run.json")
 
     def experiments(self) -> list[Experiment]:
-        """Experiments in order."""
+        """Return experiments in order."""
         folders = sorted(self.path.glob("experiment_*"), key=lambda f: int(f.name.rsplit("_", 1)[1]))
         return [Experiment(int(folder.name.rsplit("_", 1)[1]), folder) for folder in folders]
 
@@ -143,7 +143,7 @@ def create(
 
 
 def free_name(results: Path, name: str) -> Path:
-    """A folder called ``name`` in ``results`` that is not there yet; with a number where that is taken."""
+    """Return a folder called ``name`` in ``results`` that is not there yet; with a number where that is taken."""
     candidate = results / name
     number = 2
     while candidate.exists():
@@ -153,7 +153,7 @@ def free_name(results: Path, name: str) -> Path:
 
 
 def open_run(path: Path) -> RunFolder:
-    """The run folder at ``path``; EncoreError if there is none or it is not whole."""
+    """Return the run folder at ``path``; EncoreError if there is none or it is not whole."""
     if not (path / "run.json").is_file():
         raise EncoreError(
             f"{path} is no run folder",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from encore import data as data_sets
-from encore import environment, files
+from encore import environment, files, paths
 from encore.containers import engines, runtimes
 from encore.containers.renderers import host
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
-from encore.machine import node, page_cache, preflight
+from encore.machine import fitness, node, page_cache, preflight
+from encore.machine.fitness import Need
 from encore.run import log_header, passport, run_folder, slurm_job
 from encore.run.follow import Progress
 from encore.run.planning import Plan, plan_of, refuse
@@ -23,10 +25,10 @@ from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Outcome, Signals, run
 from encore.slurm import nodes, requeue, step
 from encore.slurm.allocation import Allocation
-from encore.ssh import multi_host
+from encore.ssh import connection, multi_host
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hooks:
     """How a run tells what it does."""
 
@@ -39,7 +41,7 @@ class Hooks:
 
 
 def job_of(plan: Plan, output: Path) -> Job:
-    """The job of the experiment in ``output``."""
+    """Return the job of the experiment in ``output``."""
     mounts = (Mount(plan.data, str(plan.data), True), Mount(output, str(output), False))
     places = Places(data=str(plan.data), output=str(output))
     launch = plan.launch(str(output))
@@ -47,7 +49,7 @@ def job_of(plan: Plan, output: Path) -> Job:
 
 
 def render(plan: Plan, output: Path, python: Path | None) -> Command:
-    """The command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
+    """Return the command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
     job = job_of(plan, output)
     if python is not None:
         command = host.render(job, python, os.environ)
@@ -63,7 +65,7 @@ def render(plan: Plan, output: Path, python: Path | None) -> Command:
 
 
 def dry_run_command(plan: Plan) -> Command:
-    """The command that a run would execute, without making anything."""
+    """Return the command that a run would execute, without making anything."""
     output = plan.results / f"TIME-{plan.label}" / "experiment_0"
     if plan.target.runtime != "host":
         return render(plan, output, None)
@@ -73,14 +75,14 @@ def dry_run_command(plan: Plan) -> Command:
 
 
 def ensure_python(plan: Plan, hooks: Hooks) -> Path | None:
-    """The Python of the framework's environment, made if need be; None where an image brings its own."""
+    """Return the Python of the framework's environment, made if need be; None where an image brings its own."""
     if plan.target.runtime != "host":
         return None
     return environment.ensure_environment(plan.configuration.choice.implementation.framework, hooks.step)
 
 
 def as_shell(command: Command) -> str:
-    """A command as one could type it."""
+    """Return a command as one could type it."""
     variables = [
         f"{name}={shlex.quote(value)}" for name, value in passport.redact(command.environment).items()
     ]
@@ -90,7 +92,7 @@ def as_shell(command: Command) -> str:
 
 
 def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None]:
-    """Set up what is missing, check, and make the run folder; returns it with the environment's Python."""
+    """Set up what is missing, check, and make the run folder; return it with the environment's Python."""
     python = ensure_python(plan, hooks)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         # An engine mounts only what is there.
@@ -138,32 +140,49 @@ def software(plan: Plan, python: Path | None) -> dict[str, str]:
     return environment.software(plan.configuration.choice.implementation.framework, installed)
 
 
-def check_nodes(plan: Plan, python: Path | None) -> list[dict[str, Any]]:
-    """Facts of every node of the Slurm job; refuses one that lacks what the run needs."""
+def check_nodes(plan: Plan, python: Path | None) -> None:
+    """Refuse where another host of the run, or a node of its Slurm job, lacks what the run needs."""
+    if plan.allocation is None and not plan.hosts[1:]:
+        return
+    with fitness.marked(plan.results) as mark:
+        needs = needs_of(plan, python, mark)
+        if plan.allocation is not None:
+            found = nodes.check(plan.configuration.nodes, needs)
+        else:
+            # Containers are refused over ssh, so there is a Python.
+            found = connection.check(plan.hosts[1:], needs, paths.ROOT, python or Path(sys.executable))
+    preflight.refuse_failed(found)
+
+
+def needs_of(plan: Plan, python: Path | None, mark: Path) -> list[Need]:
+    """Return what every host of the run needs; ``mark`` was written to the results folder a moment ago."""
+    target = plan.target
+    needs = [
+        fitness.same(plan.data / data_sets.PASSPORT, f"{fitness.SHARE}, or copy the data set there"),
+        Need("shared", str(mark), fitness.SHARE),
+    ]
+    if python is not None:
+        needs.append(fitness.same(paths.BENCHMARKS, fitness.SHARE))
+        needs.append(
+            Need("executable", str(python), f"{fitness.SHARE}, or set XDG_CACHE_HOME to a shared one")
+        )
+    if target.engine is not None:
+        # The name, not the file: another node may have it elsewhere.
+        program = Path(target.engine.program).name
+        needs.append(Need("program", program, f"install {program} there"))
+        if target.runtime in engines.BUILDERS:
+            needs.append(Need("image", program, "build or pull the image there", target.image))
+    if Path(target.image).is_absolute():
+        needs.append(Need("readable", target.image, fitness.SHARE))
+    interface = plan.cluster.network_interface
     if plan.allocation is None:
-        gpus = plan.configuration.get("device") == "gpu"
-        multi_host.refuse_unfit(plan.hosts, plan.data, plan.results, python, gpus, plan.extra_environment)
-        return []
-    target, image = plan.target, Path(plan.target.image)
-    # The name, not the file: another node may have it elsewhere.
-    program = Path(target.engine.program).name if target.engine else None
-    wanted = {
-        "readable": [str(plan.data / data_sets.PASSPORT)]
-        + ([str(python)] if python else [])
-        + ([str(image)] if image.is_absolute() else []),
-        "writable": [str(existing(plan.results))],
-        "programs": [program] if program else [],
-        "image": [program, "image", "inspect", target.image] if target.runtime in engines.BUILDERS else None,
-        "gpus": plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0,
-    }
-    facts, checks = nodes.check(plan.configuration.nodes, wanted)
-    preflight.refuse_failed(checks)
-    return facts
-
-
-def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
+        interface = multi_host.interface(plan.hosts, plan.extra_environment)
+    if interface:
+        remedy = "name the right one: --env NCCL_SOCKET_IFNAME=..., or network_interface in cluster.toml"
+        needs.append(Need("interface", interface, remedy))
+    if plan.configuration.get("device") == "gpu":
+        needs.append(Need("gpus", str(plan.configuration.ranks_per_node), "ask for fewer GPUs"))
+    return needs
 
 
 def execute(
@@ -200,7 +219,7 @@ def _run_experiment(
 ) -> Outcome:
     started = experiment.state().started or files.utc_now()
     job = plan.allocation.name if plan.allocation else ""
-    state = ExperimentState("running", started=started, job=job)
+    state = ExperimentState(status="running", started=started, job=job)
     try:
         # A folder that was still being written when the ranks were killed is none.
         fresh = not any((experiment.folder / "checkpoint").glob("step_*"))
@@ -246,7 +265,7 @@ def _run_in_slurm(
 
 
 def _drop_caches(plan: Plan) -> bool:
-    """Whether the file caches of all nodes were dropped."""
+    """Return whether the file caches of all nodes were dropped."""
     if not plan.drop_caches:
         return False
     return nodes.drop_caches(plan.configuration.nodes) if plan.allocation else page_cache.drop()
@@ -260,7 +279,7 @@ def _clear_remains(experiment: Experiment) -> None:
 
 
 def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
-    """The command that would go on with an experiment."""
+    """Return the command that would go on with an experiment."""
     plan = plan_of(folder)
     python = None
     if plan.target.runtime == "host":

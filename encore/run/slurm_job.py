@@ -27,7 +27,7 @@ def folders(results: Path, mark: str) -> list[RunFolder]:
 
 
 def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> RunFolder | None:
-    """The folder that this call made before its job was requeued, or that another task of its array made.
+    """Return the folder that this call made before its job was requeued, or that another task of its array made.
 
     A job may hold several calls: the folder of the same command line counts, an unfinished one first.
     """
@@ -45,7 +45,7 @@ def _has_ended(folder: RunFolder) -> bool:
 
 
 def shared_stamp(allocation: Allocation) -> str | None:
-    """The time in the folder's name that all tasks of an array have in common; None outside of arrays."""
+    """Return the time in the folder's name that all tasks of an array have in common; None outside of arrays."""
     if allocation.array_count == 1:
         return None
     submitted = commands.show_job(allocation.job).get("SubmitTime", "")
@@ -55,7 +55,7 @@ def shared_stamp(allocation: Allocation) -> str | None:
 
 
 def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Experiment]:
-    """All experiments, or for a task of an array the one of its number."""
+    """Return all experiments, or for a task of an array the one of its number."""
     every = folder.experiments()
     if allocation is None or allocation.array_count == 1:
         return every
@@ -63,7 +63,7 @@ def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Exp
 
 
 def was_not_launched(experiment: Experiment) -> bool:
-    """Whether srun could not start the ranks at all, which another try may.
+    """Return whether srun could not start the ranks at all, which another try may.
 
     PMIx's socket of a step that a crash cut off, for one, blocks the next step of its number on that node
     (mpi/pmix, pmixp_usock_create_srv); the next try has the next number.
@@ -72,7 +72,7 @@ def was_not_launched(experiment: Experiment) -> bool:
 
 
 def blame_lost_nodes(outcome: Outcome, allocation: Allocation) -> Outcome:
-    """An experiment that failed since a node was lost was interrupted: it can go on elsewhere."""
+    """Return an experiment that failed since a node was lost was interrupted: it can go on elsewhere."""
     lost = nodes.lost(allocation)
     if not lost:
         return outcome

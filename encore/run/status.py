@@ -6,15 +6,16 @@ import contextlib
 import platform
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+from encore import catalogue
 from encore.errors import EncoreError
 from encore.machine import processes
-from encore.run import follow, run_folder
+from encore.run import judge, run_folder
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import queue
 from encore.slurm.queue import Job
@@ -46,16 +47,16 @@ class Queue:
     note: str = ""
 
     def find(self, name: str) -> Job | None:
-        """The job or task of this name or number."""
+        """Return the job or task of this name or number."""
         return next((job for job in self.jobs if name and name in (job.name, job.number)), None)
 
     def tasks(self, array: str) -> list[Job]:
-        """Tasks of an array in order."""
+        """Return tasks of an array in order."""
         found = [job for job in self.jobs if job.array == array and job.task is not None]
         return sorted(found, key=lambda job: job.task or 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """A run, a task of an array, or a job without a run folder."""
 
@@ -70,22 +71,22 @@ class Row:
     experiments: int = 0
     reached: int = 0
     """Experiments that reached their target."""
-    epoch: int = 0
+    epoch: float = 0
     epochs: int = 0
-    quality: float | None = None
-    """Last evaluation."""
-    target: float | None = None
+    qualities: Mapping[str, float] = field(default_factory=dict)
+    """Of the last evaluation."""
+    targets: Mapping[str, float] = field(default_factory=dict)
     nodes: int | None = None
     seconds: float | None = None
     """Time that it has run, or waited so far in the queue."""
 
     def as_json(self) -> dict[str, Any]:
-        """The row for ``encore status --json``."""
+        """Return the row for ``encore status --json``."""
         return {**vars(self), "run": str(self.run) if self.run else None, "job": self.job or None}
 
 
 def ask(job: str = "") -> Queue:
-    """The queue of this user, or one job or array of it, as Slurm tells; empty where there is no Slurm."""
+    """Return the queue of this user, or one job or array of it, as Slurm tells; empty where there is no Slurm."""
     try:
         found = queue.numbered(job) if job else queue.own()
     except EncoreError as error:
@@ -97,7 +98,7 @@ def ask(job: str = "") -> Queue:
 
 
 def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[State, str]:
-    """Where an experiment stands and why, by its state file, its job and its signs of life."""
+    """Return where an experiment stands and why, by its state file, its job and its signs of life."""
     state = experiment.state()
     if state.status == "reached":
         return "reached", ""
@@ -121,7 +122,7 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
 
 
 def _is_known_ended(state: ExperimentState, job: Job | None, answers: bool) -> bool:
-    """Whether Slurm says for certain that the job in which the experiment ran is over."""
+    """Return whether Slurm says for certain that the job in which the experiment ran is over."""
     return bool(state.job) and answers and (job is None or job.has_ended)
 
 
@@ -132,7 +133,7 @@ def _why_lost(state: ExperimentState, job: Job | None) -> str:
 
 
 def last_sign(experiment: Experiment) -> float:
-    """Unix time of the last sign of life; 0 if there was none."""
+    """Return Unix time of the last sign of life; 0 if there was none."""
     times = [beat.time for beat in processes.heartbeats(experiment.folder / "heartbeat")]
     for name in ("telemetry.jsonl", "state.json", "metrics.jsonl"):
         with contextlib.suppress(OSError):
@@ -141,7 +142,7 @@ def last_sign(experiment: Experiment) -> float:
 
 
 def shows_life(experiment: Experiment) -> bool:
-    """Whether a rank still runs here, or there was a sign of life a moment ago."""
+    """Return whether a rank still runs here, or there was a sign of life a moment ago."""
     folder = experiment.folder / "heartbeat"
     if processes.rank_processes(folder):
         return True
@@ -151,15 +152,16 @@ def shows_life(experiment: Experiment) -> bool:
 
 
 def _progress(row: Row) -> Row:
-    """The row with how far its experiment has come; unchanged if its metrics cannot be read."""
+    """Return the row with how far its experiment has come; unchanged if that cannot be read."""
     if row.run is None or row.experiment is None:
         return row
     experiment = Experiment(row.experiment, row.run / f"experiment_{row.experiment}")
     with contextlib.suppress(*DAMAGE):
-        seen = follow.read_progress(experiment.metrics)
-        if seen.epochs:
-            row = replace(row, epoch=seen.epoch, epochs=seen.epochs, quality=seen.quality)
-            return replace(row, target=seen.quality_target)
+        benchmark = catalogue.choose(RunFolder(row.run).passport()["name"]).benchmark
+        seen = judge.figures(experiment, benchmark)
+        if seen.planned_epochs:
+            row = replace(row, epoch=seen.epochs, epochs=seen.planned_epochs)
+            return replace(row, qualities=seen.qualities, targets=seen.targets)
     return row
 
 
@@ -167,18 +169,18 @@ def _progress(row: Row) -> Row:
 
 
 def number_of(folder: RunFolder) -> str:
-    """Number of the Slurm job that made the folder; empty outside of Slurm."""
+    """Return the number of the Slurm job that made the folder; empty outside of Slurm."""
     match = JOB_MARK.search(folder.path.name)
     return match.group(1) if match else ""
 
 
 def is_of_array(folder: RunFolder) -> bool:
-    """Whether each experiment is a task of an array."""
+    """Return whether each experiment is a task of an array."""
     return "_" in str((folder.passport().get("slurm") or {}).get("job", ""))
 
 
 def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
-    """Name of the job in which an experiment ran last or will run; empty outside of Slurm."""
+    """Return the name of the job in which an experiment ran last or will run; empty outside of Slurm."""
     known = experiment.state().job
     number = number_of(folder)
     if known or not number or not is_of_array(folder):
@@ -190,19 +192,27 @@ def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
 
 
 def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
-    """A row for the run, or for each task of an array; without the progress."""
+    """Return a row for the run, or for each task of an array; without the progress."""
     try:
         every = folder.experiments()
         groups = [[each] for each in every] if is_of_array(folder) else [every]
         return [_row(folder, group, jobs) for group in groups]
     except DAMAGE as error:
         text = error.found if isinstance(error, EncoreError) else f"{type(error).__name__}: {error}"
-        return [Row("damaged", made(folder.path), number_of(folder), folder.path, text)]
+        return [
+            Row(state="damaged", when=made(folder.path), job=number_of(folder), run=folder.path, reason=text)
+        ]
 
 
 def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> Row:
     if not experiments:
-        return Row("damaged", made(folder.path), number_of(folder), folder.path, "no experiments in it")
+        return Row(
+            state="damaged",
+            when=made(folder.path),
+            job=number_of(folder),
+            run=folder.path,
+            reason="no experiments in it",
+        )
     names = [job_of(folder, each, jobs) for each in experiments]
     found = [
         (each, name, *verdict(each, jobs.find(name), jobs.answers))
@@ -218,14 +228,14 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
         end = time.time() if state in ALIVE else 0.0
         seconds = _seconds(states, end or max(last_sign(each) for each in experiments))
     return Row(
-        state,
-        made(folder.path),
-        name,
-        folder.path,
-        reason,
-        None if state == "not started" else experiment.number,
-        len(folder.experiments()),
-        reached,
+        state=state,
+        when=made(folder.path),
+        job=name,
+        run=folder.path,
+        reason=reason,
+        experiment=None if state == "not started" else experiment.number,
+        experiments=len(folder.experiments()),
+        reached=reached,
         nodes=folder.passport().get("nodes"),
         seconds=seconds,
     )
@@ -252,7 +262,7 @@ def _telling(found: Sequence[Told]) -> Told:
 
 
 def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | None:
-    """From the first start to the last end, or to ``otherwise`` where one has not ended."""
+    """Return the seconds from the first start to the last end, or to ``otherwise`` where one has not ended."""
     begun = [unix(state.started) for state in states if state.started]
     if not begun:
         return None
@@ -261,12 +271,12 @@ def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | Non
 
 
 def unix(text: str) -> float:
-    """Unix seconds of a time in a state file."""
+    """Return Unix seconds of a time in a state file."""
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
 
 
 def made(path: Path) -> float:
-    """When a run folder was made, by its name; by its files where the name does not say it."""
+    """Return when a run folder was made, by its name; by its files where the name does not say it."""
     with contextlib.suppress(ValueError):
         stamp = datetime.strptime(path.name.partition("-")[0], run_folder.STAMP)
         return stamp.replace(tzinfo=timezone.utc).timestamp()
@@ -277,7 +287,7 @@ def made(path: Path) -> float:
 
 
 def run_folders(results: Path) -> list[RunFolder]:
-    """Everything in ``results`` that is or was a run folder, the newest first."""
+    """Return everything in ``results`` that is or was a run folder, the newest first."""
     with contextlib.suppress(OSError):
         found = [path for path in results.iterdir() if not path.name.startswith(".") and _is_run(path)]
         return [RunFolder(path) for path in sorted(found, key=lambda path: (-made(path), path.name))]
@@ -292,7 +302,7 @@ def _is_run(path: Path) -> bool:
 
 
 def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
-    """All that lives, and so many of the rest (None: all); the newest first."""
+    """Return all that lives, and so many of the rest (None: all); the newest first."""
     rows = [row for folder in run_folders(results) for row in rows_of(folder, jobs)]
     known = {row.job.partition("_")[0] for row in rows if row.job}
     known |= {number for number in map(_number, rows) if number}
@@ -310,7 +320,7 @@ def _number(row: Row) -> str:
 
 
 def without_folder(jobs: Iterable[Job]) -> list[Row]:
-    """Encore's jobs that have not made a run folder, or none that is seen here; an array's tasks together."""
+    """Return Encore's jobs that have not made a run folder, or none that is seen here; an array's tasks together."""
     groups: dict[tuple[str, State, str], list[Job]] = {}
     for job in jobs:
         if job.is_encores:
@@ -320,9 +330,9 @@ def without_folder(jobs: Iterable[Job]) -> list[Row]:
         first = tasks[0]
         rows.append(
             Row(
-                state,
-                first.submitted_at,
-                first.name if len(tasks) == 1 else array,
+                state=state,
+                when=first.submitted_at,
+                job=first.name if len(tasks) == 1 else array,
                 reason=reason,
                 experiments=len(tasks),
                 nodes=first.nodes,

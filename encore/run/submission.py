@@ -26,7 +26,7 @@ from encore.slurm.walltime import Estimate
 MAX_NODES = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What ``encore submit`` was asked for beside the run; None leaves the choice to cluster.toml."""
 
@@ -40,7 +40,7 @@ class Wanted:
     cluster: Path | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A submission that is ready for sbatch."""
 
@@ -71,7 +71,7 @@ def prepare(request: Request, arguments: Sequence[str], wanted: Wanted) -> Prepa
 
 
 def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
-    """The same for a run that is to go on; it needs as many nodes as it began with."""
+    """Return the same for a run that is to go on; it needs as many nodes as it began with."""
     folder = run_folder.open_run(path)
     passport = folder.passport()
     nodes, per_node = passport["nodes"], passport["ranks_per_node"]
@@ -106,7 +106,7 @@ def _check_numbers(nodes: int, per_node: int, wanted: Wanted) -> None:
 
 
 def _refuse_unknown_gpus(request: Request, cluster: Cluster) -> None:
-    """A login node has no GPUs from which the system could be chosen."""
+    """Refuse where no system was named: a login node has no GPUs from which it could be chosen."""
     if request.system is None and cluster.gpus_per_node and cluster.gpu_option != "none":
         raise EncoreError(
             "no system named; the nodes' GPUs cannot be seen from here",
@@ -115,7 +115,7 @@ def _refuse_unknown_gpus(request: Request, cluster: Cluster) -> None:
 
 
 def pretended(nodes: int, gpus_per_node: int, array: int | None) -> Allocation:
-    """An allocation such as the job will have, to plan with."""
+    """Return an allocation such as the job will have, to plan with."""
     return Allocation(
         job="JOB",
         nodes=tuple(f"node{number}" for number in range(1, nodes + 1)),
@@ -144,7 +144,14 @@ def _prepared(
         more=wanted.more,
     )
     text = script.render(submission, cluster, with_name=not resumes)
-    return Prepared(submission, cluster, plan, text, estimate, runner.dry_run_command(plan))
+    return Prepared(
+        submission=submission,
+        cluster=cluster,
+        plan=plan,
+        script=text,
+        estimate=estimate,
+        step=runner.dry_run_command(plan),
+    )
 
 
 def _gpus(configuration: Configuration) -> int:
@@ -152,7 +159,7 @@ def _gpus(configuration: Configuration) -> int:
 
 
 def checks(prepared: Prepared) -> list[Check]:
-    """What can be seen from a login node: the partition, the data set, the results folder, the image file."""
+    """Return what can be seen from a login node: the partition, the data set, the results folder, the image file."""
     commands.require()
     partition = partitions.choose(partitions.partitions(), prepared.cluster.partition)
     partitions.refuse_impossible(prepared.submission, partition)
@@ -169,7 +176,7 @@ def checks(prepared: Prepared) -> list[Check]:
 
 
 def submit(prepared: Prepared) -> str:
-    """Hand the script to sbatch; returns the job's number."""
+    """Hand the script to sbatch; return the job's number."""
     prepared.submission.results.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         ["sbatch", "--parsable"], input=prepared.script, capture_output=True, text=True, check=False

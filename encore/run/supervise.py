@@ -77,7 +77,7 @@ def run(
     hang_seconds: float,
     stop_seconds: float = STOP_SECONDS,
 ) -> Outcome:
-    """Execute ``command`` for ``experiment``; returns when no process of it is left."""
+    """Execute ``command`` for ``experiment``; return when no process of it is left."""
     ranks = experiment.folder / "ranks"
     ranks.mkdir(exist_ok=True)
     for path in command.rank_folders:
@@ -131,7 +131,7 @@ def _clean_up(command: Command) -> None:
 def _told_by_engine(
     command: Command, child: subprocess.Popen[bytes], experiment: Experiment
 ) -> Outcome | None:
-    """What a container engine said that could not start the container at all."""
+    """Return what a container engine said that could not start the container at all."""
     if command.runtime not in engines.BUILDERS or child.returncode not in ENGINE_FAILED:
         return None
     lines = rank_output(experiment, -1)
@@ -195,7 +195,7 @@ def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Si
 
 
 def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> bool:
-    """End all processes of the job; returns whether there were any left."""
+    """End all processes of the job; return whether there were any left."""
     if child.poll() is None and child.args[0] in ("srun", "mpirun"):  # type: ignore[index, operator]
         # SIGTERM to it kills the ranks on all nodes; killed itself, it would leave those elsewhere.
         processes.end([psutil.Process(child.pid)], grace_seconds=SRUN_SECONDS)
@@ -222,7 +222,7 @@ class HangWatch:
         self.suspect = 0
 
     def check(self) -> str:
-        """What hangs, or an empty text; looks once a second."""
+        """Return what hangs, or an empty text; looks once a second."""
         if self._hang_seconds <= 0 or time.monotonic() < self._next:
             return ""
         self._next = time.monotonic() + 1.0
@@ -266,7 +266,7 @@ FAILURES = (
 
 
 def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
-    """Number of the rank that failed first, and how."""
+    """Return the number of the rank that failed first, and how."""
     text = launcher_output(experiment)
     for pattern in FAILURES:
         match = pattern.search(text)
@@ -280,13 +280,13 @@ WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -
 
 
 def launcher_output(experiment: Experiment) -> str:
-    """What the launcher printed since the latest start."""
+    """Return what the launcher printed since the latest start."""
     _, mark, latest = _read(experiment.folder / "ranks" / "launcher.txt").rpartition(START)
     return latest.partition("\n")[2] if mark else latest
 
 
 def _describe(told: str) -> str:
-    """In words what a launcher told: a number, a signal's name, or why nothing began."""
+    """Describe what a launcher reported: a number, a signal's name, or why nothing began."""
     word = told.strip().partition(" (core")[0]
     if word.startswith("launch failed"):
         return f"could not be started: {word.partition(': ')[2]}; slurmd's log on its node tells why"
@@ -303,7 +303,7 @@ def _describe_code(code: int) -> str:
 
 
 def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
-    """The last lines that a rank wrote."""
+    """Return the last lines that a rank wrote."""
     text = "".join(map(_read, _rank_files(experiment.folder / "ranks", rank))) or launcher_output(experiment)
     plain = (PREFIX.sub("", line).rstrip() for line in text.splitlines())
     lines = [line for line in plain if line]
@@ -311,7 +311,7 @@ def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
 
 
 def _rank_files(folder: Path, rank: int) -> list[Path]:
-    """Files of one rank as its launcher named them; none for a launcher that makes none."""
+    """Return files of one rank as its launcher named them; none for a launcher that makes none."""
     # horovodrun pads the number with zeros to the width of the largest.
     for candidate in folder.glob("rank.*"):
         if int(candidate.name[5:]) == rank:

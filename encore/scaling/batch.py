@@ -1,6 +1,6 @@
 """Points of a sweep as Slurm jobs: what `encore submit` does, once a point.
 
-from encore.scaling.slurm import connect
+from encore.scaling.batch import connect
 sweep_folder.run(study, here, connect(cluster_file=None), submit_all=True)
 """
 
@@ -16,17 +16,11 @@ from encore.run.run_folder import RunFolder
 from encore.run.submission import Prepared, Wanted
 from encore.scaling.grid import GridPoint
 from encore.scaling.sweep_folder import Submitter
-from encore.slurm import commands
-
-_ENDED = (
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-    "REVOKED", "TIMEOUT",
-)  # fmt: skip
-"""Final states of Slurm's squeue(1); a requeued job is PENDING again."""
+from encore.slurm import commands, queue
 
 
 def connect(cluster_file: Path | None) -> Submitter | None:
-    """The scheduler of this machine; None where there is no Slurm."""
+    """Return the scheduler of this machine; None where there is no Slurm."""
     if not commands.is_installed():
         return None
 
@@ -43,7 +37,7 @@ def connect(cluster_file: Path | None) -> Submitter | None:
 
 
 def prepared(point: GridPoint, request: Request, cluster_file: Path | None) -> Prepared:
-    """The batch job of a point; needs no Slurm."""
+    """Return the batch job of a point; needs no Slurm."""
     wanted = Wanted(nodes=point.nodes, gpus_per_node=point.gpus_per_node, cluster=cluster_file)
     # Nodes and GPUs are the job's, not the command line's.
     asked = replace(request, gpus=None, nodes=None)
@@ -51,7 +45,7 @@ def prepared(point: GridPoint, request: Request, cluster_file: Path | None) -> P
 
 
 def arguments(request: Request) -> tuple[str, ...]:
-    """The options of ``encore run`` that make this request, without its GPUs and its cluster file."""
+    """Return the options of ``encore run`` that make this request, without its GPUs and its cluster file."""
     given = {
         "--system": request.system,
         "--round": request.round,
@@ -71,6 +65,6 @@ def arguments(request: Request) -> tuple[str, ...]:
 
 
 def is_live(job: str) -> bool:
-    """Whether a job waits or runs; one that the controller has forgotten does not."""
+    """Return whether a job waits or runs; one that the controller has forgotten does not."""
     state = commands.show_job(job).get("JobState", "")
-    return bool(state) and state not in _ENDED
+    return bool(state) and state not in queue.ENDED

@@ -26,13 +26,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from encore.errors import EncoreError
 from encore.scaling.fitting import LEVEL, PositiveSum, Prediction, Prior, fit
 
 Algorithm = Literal["ring", "tree", "hierarchical"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 RELATIVE_ERROR = 0.05
 """Standard deviation that a point is given where its own is not known or is smaller: no model is better."""
@@ -60,7 +59,7 @@ class Point:
         return self.gpus / self.nodes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StepModel:
     """The fitted cost of a step; parameters are in the unit of the points' times."""
 
@@ -73,12 +72,12 @@ class StepModel:
         return dict(zip(_names(self.algorithm), self.fitted.parameters, strict=True))
 
     def parts(self, point: Point) -> dict[str, float]:
-        """The time of a step at ``point`` by its causes."""
+        """Return the time of a step at ``point`` by its causes."""
         terms = zip(_row(point, self.algorithm), self.fitted.parameters, strict=True)
         return {name: a * b for name, (a, b) in zip(_names(self.algorithm), terms, strict=True)}
 
     def predict(self, point: Point, level: float = LEVEL) -> Prediction:
-        """The time at ``point``, with the interval of a measurement there."""
+        """Return the time at ``point``, with the interval of a measurement there."""
         return self.fitted.predict(_row(point, self.algorithm), point.relative_error, level)
 
 
@@ -120,7 +119,7 @@ def _names(algorithm: Algorithm) -> tuple[str, ...]:
 
 
 def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
-    """The factors of compute, fixed, latency and transfer at a point."""
+    """Return the factors of compute, fixed, latency and transfer at a point."""
     n = point.gpus
     if algorithm == "hierarchical":
         g, nodes = point.gpus_per_node, point.nodes
@@ -131,7 +130,7 @@ def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
     return (point.samples_per_gpu, 1.0, hops, 2 * (n - 1) / n)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EpochModel:
     """Epochs to the target by global batch."""
 
@@ -148,7 +147,7 @@ class EpochModel:
         return self.fitted.parameters[0] / self.fitted.parameters[1]
 
     def predict(self, batch: float, level: float = LEVEL) -> Prediction:
-        """Epochs with this global batch, and the interval of a measurement."""
+        """Return epochs with this global batch, and the interval of a measurement."""
         return self.fitted.predict((1.0, batch), RELATIVE_ERROR, level)
 
 
@@ -173,7 +172,7 @@ def fit_epochs(measured: Sequence[tuple[float, float]]) -> EpochModel:
     return EpochModel(fitted=fitted)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Product:
     """Two predictions multiplied: their relative errors add in quadrature, each side for itself."""
 

@@ -30,7 +30,7 @@ _COLUMNS = ("benchmark", "gpus", "minutes")
 How = Literal["measured", "interpolated", "predicted"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Curve:
     """Minutes to the target of one benchmark by number of GPUs, each measured."""
 
@@ -68,7 +68,7 @@ class Option:
 
 
 def load_curves(sources: Sequence[str]) -> dict[str, Curve]:
-    """Curves by benchmark; EncoreError where a source is none, or mixes kinds of accelerators."""
+    """Return curves by benchmark; EncoreError where a source is none, or mixes kinds of accelerators."""
     gathered: dict[str, dict[int, tuple[float, str, str]]] = {}
     for source in sources:
         for benchmark, gpus, minutes, kind in _read(source):
@@ -93,7 +93,7 @@ def load_curves(sources: Sequence[str]) -> dict[str, Curve]:
 
 
 def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
-    """Benchmark, GPUs, minutes and kind of accelerator of everything that a source measured."""
+    """Yield the benchmark, GPUs, minutes and kind of accelerator of everything that a source measured."""
     path = Path(source)
     if path.is_file():
         yield from _read_file(path)
@@ -119,7 +119,7 @@ def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
-    """Rows of a CSV file with the columns benchmark, gpus and minutes."""
+    """Yield rows of a CSV file with the columns benchmark, gpus and minutes."""
     with path.open(encoding="utf-8", newline="", errors="replace") as file:
         reader = csv.DictReader(file)
         missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
@@ -141,7 +141,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
 
 
 def options(curve: Curve, gpus: int, extrapolate: bool = False) -> tuple[Option, ...]:
-    """What a machine of so many GPUs can give a benchmark: measured counts, and powers of two between them.
+    """Return what a machine of so many GPUs can give a benchmark: measured counts, and powers of two between them.
 
     Between two measured counts the minutes are interpolated, linearly in the logarithms of both. Outside they
     come from the cost model, where that is wanted. Counts that cost more GPUs and save no time are left out.
@@ -178,7 +178,7 @@ def _useful(found: Iterable[Option]) -> Iterator[Option]:
 
 
 def interpolated(curve: Curve, gpus: int) -> float:
-    """Minutes between two measured counts, linear in the logarithms."""
+    """Return minutes between two measured counts, linear in the logarithms."""
     for (below, slow), (above, fast) in pairwise(curve.points):
         if below <= gpus <= above:
             share = math.log(gpus / below) / math.log(above / below)
@@ -187,7 +187,7 @@ def interpolated(curve: Curve, gpus: int) -> float:
 
 
 def _predicted(curve: Curve, gpus: int) -> Option:
-    """Minutes by the cost model, with the work of the whole training divided among the GPUs."""
+    """Return minutes by the cost model, with the work of the whole training divided among the GPUs."""
     model = fit_steps([Point(gpus=n, samples_per_gpu=1 / n, time=minutes) for n, minutes in curve.points])
     found = model.predict(Point(gpus=gpus, samples_per_gpu=1 / gpus))
     return Option(gpus=gpus, minutes=found.value, how="predicted", low=found.low, high=found.high)

@@ -25,7 +25,7 @@ _WIDEST = 40.0
 """Search for the ends of an interval no further than this in natural logarithms."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Prior:
     """What is assumed of a parameter before anything was measured: log-normal."""
 
@@ -34,7 +34,7 @@ class Prior:
     """One standard deviation up multiplies the median by this, one down divides it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Prediction:
     """A predicted value in the unit of the fitted ones, and where a measurement of it would lie."""
 
@@ -43,7 +43,7 @@ class Prediction:
     high: float
 
     def holds(self, measured: float) -> bool:
-        """Whether a measured value lies inside."""
+        """Return whether a measured value lies inside."""
         return self.low <= measured <= self.high
 
 
@@ -58,11 +58,11 @@ class PositiveSum:
     parameters: tuple[float, ...]
 
     def at(self, row: Sequence[float]) -> float:
-        """The value of the model at ``row``."""
+        """Return the value of the model at ``row``."""
         return float(np.dot(row, self.parameters))
 
     def predict(self, row: Sequence[float], error: float, level: float = LEVEL) -> Prediction:
-        """The value at ``row``, and the interval of a measurement with this relative error."""
+        """Return the value at ``row``, and the interval of a measurement with this relative error."""
         middle = float(np.log(self.at(row)))
         ends = [self._end(row, error, middle, direction, level) for direction in (-1.0, 1.0)]
         return Prediction(
@@ -119,7 +119,7 @@ def _minimize(
     priors: tuple[Prior, ...],
     start: Any,
 ) -> tuple[Any, float]:
-    """Logarithms of the best parameters, and their sum of squares."""
+    """Return logarithms of the best parameters, and their sum of squares."""
     from scipy.optimize import least_squares
 
     matrix, logs, scale = np.array(rows), np.log(values), np.array(errors)

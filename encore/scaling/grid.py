@@ -12,7 +12,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from encore import catalogue, configuration
 from encore.catalogue import System
@@ -22,7 +22,6 @@ from encore.run import planning
 from encore.run.planning import Request
 
 Mode = Literal["strong", "weak"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class Grid:
     """Slurm's cluster file; None: the one at its usual place."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GridPoint:
     """One point of a grid."""
 
@@ -73,7 +72,7 @@ class GridPoint:
 
 
 def points(grid: Grid) -> list[GridPoint]:
-    """Every combination, small ones first; EncoreError for numbers that cannot be."""
+    """Return every combination, small ones first; EncoreError for numbers that cannot be."""
     for name, counts in (("--gpus", grid.gpus), ("--nodes", grid.nodes)):
         if not counts or min(counts) < 1 or max(counts) > planning.MAX_GPUS:
             raise EncoreError(
@@ -91,7 +90,7 @@ def points(grid: Grid) -> list[GridPoint]:
 
 
 def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
-    """The run of a point, whose folder goes into ``results``."""
+    """Return the run of a point, whose folder goes into ``results``."""
     _refuse_settings(grid)
     system = _system(grid, point)
     precision = (f"precision={point.precision}",) if point.precision else ()
@@ -132,7 +131,7 @@ def _refuse_settings(grid: Grid) -> None:
 
 
 def _system(grid: Grid, point: GridPoint) -> System:
-    """The same system for every point: the one that fits the largest node best, unless it is named."""
+    """Return the same system for every point: the one that fits the largest node best, unless it is named."""
     choice = catalogue.choose(grid.benchmark)
     return planning.choose_system(choice, max(grid.gpus), node.this_node(), grid.system, grid.round)
 
@@ -140,7 +139,7 @@ def _system(grid: Grid, point: GridPoint) -> System:
 def batch_settings(
     system: System, point: GridPoint, mode: Mode, global_batch: int | None = None
 ) -> tuple[str, ...]:
-    """What makes the batch of a point strong (one global batch) or weak (one batch per rank).
+    """Return what makes the batch of a point strong (one global batch) or weak (one batch per rank).
 
     The learning rate belongs to the global batch: it stays in strong scaling, and follows Encore's rule for
     other numbers of GPUs in weak scaling. Empty where the system's own rule already does as wanted.

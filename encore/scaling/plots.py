@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def speed_up(lines: Mapping[str, Sequence[tuple[float, float]]], table: Table) -> Figure | None:
-    """Throughput over the one on the fewest GPUs: lines of GPUs and speed-up, by name."""
+    """Return the throughput over the one on the fewest GPUs: lines of GPUs and speed-up, by name."""
     several = {name: points for name, points in lines.items() if len(points) > 1}
     if not several:
         return None
@@ -37,7 +37,7 @@ def speed_up(lines: Mapping[str, Sequence[tuple[float, float]]], table: Table) -
 
 
 def gantt(schedule: Schedule, table: Table) -> Figure:
-    """Each GPU's time, one colour per benchmark."""
+    """Return each GPU's time, one colour per benchmark."""
     from matplotlib.ticker import MaxNLocator
 
     names = list(dict.fromkeys(each.benchmark for each in schedule.placements))

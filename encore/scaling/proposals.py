@@ -14,17 +14,15 @@ from encore.scaling.curves import Option
 from encore.scaling.sharing import Job, Placement, Schedule, one_by_one
 from encore.scaling.steady import SteadyState, rounds_one_by_one
 
-_INTERVAL = "{low:.3g} to {high:.3g}"
-
 
 def _source(option: Option) -> str:
     if option.low is None or option.high is None:
         return option.how
-    return f"{option.how}, {_INTERVAL.format(low=option.low, high=option.high)}"
+    return f"{option.how}, {option.low:.3g} to {option.high:.3g}"
 
 
 def schedule_table(schedule: Schedule) -> Table:
-    """By start; runs of one benchmark that start together on as many GPUs share a row."""
+    """Return the runs by start; those of one benchmark that start together on as many GPUs share a row."""
     together: dict[tuple[str, Option, float], list[Placement]] = {}
     for each in sorted(schedule.placements, key=lambda each: (each.start, each.on_gpus)):
         together.setdefault((each.benchmark, each.option, each.start), []).append(each)
@@ -50,7 +48,7 @@ def schedule_table(schedule: Schedule) -> Table:
 
 
 def steady_table(steady: SteadyState) -> Table:
-    """How each benchmark is run where the machine works day after day."""
+    """Return how each benchmark is run where the machine works day after day."""
     return Table(
         title="Most runs a day",
         columns=("benchmark", "GPUs of a run", "at a time", "runs a day", "GPU-hours a run", "minutes are"),
@@ -76,7 +74,7 @@ def steady_table(steady: SteadyState) -> Table:
 
 
 def sentences(jobs: Sequence[Job], schedule: Schedule, steady: SteadyState) -> Iterator[str]:
-    """What is gained over one run after the other, and how sure the proposal is."""
+    """Say what is gained over one run after the other, and how sure the proposal is."""
     alone = one_by_one(jobs)
     proof = (
         "no schedule of these choices is shorter"
@@ -104,7 +102,7 @@ def sentences(jobs: Sequence[Job], schedule: Schedule, steady: SteadyState) -> I
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """``0-3, 6``."""
+    """Return ``0-3, 6``."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

@@ -21,7 +21,7 @@ _MOST_RUNS = 100
 _TINY = 1e-9
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Job:
     """A benchmark that is to be run ``count`` times."""
 
@@ -30,7 +30,7 @@ class Job:
     count: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Placement:
     """One run in a schedule; ``start`` in minutes."""
 
@@ -46,7 +46,7 @@ class Placement:
         return self.start + self.option.minutes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Schedule:
     """Who runs when on how many GPUs."""
 
@@ -64,7 +64,7 @@ class Schedule:
 
 
 def one_by_one(jobs: Sequence[Job]) -> float:
-    """Minutes of all runs one after the other, each on the GPUs that are fastest for it."""
+    """Return minutes of all runs one after the other, each on the GPUs that are fastest for it."""
     return sum(job.count * min(option.minutes for option in job.options) for job in jobs)
 
 
@@ -73,7 +73,7 @@ _Choice = tuple[int, Option]
 
 
 def shortest(jobs: Sequence[Job], gpus: int, states: int = STATES) -> Schedule:
-    """The schedule that ends first: by branch and bound, from a list schedule as the first guess.
+    """Return the schedule that ends first: by branch and bound, from a list schedule as the first guess.
 
     Every order of starts with every choice of GPUs is tried, each run starting as soon as enough GPUs are free
     and not before the one in front of it; one of these schedules is a shortest one. Branches that cannot beat
@@ -99,7 +99,7 @@ class _Search:
         self._seen: set[tuple[tuple[int, ...], tuple[float, ...]]] = set()
 
     def run(self) -> tuple[list[_Choice] | None, bool]:
-        """The best schedule, None if none beats the limit; and whether everything was tried."""
+        """Return the best schedule, None if none beats the limit; and whether everything was tried."""
         self._extend([], tuple(job.count for job in self._jobs), (0.0,) * self._gpus)
         return self._best, self._nodes > 0
 
@@ -134,7 +134,7 @@ class _Search:
 
 
 def _occupied(free: tuple[float, ...], option: Option) -> tuple[float, ...]:
-    """When each GPU is free, ascending, once ``option`` has started as early as it can.
+    """Return when each GPU is free, ascending, once ``option`` has started as early as it can.
 
     Later runs start no earlier, so GPUs that were free before that start count as free from it on.
     """
@@ -156,7 +156,7 @@ def _lower_bound(jobs: Sequence[Job], gpus: int) -> float:
 
 
 def _list_schedule(jobs: Sequence[Job], gpus: int) -> list[_Choice]:
-    """The best of many list schedules.
+    """Return the best of many list schedules.
 
     For each deadline, every run gets the fewest GPU-minutes that meet it (the choice of Turek, Wolf and Yu,
     "Approximate algorithms scheduling parallelizable tasks", SPAA 1992); the longest run starts first, or the
@@ -188,7 +188,7 @@ def _by_gpus(choice: _Choice) -> tuple[int, float]:
 
 
 def _placed(jobs: Sequence[Job], chosen: Sequence[_Choice], gpus: int) -> Iterator[Placement]:
-    """The runs of a schedule with their times and the numbers of their GPUs."""
+    """Yield the runs of a schedule with their times and the numbers of their GPUs."""
     free = [0.0] * gpus
     for number, option in chosen:
         start = sorted(free)[option.gpus - 1]

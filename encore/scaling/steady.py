@@ -29,7 +29,7 @@ _Parting = tuple[int, ...]
 """Slots of each size."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Share:
     """How a benchmark is run in the steady state."""
 
@@ -44,7 +44,7 @@ class Share:
         return self.busy * _MINUTES_A_DAY / self.option.minutes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Phase:
     """A part of the day in which the machine is parted in one way."""
 
@@ -54,7 +54,7 @@ class Phase:
     """How many slots, and of how many GPUs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SteadyState:
     """What a machine can do day after day."""
 
@@ -66,12 +66,12 @@ class SteadyState:
 
 
 def rounds_one_by_one(jobs: Sequence[Job]) -> float:
-    """Rounds a day where every run has the machine for itself."""
+    """Return rounds a day where every run has the machine for itself."""
     return _MINUTES_A_DAY / one_by_one(jobs)
 
 
 def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
-    """The steady state with the most rounds a day; in a round each benchmark is run ``count`` times."""
+    """Return the steady state with the most rounds a day; in a round each benchmark is run ``count`` times."""
     sizes = sorted({option.gpus for job in jobs for option in job.options})
     uses = [(number, option) for number, job in enumerate(jobs) for option in job.options]
     partings = [tuple(gpus // size if size == each else 0 for each in sizes) for size in sizes]
@@ -104,7 +104,7 @@ def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
 
 
 def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Use], partings: list[_Parting]) -> Any:
-    """The best use of these partings. Unknowns: rounds, slots kept busy by each use, share of each parting."""
+    """Return the best use of these partings. Unknowns: rounds, slots kept busy by each use, share of each parting."""
     import numpy as np
     from scipy.optimize import linprog
 
@@ -128,7 +128,7 @@ def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Use], partings: l
 
 
 def _dearest(sizes: list[int], prices: list[float], gpus: int) -> tuple[_Parting, float]:
-    """The parting whose slots are worth most: an unbounded knapsack, by dynamic programming."""
+    """Return the parting whose slots are worth most: an unbounded knapsack, by dynamic programming."""
     values: list[tuple[float, int | None]] = [(0.0, None)]
     for total in range(1, gpus + 1):
         best: tuple[float, int | None] = (values[total - 1][0], None)

@@ -60,20 +60,20 @@ class Study:
     grid: Grid
 
     def folder(self, point: GridPoint) -> Path:
-        """Where the run folder of a point goes."""
+        """Return where the run folder of a point goes."""
         return self.path / point.key
 
     def run_of(self, point: GridPoint) -> RunFolder | None:
-        """The run folder of a point, None before there is one."""
+        """Return the run folder of a point, None before there is one."""
         found = sorted(path.parent for path in self.folder(point).glob("[!.]*/run.json"))
         return RunFolder(found[-1]) if found else None
 
     def jobs(self) -> dict[str, str]:
-        """Job by key of the points that were submitted."""
+        """Return the job by key of the points that were submitted."""
         return dict(files.read_json(self.path / STUDY).get("jobs", {}))
 
     def state(self, point: GridPoint) -> PointState:
-        """Where a point stands, by its run folder."""
+        """Return where a point stands, by its run folder."""
         run = self.run_of(point)
         if run is None:
             return "submitted" if point.key in self.jobs() else "to do"
@@ -107,7 +107,7 @@ def create(grid: Grid, results: Path) -> Study:
 
 
 def open_study(path: Path) -> Study:
-    """The study at ``path``; EncoreError if there is none, or another version of Encore made it."""
+    """Return the study at ``path``; EncoreError if there is none, or another version of Encore made it."""
     if not (path / STUDY).is_file():
         raise EncoreError(
             f"{path} is no study folder",
@@ -129,7 +129,7 @@ def open_study(path: Path) -> Study:
 def refuse(
     grid: Grid, results: Path, submitter: Submitter | None, submit_all: bool
 ) -> list[tuple[GridPoint, Check]]:
-    """Refuse a grid with a point that cannot be run; returns the warnings of the points for this machine."""
+    """Refuse a grid with a point that cannot be run; return the warnings of the points for this machine."""
     warnings = []
     for point in points(grid):
         if point.nodes > 1 or submit_all:
@@ -167,7 +167,7 @@ def run(study: Study, here: Here, submitter: Submitter | None, submit_all: bool 
 
 @contextmanager
 def _alone(study: Study) -> Iterator[None]:
-    """Two processes that run the same points would measure each other."""
+    """Hold the study's lock: two processes that run the same points would measure each other."""
     try:
         with FileLock(study.path / ".lock", timeout=0):
             yield

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from encore.results.report import Report, build_report, write_files
+from encore.results.run_log import read_run
 from encore.results.statistics import Sample
 from encore.results.tables import Cell, Table
 from encore.run.follow import Tail
-from encore.run.run_folder import Experiment, RunFolder
 from encore.scaling.cost_model import Point, fit_steps
 from encore.scaling.fitting import Prediction
 from encore.scaling.grid import GridPoint, points
@@ -49,7 +49,7 @@ class Result:
 
 
 def measured(study: Study) -> list[Result]:
-    """One result per point, in the order of the grid."""
+    """Return one result per point, in the order of the grid."""
     return [_result(study, point) for point in points(study.grid)]
 
 
@@ -61,7 +61,8 @@ def _result(study: Study, point: GridPoint) -> Result:
     speeds = [speed for stream in streams for speed in steady_speeds(stream)]
     shares = [record["input_share"] for stream in streams for record in stream if record["kind"] == "epoch"]
     starts = [record for stream in streams for record in stream if record["kind"] == "start"]
-    minutes = _minutes(run)
+    logs = [read_run(each.result) for each in run.experiments() if each.result.exists()]
+    minutes = [log.minutes for log in logs if log.minutes is not None]
     return Result(
         point=point,
         state=state,
@@ -74,19 +75,8 @@ def _result(study: Study, point: GridPoint) -> Result:
     )
 
 
-def _minutes(run: RunFolder) -> list[float]:
-    """Minutes from run_start to run_stop of the runs that reached the target."""
-    from encore.results.run_log import read_run
-
-    def minutes(experiment: Experiment) -> float | None:
-        return read_run(experiment.result).elapsed_minutes if experiment.result.exists() else None
-
-    ended = [minutes(each) for each in run.experiments() if each.state().status == "reached"]
-    return [each for each in ended if each is not None]
-
-
 def steady_speeds(stream: Sequence[dict[str, Any]]) -> list[float]:
-    """Samples per second of each epoch that did not warm up.
+    """Return samples per second of each epoch that did not warm up.
 
     The first epoch after a start warms up. Where there is no other, the last four fifths of its steps count.
     """
@@ -117,7 +107,7 @@ def _base(results: Sequence[Result], precision: str | None) -> Result | None:
 
 
 def speed_ups(results: Sequence[Result]) -> dict[str, list[tuple[float, float]]]:
-    """GPUs and speed-up over the fewest GPUs, by precision; the fewest nodes where several points have as many."""
+    """Return GPUs and speed-up over the fewest GPUs, by precision; of points with as many, the one on fewest nodes."""
     lines: dict[str, dict[float, float]] = {}
     for each in sorted(results, key=lambda r: (r.point.gpus, r.point.nodes)):
         base = _base(results, each.point.precision)
@@ -128,7 +118,7 @@ def speed_ups(results: Sequence[Result]) -> dict[str, list[tuple[float, float]]]
 
 
 def throughput_table(results: Sequence[Result]) -> Table:
-    """A row per point; speed-up and efficiency against the fewest GPUs of the same precision."""
+    """Return a row per point; speed-up and efficiency against the fewest GPUs of the same precision."""
     return Table(
         title="Throughput by number of GPUs",
         columns=(
@@ -159,7 +149,7 @@ def _row(each: Result, base: Result | None) -> tuple[Cell, ...]:
 
 
 def predictions(study: Study, results: Sequence[Result], gpus: Sequence[int]) -> Table:
-    """Samples per second on other numbers of GPUs, by the cost model fitted to the points of each precision.
+    """Return samples per second on other numbers of GPUs, by the cost model fitted to the points of each precision.
 
     No row for a precision that ended on one number of GPUs only. Everything on one node is predicted on one
     node, however many GPUs that would have.
@@ -189,7 +179,7 @@ def predictions(study: Study, results: Sequence[Result], gpus: Sequence[int]) ->
 
 
 def _point(each: Result) -> Point:
-    """A measured point as the cost model wants it: seconds per step."""
+    """Return a measured point as the cost model wants it: seconds per step."""
     batch, speed = each.global_batch or 1, each.samples_per_second
     return Point(
         gpus=each.point.gpus,

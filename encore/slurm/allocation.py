@@ -11,7 +11,7 @@ from encore.errors import EncoreError
 from encore.slurm import commands
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Allocation:
     """Nodes that Slurm has given to this job."""
 
@@ -49,7 +49,7 @@ class Allocation:
         return f"job{self.array_job or self.job}"
 
     def as_json(self) -> dict[str, Any]:
-        """What the passport says."""
+        """Return what the passport says."""
         return {
             "job": self.name,
             "cluster": self.cluster,
@@ -59,7 +59,7 @@ class Allocation:
 
 
 def current(environment: Mapping[str, str]) -> Allocation | None:
-    """The allocation of this process, or None outside of any."""
+    """Return the allocation of this process, or None outside of any."""
     job = environment.get("SLURM_JOB_ID")
     node_list = environment.get("SLURM_JOB_NODELIST")
     if not job or not node_list:
@@ -90,7 +90,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _array_index(environment: Mapping[str, str]) -> int:
-    """Position of the task in an array of equal steps, such as 0-9 or 1-9:2."""
+    """Return the position of the task in an array of equal steps, such as 0-9 or 1-9:2."""
     task, first, last, step, count = (
         _number(environment.get(f"SLURM_ARRAY_TASK_{name}")) or 0
         for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
@@ -106,7 +106,7 @@ def _array_index(environment: Mapping[str, str]) -> int:
 
 
 def expand(node_list: str) -> tuple[str, ...]:
-    """``n[1-2]`` to ``n1``, ``n2``; by scontrol, which knows every form."""
+    """Expand ``n[1-2]`` to ``n1``, ``n2``; by scontrol, which knows every form."""
     if not re.search(r"[\[,]", node_list):
         return (node_list,)
     return tuple(commands.call("scontrol", "show", "hostnames", node_list).split())

@@ -52,18 +52,18 @@ class Cluster(BaseModel):
         return options
 
     def data_of(self, benchmark: str) -> Path | None:
-        """Data set of a benchmark, where the file names a folder."""
+        """Return the data set of a benchmark, where the file names a folder."""
         return self.data / benchmark if self.data is not None else None
 
 
 def places() -> tuple[Path, ...]:
-    """Where the file is looked for; the first that is there counts."""
+    """Return where the file is looked for; the first that is there counts."""
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return (paths.ROOT / "cluster.toml", configuration / "encore" / "cluster.toml")
 
 
 def load(file: Path | None = None) -> tuple[Cluster, Path | None]:
-    """The cluster file and its path; all defaults where there is none. EncoreError for a wrong key."""
+    """Return the cluster file and its path; all defaults where there is none. EncoreError for a wrong key."""
     named = file or (Path(os.environ["ENCORE_CLUSTER"]) if os.environ.get("ENCORE_CLUSTER") else None)
     if named is not None and not named.is_file():
         raise EncoreError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from encore import catalogue, data
 from encore.containers import engines
 from encore.errors import EncoreError
+from encore.files import existing
 from encore.machine.preflight import Check
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, partitions
@@ -18,7 +19,7 @@ EXAMPLE = "copy slurm/cluster.example.toml to cluster.toml and fill in what diff
 
 
 def check(file: Path | None) -> list[Check]:
-    """Every check; the first failed ones make the others pointless, and stand alone."""
+    """Return every check; the first failed ones make the others pointless, and stand alone."""
     try:
         cluster, found = clusters.load(file)
         commands.require()
@@ -65,7 +66,7 @@ def _partition(cluster: Cluster, known: dict[str, partitions.Partition]) -> list
 
 
 def _account(cluster: Cluster) -> Check:
-    """By a submission that sbatch only tests: it asks the same rules as a real one."""
+    """Check by a submission that sbatch only tests: it asks the same rules as a real one."""
     given = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
     options = [f"--{name}={value}" for name, value in given.items() if value]
     try:
@@ -96,7 +97,7 @@ def _folders(cluster: Cluster) -> list[Check]:
         except EncoreError as error:
             checks.append(Check("WARN", f"{name} data", error.found, error.remedy))
     if cluster.results is not None:
-        folder = next(path for path in (cluster.results, *cluster.results.parents) if path.exists())
+        folder = existing(cluster.results)
         if os.access(folder, os.W_OK):
             checks.append(Check("OK", "results", str(cluster.results)))
         else:
@@ -129,7 +130,7 @@ def _interface(cluster: Cluster) -> Check:
 
 
 def _requeue() -> Check:
-    """Whether a job can go back into the queue by itself."""
+    """Return whether a job can go back into the queue by itself."""
     text = commands.call("scontrol", "show", "config")
     match = re.search(r"^JobRequeue\s*=\s*(\d)", text, re.MULTILINE)
     if match and match.group(1) == "1":

@@ -30,7 +30,7 @@ REMEDIES = (
 
 
 def is_installed() -> bool:
-    """Whether this machine can submit jobs."""
+    """Return whether this machine can submit jobs."""
     return shutil.which("sbatch") is not None
 
 
@@ -45,7 +45,7 @@ def require() -> None:
 
 
 def call(*command: str) -> str:
-    """Standard output of one of Slurm's programs; EncoreError with what it said."""
+    """Return the standard output of one of Slurm's programs; EncoreError with what it said."""
     try:
         done = subprocess.run(
             command,
@@ -69,7 +69,7 @@ def call(*command: str) -> str:
 
 
 def call_for_errors(*command: str) -> str:
-    """What a program prints on either stream; for lists that it prints as messages."""
+    """Return what a program prints on either stream; for lists that it prints as messages."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -78,7 +78,7 @@ def call_for_errors(*command: str) -> str:
 
 
 def explain(program: str, said: str) -> EncoreError:
-    """What a program refused, in one line, with a remedy where one is known."""
+    """Return what a program refused, in one line, with a remedy where one is known."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no reason given"]
     worst = next((line for mark in ("fatal: ", "error: ") for line in lines if mark in line), lines[0])
     remedy = next((what for symptom, what in REMEDIES if symptom in said), "")
@@ -86,7 +86,7 @@ def explain(program: str, said: str) -> EncoreError:
 
 
 def show_job(job: str) -> dict[str, str]:
-    """The fields of ``scontrol show job``; empty if the controller has forgotten the job."""
+    """Return the fields of ``scontrol show job``; empty if the controller has forgotten the job."""
     try:
         text = call("scontrol", "--oneliner", "show", "job", job)
     except EncoreError:

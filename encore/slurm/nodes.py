@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from encore import paths
 from encore.errors import EncoreError
+from encore.machine import fitness
+from encore.machine.fitness import Need
 from encore.machine.preflight import Check
 from encore.slurm import step
 from encore.slurm.allocation import Allocation
@@ -19,9 +23,9 @@ PROBE_SECONDS = 15.0
 """A node that does not start a process within this time is taken for lost."""
 
 
-def on_all(action: str, nodes: int, wanted: dict[str, Any]) -> list[dict[str, Any]]:
-    """The answer of each node to an action of encore.slurm.on_node; EncoreError if one gives none."""
-    program = (sys.executable, "-m", "encore.slurm.on_node", action, json.dumps(wanted))
+def on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any]]:
+    """Return the answer of each node to an action of on_node; EncoreError if one gives none."""
+    program = (sys.executable, "-m", "encore.machine.on_node", action, wanted)
     command = (*step.once_a_node(nodes), *program)
     try:
         done = subprocess.run(
@@ -42,25 +46,27 @@ def on_all(action: str, nodes: int, wanted: dict[str, Any]) -> list[dict[str, An
     return sorted(answers, key=lambda answer: str(answer["node"]))
 
 
-def check(nodes: int, wanted: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Check]]:
-    """Facts of all nodes, and what one of them lacks."""
-    answers = on_all("check", nodes, wanted)
-    remedy = "mend the node, or leave it out: sbatch --exclude=NODE"
+def check(nodes: int, needs: Sequence[Need]) -> list[Check]:
+    """Return what the nodes lack."""
+    answers = on_all("check", nodes, fitness.question(needs))
     failed = [
-        Check("FAIL", f"node {answer['node']}", "; ".join(answer["missing"]), remedy)
+        check
         for answer in answers
-        if answer["missing"]
+        for check in fitness.judge("node", answer["node"], answer["problems"], needs)
     ]
-    return answers, failed or [Check("OK", "nodes", f"{nodes} answer and have what the run needs")]
+    return [
+        replace(each, remedy=f"{each.remedy}; or leave the node out: sbatch --exclude=NODE")
+        for each in failed
+    ]
 
 
 def drop_caches(nodes: int) -> bool:
-    """Whether all nodes could drop their file caches."""
-    return all(answer["dropped"] for answer in on_all("drop-caches", nodes, {}))
+    """Return whether all nodes could drop their page cache."""
+    return all(answer["dropped"] for answer in on_all("drop-caches", nodes))
 
 
 def lost(allocation: Allocation) -> list[str]:
-    """Nodes of the allocation that no longer start a process."""
+    """Return nodes of the allocation that no longer start a process."""
     with ThreadPoolExecutor(max_workers=32) as pool:
         answers = pool.map(_answers, allocation.nodes)
         return [node for node, answer in zip(allocation.nodes, answers, strict=True) if not answer]

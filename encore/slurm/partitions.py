@@ -11,7 +11,7 @@ from encore.slurm import commands
 from encore.slurm.script import Submission, clock
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Partition:
     """One partition."""
 
@@ -26,7 +26,7 @@ class Partition:
 
 
 def partitions() -> dict[str, Partition]:
-    """Every partition by name; several lines of sinfo may be of one."""
+    """Return every partition by name; several lines of sinfo may be of one."""
     text = commands.call("sinfo", "--noheader", "--format=%P|%D|%t|%l|%G")
     found: dict[str, Partition] = {}
     for line in text.splitlines():
@@ -46,7 +46,7 @@ def partitions() -> dict[str, Partition]:
 
 
 def parse_limit(text: str) -> int | None:
-    """Whole minutes of ``1-02:03:04``, ``02:03:04`` or ``03:04``; None for ``infinite``."""
+    """Return the whole minutes of ``1-02:03:04``, ``02:03:04`` or ``03:04``; None for ``infinite``."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if match is None:
         return None
@@ -55,7 +55,7 @@ def parse_limit(text: str) -> int | None:
 
 
 def choose(known: dict[str, Partition], name: str) -> Partition:
-    """The partition that was named, else the default; EncoreError offers the nearest name."""
+    """Return the partition that was named, else the default; EncoreError offers the nearest name."""
     if name:
         if name not in known:
             raise names.unknown("partition", name, known)

@@ -15,7 +15,7 @@ UNBOUND = ("--cpu-bind=none",)
 
 
 def cpu_binding(cluster: Cluster, allocation: Allocation, ranks_per_node: int) -> tuple[str, ...]:
-    """Options of srun: each rank on the cores and the memory of its own GPU, unless cluster.toml says other.
+    """Return options of srun: each rank on the cores and the memory of its own GPU, unless cluster.toml says other.
 
     Only Slurm's task/affinity plugin can bind; and ranks that share cores are better left to the kernel.
     """
@@ -28,7 +28,7 @@ def cpu_binding(cluster: Cluster, allocation: Allocation, ranks_per_node: int) -
 
 
 def setting(name: str) -> str:
-    """One value of Slurm's configuration, such as TaskPlugin; empty where there is no Slurm."""
+    """Return one value of Slurm's configuration, such as TaskPlugin; empty where there is no Slurm."""
     # A dry run may take place anywhere, beside a Slurm that nobody has configured, too.
     with contextlib.suppress(EncoreError):
         text = commands.call("scontrol", "show", "config")
@@ -38,7 +38,7 @@ def setting(name: str) -> str:
 
 
 def interfaces(cluster: Cluster, allocation: Allocation, nodes: int) -> dict[str, str]:
-    """Variables of NCCL, Gloo, UCX and OpenMPI: the interface that cluster.toml names, else what this node has."""
+    """Return settings of NCCL, Gloo, UCX and OpenMPI: for cluster.toml's interface, else for this node's."""
     name = cluster.network_interface
     if name:
         by_name = ("GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
@@ -49,7 +49,7 @@ def interfaces(cluster: Cluster, allocation: Allocation, nodes: int) -> dict[str
 
 
 def address(node: str) -> str:
-    """Where a node can be reached: its name need not be its host's (slurm.conf, NodeAddr)."""
+    """Return where a node can be reached: its name need not be its host's (slurm.conf, NodeAddr)."""
     if not commands.is_installed():
         return node
     match = re.search(r"\bNodeAddr=(\S+)", commands.call("scontrol", "show", "node", node))

@@ -30,7 +30,7 @@ ENDED = (
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A job, or a task of an array."""
 
@@ -85,19 +85,19 @@ class Job:
 
 
 def is_there() -> bool:
-    """Whether there is a queue to ask."""
+    """Return whether there is a queue to ask."""
     return shutil.which("squeue") is not None
 
 
 def own() -> list[Job]:
-    """Jobs of this user that wait, run, or ended some minutes ago; none where there is no Slurm."""
+    """Return jobs of this user that wait, run, or ended some minutes ago; none where there is no Slurm."""
     if not is_there():
         return []
     return parse(commands.call("squeue", "--me", *_options()))
 
 
 def numbered(name: str) -> list[Job]:
-    """The job or tasks called ``12`` or ``12_3``, whoever's they are; none if the controller knows none."""
+    """Return the job or tasks called ``12`` or ``12_3``, whoever's they are; none if the controller knows none."""
     if not is_there():
         return []
     number = name.partition("_")[0]
@@ -116,7 +116,7 @@ def _options() -> tuple[str, ...]:
 
 
 def accounted() -> list[Job]:
-    """Jobs of this user that accounting has seen end in the last days; none where it is off."""
+    """Return jobs of this user that accounting has seen end in the last days; none where it is off."""
     if shutil.which("sacct") is None:
         return []
     options = ("--noheader", "--parsable2", "--allocations", f"--starttime={ACCOUNTED_SINCE}")
@@ -129,7 +129,7 @@ def accounted() -> list[Job]:
 
 
 def parse(text: str) -> list[Job]:
-    """Jobs in the output of squeue or sacct; lines of another form are passed over."""
+    """Return jobs in the output of squeue or sacct; lines of another form are passed over."""
     jobs = []
     for line in text.split("\n"):
         fields = line.split(SEPARATOR, len(FIELDS) - 1)
@@ -139,7 +139,19 @@ def parse(text: str) -> list[Job]:
         # sacct says "CANCELLED by 1000".
         state = (state.split() or [""])[0]
         count = int(nodes) if nodes.isdigit() else 0
-        jobs.append(Job(name, number, state, count, seconds_of(used), submitted, user, _said(reason), title))
+        jobs.append(
+            Job(
+                name=name,
+                number=number,
+                state=state,
+                nodes=count,
+                seconds=seconds_of(used),
+                submitted=submitted,
+                user=user,
+                reason=_said(reason),
+                title=title,
+            )
+        )
     return jobs
 
 
@@ -148,7 +160,7 @@ def _said(reason: str) -> str:
 
 
 def seconds_of(time: str) -> float:
-    """Seconds of ``4:05``, ``1:04:05`` or ``2-01:04:05``; 0 for a text of another form."""
+    """Return seconds of ``4:05``, ``1:04:05`` or ``2-01:04:05``; 0 for a text of another form."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", time)
     if match is None:
         return 0.0

@@ -14,7 +14,7 @@ WARNING = signal.SIGUSR1
 
 
 def request(allocation: Allocation, most: int, folder: Path) -> str:
-    """Requeue the job; returns what came of it, for the user to read."""
+    """Requeue the job; return what came of it, for the user to read."""
     if allocation.restarts >= most:
         return f"requeued {allocation.restarts} times already; go on by hand: {_by_hand(allocation, folder)}"
     try:

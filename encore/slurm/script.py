@@ -14,7 +14,7 @@ WARNING_SECONDS = 120
 """Before the time limit: enough for a checkpoint on a slow file system."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Submission:
     """What is asked of sbatch."""
 
@@ -35,7 +35,7 @@ class Submission:
 
 
 def options(submission: Submission, cluster: Cluster) -> list[str]:
-    """Options of sbatch in the order in which the script lists them; what comes later wins."""
+    """Return options of sbatch in the order in which the script lists them; what comes later wins."""
     log = "slurm-%A_%a.out" if submission.array else "slurm-%j.out"
     given = {
         "partition": cluster.partition,
@@ -67,12 +67,12 @@ def _gpus(submission: Submission, cluster: Cluster) -> dict[str, str]:
 
 
 def clock(minutes: int) -> str:
-    """Slurm's ``hours:minutes:seconds``."""
+    """Return Slurm's ``hours:minutes:seconds``."""
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
 
 
 def render(submission: Submission, cluster: Cluster, with_name: bool = True) -> str:
-    """The script; a pure function, so that a dry run shows it on a machine without Slurm.
+    """Return the script; a pure function, so that a dry run shows it on a machine without Slurm.
 
     A run that goes on needs no name of its benchmark (``with_name``).
     """
@@ -91,10 +91,10 @@ def render(submission: Submission, cluster: Cluster, with_name: bool = True) -> 
 
 
 def _in_comment(option: str) -> str:
-    """An option as a #SBATCH line takes it: quoted where it has a blank (sbatch reads double quotes)."""
+    """Return an option as a #SBATCH line takes it: quoted where it has a blank (sbatch reads double quotes)."""
     return f'"{option}"' if " " in option else option
 
 
 def with_cluster(arguments: Sequence[str], cluster_file: Path | None) -> tuple[str, ...]:
-    """The arguments of ``encore run`` in the job, which reads the same cluster file."""
+    """Return the arguments of ``encore run`` in the job, which reads the same cluster file."""
     return (*arguments, *(("--cluster", str(cluster_file.absolute())) if cluster_file is not None else ()))

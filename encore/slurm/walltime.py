@@ -25,7 +25,7 @@ class Estimate:
 
 
 def estimate(configuration: Configuration, runs: int) -> Estimate:
-    """Time limit for ``runs`` runs one after the other; None where nothing was published."""
+    """Return the time limit for ``runs`` runs one after the other; None where nothing was published."""
     system = configuration.system
     if system.kind == "small":
         return Estimate(
@@ -44,7 +44,7 @@ def estimate(configuration: Configuration, runs: int) -> Estimate:
 
 
 def _published(configuration: Configuration) -> PublishedResult | None:
-    """The published score that the system file names."""
+    """Return the published score that the system file names."""
     system, benchmark = configuration.system, configuration.choice.benchmark.name
     wanted = system.submission.rsplit("/", 1)[-1]
     found = [

@@ -5,15 +5,17 @@ User, port and key of a host belong in ``~/.ssh/config``, which mpirun and horov
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore.machine import processes
+from encore.machine import fitness, processes
+from encore.machine.fitness import SHARE, Need, question
 from encore.machine.preflight import Check
 from encore.ssh.hosts import Host
 
@@ -22,86 +24,55 @@ ANSWER_SECONDS = 20.0
 OPTIONS = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
 """Never ask for a password, and give up soon."""
 
-SCRIPT = r"""
-say() { printf '%s=%s\n' "$1" "$2"; }
-is() { if [ "$1" "$2" ]; then echo yes; else echo no; fi; }
-say code "$(cd "$root" 2>/dev/null && find benchmarks -name '*.py' | LC_ALL=C sort | xargs cat 2>/dev/null | cksum)"
-say data "$(cksum <"$data/dataset.json" 2>/dev/null)"
-say results "$(is -e "$mark")"
-say python "$(is -x "$python")"
-say interface "$([ -z "$interface" ] && echo yes || is -e "/sys/class/net/$interface")"
-say gpus "$(ls /proc/driver/nvidia/gpus 2>/dev/null | wc -l)"
-"""
-"""Asks a host, with nothing but POSIX tools."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What has to be the same on every host."""
-
-    root: Path
-    data: Path
-    mark: Path
-    """A file in the results folder that was written a moment ago."""
-    python: Path
-    interface: str = ""
-    """Network interface that the ranks talk through; empty: not chosen."""
-    gpus: bool = False
-    """Whether each rank takes a GPU."""
-
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host said; ``problem`` is ssh's message where it said nothing."""
+    """What a host said; ``problem`` says why it gave no answer."""
 
-    told: Mapping[str, str]
+    problems: tuple[tuple[int, str], ...] = ()
     problem: str = ""
 
 
 def command(host: str, remote: str) -> tuple[str, ...]:
-    """The ssh command that lets the shell of ``host`` run ``remote``."""
+    """Return the ssh command that lets the shell of ``host`` run ``remote``."""
     return ("ssh", *OPTIONS, host, remote)
 
 
-def probe(wanted: Wanted) -> str:
-    """The shell script that asks a host for what is ``wanted``."""
-    given = {
-        "root": str(wanted.root),
-        "data": str(wanted.data),
-        "mark": str(wanted.mark),
-        "python": str(wanted.python),
-        "interface": wanted.interface,
-    }
-    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in given.items()) + SCRIPT
+def probe(needs: Sequence[Need], root: Path, python: Path) -> str:
+    """Return the shell script that checks a host, by the Python that the ranks run on."""
+    folder, program = shlex.quote(str(root)), shlex.quote(str(python))
+    return (
+        f"[ -f {folder}/encore/machine/on_node.py ] || {{ echo no checkout in {folder} >&2; exit 1; }}\n"
+        f"[ -x {program} ] || {{ echo no Python {program} >&2; exit 1; }}\n"
+        f"cd {folder} && exec {program} -m encore.machine.on_node check {shlex.quote(question(needs))}\n"
+    )
 
 
 def ask(argv: Sequence[str], script: str) -> Answer:
-    """The answer of one host; ``argv`` reads the script from its standard input."""
+    """Return the answer of one host; ``argv`` reads the script from its standard input."""
     try:
         done = subprocess.run(
             argv, input=script, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return Answer({}, f"no answer within {ANSWER_SECONDS:g} s")
+        return Answer(problem=f"no answer within {ANSWER_SECONDS:g} s")
     except OSError as error:
-        return Answer({}, f"{argv[0]}: {error.strerror}")
-    told = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    if "gpus" not in told:
+        return Answer(problem=f"{argv[0]}: {error.strerror}")
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not answers:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return Answer({}, lines[-1] if lines else f"exit code {done.returncode}")
-    return Answer(told)
+        return Answer(problem=lines[-1] if lines else f"exit code {done.returncode}")
+    return Answer(tuple((number, text) for number, text in json.loads(answers[-1])["problems"]))
 
 
-def check(hosts: Sequence[Host], wanted: Wanted) -> list[Check]:
-    """Asks all hosts at once, and this machine for comparison."""
-    script = probe(wanted)
-    here = ask(("sh", "-s"), script)
+def check(hosts: Sequence[Host], needs: Sequence[Need], root: Path, python: Path) -> list[Check]:
+    """Ask all hosts at once; return what they lack."""
+    script = probe(needs, root, python)
     with ThreadPoolExecutor(max_workers=32) as pool:
         answers = list(pool.map(lambda host: ask(command(host.name, "sh -s"), script), hosts))
-    found = [judge(host, answer, here, wanted) for host, answer in zip(hosts, answers, strict=True)]
-    failed = [each for each in found if each is not None]
-    told = ", ".join(host.name for host in hosts)
-    return failed or [Check("OK", "hosts", f"{told}: reachable, with the same code, data and results")]
+    return [
+        check for host, answer in zip(hosts, answers, strict=True) for check in judge(host, answer, needs)
+    ]
 
 
 SYMPTOMS = (
@@ -113,41 +84,25 @@ SYMPTOMS = (
     ("Could not resolve hostname", "check the name, or give it an address in ~/.ssh/config"),
     ("Connection refused", "start sshd there, or give its port in ~/.ssh/config"),
     ("No such file or directory", "apt-get install openssh-client"),
+    ("no checkout in", SHARE),
+    ("no Python", "share the folder, or set XDG_CACHE_HOME to a shared one"),
 )
 
 
-def judge(host: Host, answer: Answer, here: Answer, wanted: Wanted) -> Check | None:
-    """The first thing that is wrong with a host."""
-    name = host.name
-    if answer.problem:
-        fitting = [remedy for text, remedy in SYMPTOMS if text in answer.problem]
-        remedy = (fitting or ["check that `ssh -o BatchMode=yes {host} true` works"])[0].format(host=name)
-        return Check("FAIL", "hosts", f"{name} cannot be reached by ssh: {answer.problem}", remedy)
-    told = answer.told
-    share = "share the folder over the network, at the same path on all hosts"
-    faults = (
-        ("code", f"{name} has not this checkout in {wanted.root}", share),
-        ("data", f"{name} has not this data set in {wanted.data}", f"{share}, or copy it there"),
-        ("results", f"{name} does not see the results folder {wanted.mark.parent}", share),
-        (
-            "python",
-            f"{name} has no {wanted.python}",
-            "share the folder, or set XDG_CACHE_HOME to a shared one",
-        ),
-        (
-            "interface",
-            f"{name} has no network interface {wanted.interface}",
-            "name the right ones: --env NCCL_SOCKET_IFNAME=...",
-        ),
-    )
-    for key, found, remedy in faults:
-        if told.get(key) != here.told.get(key):
-            return Check("FAIL", "hosts", found, remedy)
-    if wanted.gpus and int(told["gpus"]) < host.slots:
-        return Check(
-            "FAIL", "hosts", f"{name} has {told['gpus']} GPUs and {host.slots} slots", "give it fewer slots"
+def judge(host: Host, answer: Answer, needs: Sequence[Need]) -> list[Check]:
+    """Return what is wrong with a host."""
+    if not answer.problem:
+        return fitness.judge("host", host.name, answer.problems, needs)
+    fitting = [remedy for text, remedy in SYMPTOMS if text in answer.problem]
+    remedy = (fitting or ["check that `ssh -o BatchMode=yes {host} true` works"])[0]
+    return [
+        Check(
+            "FAIL",
+            "hosts",
+            f"{host.name} cannot be reached by ssh: {answer.problem}",
+            remedy.replace("{host}", host.name),
         )
-    return None
+    ]
 
 
 # -- what is left ------------------------------------------------------------------------------------------
@@ -169,7 +124,7 @@ exit 0
 
 
 def end_script(folder: Path, beats: Sequence[processes.Heartbeat]) -> str:
-    """The shell script that ends the ranks of the experiment in ``folder`` that are on the host it runs on."""
+    """Return the shell script that ends the ranks of the experiment in ``folder`` that are on the host it runs on."""
     ranks = "\n".join(f"{beat.host} {beat.pid}" for beat in beats)
     return f"folder={shlex.quote(str(folder))}\nranks={shlex.quote(ranks)}\n{END}"
 
@@ -185,7 +140,7 @@ def end_ranks(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def cleanup(folder: Path, hosts: Sequence[Host]) -> tuple[str, ...]:
-    """The command by which a run leaves nothing on its hosts."""
+    """Return the command by which a run leaves nothing on its hosts."""
     return (sys.executable, "-m", "encore.ssh.connection", str(folder), *(host.name for host in hosts))
 
 

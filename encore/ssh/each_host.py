@@ -22,14 +22,14 @@ NOT_EXPORTED = ("SSH_AUTH_SOCK", "_")
 
 
 def script(argv: Sequence[str], variables: Mapping[str, str], folder: str, number: int) -> str:
-    """What the shell of host ``number`` reads: the command with these variables and no other."""
+    """Return what the shell of host ``number`` reads: the command with these variables and no other."""
     told = {**{n: v for n, v in variables.items() if n not in NOT_EXPORTED}, "PET_NODE_RANK": str(number)}
     words = [f"{name}={value}" for name, value in sorted(told.items())]
     return f"cd {shlex.quote(folder)} && exec env -i {shlex.join(words)} {shlex.join(argv)} </dev/null\n"
 
 
 def command(host: str) -> tuple[str, ...]:
-    """ssh to a host's shell, which reads the script from standard input: other users cannot see its values."""
+    """Return ssh to a host's shell, which reads the script from standard input, where no other user sees it."""
     return ("ssh", "-o", "BatchMode=yes", host, "sh -s")
 
 
@@ -59,7 +59,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``--hosts n1,n2 -- COMMAND ...``"""
+    """Run the COMMAND of ``--hosts n1,n2 -- COMMAND ...``."""
     if len(arguments) < 4 or arguments[0] != "--hosts" or arguments[2] != "--":
         print("expected: --hosts n1,n2 -- COMMAND", file=sys.stderr)
         return 2

@@ -29,12 +29,12 @@ class Host:
 
 
 def parse(text: str) -> tuple[Host, ...]:
-    """Hosts of ``--hosts n1:4,n2:4``."""
+    """Return hosts of ``--hosts n1:4,n2:4``."""
     return _checked([_host(part.strip(), "--hosts") for part in text.split(",")], "--hosts")
 
 
 def read(path: Path) -> tuple[Host, ...]:
-    """Hosts of a host file: OpenMPI's ``n1 slots=4`` or plain ``n1:4``, one a line; # begins a comment."""
+    """Return hosts of a host file: OpenMPI's ``n1 slots=4`` or plain ``n1:4``, one a line; # begins a comment."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -71,7 +71,7 @@ def _checked(hosts: list[Host], where: str) -> tuple[Host, ...]:
 
 
 def layout(hosts: tuple[Host, ...], gpus: int) -> tuple[int, int]:
-    """Nodes, and ranks on each; EncoreError unless the slots are ``gpus`` in all and equal on every host."""
+    """Return nodes, and ranks on each; EncoreError unless the slots are ``gpus`` in all and equal on every host."""
     total = sum(host.slots for host in hosts)
     told = ",".join(map(str, hosts))
     if total != gpus:
@@ -90,5 +90,5 @@ def layout(hosts: tuple[Host, ...], gpus: int) -> tuple[int, int]:
 
 
 def as_file(hosts: tuple[Host, ...]) -> str:
-    """A host file that both ``mpirun`` and ``horovodrun`` read."""
+    """Return a host file that both ``mpirun`` and ``horovodrun`` read."""
     return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)

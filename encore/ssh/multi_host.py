@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import platform
-import secrets
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,12 +13,11 @@ from pathlib import Path
 
 import psutil
 
-from encore import environment, paths
-from encore.errors import EncoreError
+from encore import environment
 from encore.job import Command
 from encore.launchers import Launch
 from encore.machine import binding, network, topology
-from encore.machine.preflight import Check, refuse_failed
+from encore.machine.preflight import Check
 from encore.ssh import connection, hosts, ssh_launchers
 from encore.ssh.hosts import Host
 
@@ -28,7 +26,7 @@ AGENT = "SSH_AUTH_SOCK"
 
 
 def local_checks(over: tuple[Host, ...], launcher: str, runtime: str) -> list[Check]:
-    """What can be checked without asking anybody."""
+    """Return what can be checked without asking anybody."""
     found = []
     if runtime != "host":
         remedy = "--runtime host; Slurm starts containers on many nodes"
@@ -52,7 +50,7 @@ def local_checks(over: tuple[Host, ...], launcher: str, runtime: str) -> list[Ch
 
 
 def check_mpi(launcher: str, framework: str) -> list[Check]:
-    """Whether Horovod in the framework's environment talks MPI."""
+    """Return whether Horovod in the framework's environment talks MPI."""
     if launcher != "mpirun" or environment.describe(framework).mpi:
         return []
     remedy = "apt-get install libopenmpi-dev (Debian, Ubuntu); the next run compiles Horovod again"
@@ -60,7 +58,7 @@ def check_mpi(launcher: str, framework: str) -> list[Check]:
 
 
 def addresses(name: str) -> frozenset[str]:
-    """IP addresses of a host; empty if nobody knows it."""
+    """Return IP addresses of a host; empty if nobody knows it."""
     try:
         return frozenset(str(each[4][0]) for each in socket.getaddrinfo(name, None))
     except (OSError, UnicodeError):
@@ -68,19 +66,19 @@ def addresses(name: str) -> frozenset[str]:
 
 
 def is_here(name: str) -> bool:
-    """Whether a host name means this machine."""
+    """Return whether a host name means this machine."""
     mine = {each.address.split("%")[0] for found in psutil.net_if_addrs().values() for each in found}
     return name == platform.node() or bool(addresses(name) & mine)
 
 
 def all_loopback(over: tuple[Host, ...]) -> bool:
-    """Whether all hosts are addresses of this machine's loopback, as in a trial run."""
+    """Return whether all hosts are addresses of this machine's loopback, as in a trial run."""
     found = [address.split("%")[0] for host in over for address in addresses(host.name)]
     return bool(found) and all(ipaddress.ip_address(address).is_loopback for address in found)
 
 
 def settings(over: tuple[Host, ...], extra: Mapping[str, str]) -> dict[str, str]:
-    """The network settings of the ranks; ``extra`` is what the caller chose."""
+    """Return the network settings of the ranks; ``extra`` is what the caller chose."""
     found = network.variables(network.read(), 1 if all_loopback(over) else len(over))
     return {**found, **{name: value for name, value in extra.items() if name in found}}
 
@@ -88,13 +86,12 @@ def settings(over: tuple[Host, ...], extra: Mapping[str, str]) -> dict[str, str]
 def launch(
     launcher: str, over: tuple[Host, ...], output: str, extra: Mapping[str, str], gpus: bool
 ) -> Launch:
-    """All ranks on the hosts, with network settings, and on GPUs bound to the cores of their GPU.
+    """Return all ranks on the hosts, with network settings, and on GPUs bound to the cores of their GPU.
 
     Read on this machine; the other hosts are taken to be alike.
     """
     chosen = settings(over, extra)
-    interface = chosen.get("NCCL_SOCKET_IFNAME", "").lstrip("=")
-    made = ssh_launchers.launch(launcher, over, output, interface, os.geteuid() == 0)
+    made = ssh_launchers.launch(launcher, over, output, interface(over, extra), os.geteuid() == 0)
     told = {**chosen, **made.environment}
     if not gpus:
         return replace(made, environment=told)
@@ -105,7 +102,7 @@ def launch(
 
 
 def complete(command: Command, over: tuple[Host, ...], output: Path, caller: Mapping[str, str]) -> Command:
-    """The command with the caller's keys, and with the end of what it may leave on the hosts."""
+    """Return the command with the caller's keys, and with the end of what it may leave on the hosts."""
     keys = {AGENT: caller[AGENT]} if AGENT in caller else {}
     told = {**command.environment, **keys}
     cleanup = connection.cleanup(output, over[1:]) if over[1:] else ()
@@ -113,36 +110,15 @@ def complete(command: Command, over: tuple[Host, ...], output: Path, caller: Map
 
 
 def write_hosts(over: tuple[Host, ...], output: Path) -> None:
-    """The host file that the launcher reads."""
+    """Write the host file that the launcher reads."""
     (output / "hosts").write_text(hosts.as_file(over), encoding="utf-8")
 
 
-def refuse_unfit(
-    over: tuple[Host, ...],
-    data: Path,
-    results: Path,
-    python: Path | None,
-    gpus: bool,
-    extra: Mapping[str, str],
-) -> None:
-    """Ask every host whether the run can take place there, and refuse to start where one cannot take part."""
-    if not over[1:] or python is None:
-        return
-    chosen = settings(over, extra).get("NCCL_SOCKET_IFNAME", "").lstrip("=")
-    mark = results / f".encore-{secrets.token_hex(8)}"
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    except OSError as error:
-        raise EncoreError(f"{results} cannot be written: {error.strerror}", remedy="--results DIR") from error
-    try:
-        refuse_failed(
-            connection.check(over[1:], connection.Wanted(paths.ROOT, data, mark, python, chosen, gpus))
-        )
-    finally:
-        mark.unlink(missing_ok=True)
+def interface(over: tuple[Host, ...], extra: Mapping[str, str]) -> str:
+    """Return the network interface that the ranks talk through; empty if none was found."""
+    return settings(over, extra).get("NCCL_SOCKET_IFNAME", "").lstrip("=")
 
 
 def as_json(over: Sequence[Host]) -> list[dict[str, object]]:
-    """Hosts for the run passport."""
+    """Return hosts for the run passport."""
     return [{"name": host.name, "slots": host.slots} for host in over]

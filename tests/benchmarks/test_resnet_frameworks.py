@@ -82,7 +82,7 @@ def test_run_on_two_ranks_reaches_the_target(
     assert done.returncode == 0, done.stdout + done.stderr
     (experiment,) = json.loads(done.stdout)["experiments"]
     assert experiment["status"] == "reached"
-    assert experiment["quality"] >= experiment["target"] == 0.95
+    assert experiment["qualities"]["accuracy"] >= experiment["targets"]["accuracy"] == 0.95
     assert experiment["minutes"] > 0
     compliance = experiment["compliance"]
     errors = [finding for finding in compliance["findings"] if finding["severity"] == "error"]

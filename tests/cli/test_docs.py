@@ -141,7 +141,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
         experiment.log.write_text(log, encoding="utf-8")
         experiment.publish_log()
         experiment.metrics.write_text('{"kind": "end", "time": 0, "outcome": "reached"}\n', encoding="utf-8")
-        experiment.set_state(ExperimentState("reached"))
+        experiment.set_state(ExperimentState(status="reached"))
     return Ground(folder, run.path)
 
 
@@ -207,7 +207,7 @@ def executed(command: list[str], folder: Path) -> str:
 
 
 def check_tables(words: list[str], ground: Ground) -> str:
-    assert documentation.main(["--check"]) == 0
+    documentation.main(check=True)
     return ""
 
 
@@ -347,10 +347,12 @@ def test_check_names_the_stale_page(
     monkeypatch.setattr(documentation.paths, "ROOT", tmp_path)
     choice = catalogue.choose("resnet")
     monkeypatch.setattr(documentation.catalogue, "choose", lambda name: choice)
-    assert documentation.main(["--check"]) == 1
+    with pytest.raises(typer.Exit) as stopped:
+        documentation.main(check=True)
+    assert stopped.value.exit_code == 1
     assert "README.md: stale" in capsys.readouterr().out
-    assert documentation.main(["--write"]) == 0
-    assert documentation.main(["--check"]) == 0
+    documentation.main(write=True)
+    documentation.main(check=True)
 
 
 # -- links, options, messages ---------------------------------------------------------------------------
@@ -444,7 +446,7 @@ def source_text() -> str:
 
 def test_run_folder_page_knows_every_field() -> None:
     text = prose(paths.ROOT / "docs" / "run-folder.md")
-    plan = planning.make_plan(planning.Request("resnet", 1, system="cpu", seed=1))
+    plan = planning.make_plan(planning.Request(name="resnet", gpus=1, system="cpu", seed=1))
     command = runner.dry_run_command(plan)
     content = passports.describe(plan.configuration, command, {}, plan.machine, [1], "host")
     known = {*content, *node.this_node().as_json(), *telemetry.sample_host()}

@@ -207,7 +207,16 @@ def test_gpu_toolkit_missing(
     monkeypatch.setattr(engines, "_has_cdi", lambda: False)
     choice = catalogue.choose("resnet")
     resolved = configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 1, [])
-    machine = node.Node("h", "os", "k", "cpu", 1, 8, 64.0, parse_nvidia_smi(GPU_MACHINE))
+    machine = node.Node(
+        hostname="h",
+        operating_system="os",
+        kernel="k",
+        cpu="cpu",
+        sockets=1,
+        cores=8,
+        memory_gib=64.0,
+        gpus=parse_nvidia_smi(GPU_MACHINE),
+    )
     target = runtimes.choose(name, choice, machine, "gpu")
     failed = [c for c in runtimes.check(target, resolved, machine, []) if c.level == "FAIL"]
     assert [check.name for check in failed] == ["GPU toolkit"]

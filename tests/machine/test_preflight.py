@@ -18,8 +18,20 @@ RESNET = catalogue.choose("resnet")
 
 
 def machine(*gpus: str, cores: int = 64) -> Node:
-    cards = tuple(Gpu(index, name, 80.0, "550.54", "9.0") for index, name in enumerate(gpus))
-    return Node("box", "Linux", "6.1", "CPU", 2, cores, 512.0, cards)
+    cards = tuple(
+        Gpu(index=index, name=name, memory_gib=80.0, driver="550.54", compute_capability="9.0")
+        for index, name in enumerate(gpus)
+    )
+    return Node(
+        hostname="box",
+        operating_system="Linux",
+        kernel="6.1",
+        cpu="CPU",
+        sockets=2,
+        cores=cores,
+        memory_gib=512.0,
+        gpus=cards,
+    )
 
 
 def configured(system: str, gpus: int) -> Configuration:
@@ -114,7 +126,9 @@ def test_gpus_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(node, "_gpus_by_nvml", tuple)
     first, second = node.gpus()
-    assert first == Gpu(0, "NVIDIA H100 80GB HBM3", 79.6, "550.54.15", "9.0")
+    assert first == Gpu(
+        index=0, name="NVIDIA H100 80GB HBM3", memory_gib=79.6, driver="550.54.15", compute_capability="9.0"
+    )
     assert (second.compute_capability, second.memory_gib) == (None, 0.0)
 
 

@@ -102,7 +102,7 @@ def test_run_reaches_the_target_and_is_judged(finished: tuple[Path, dict[str, An
     (experiment,) = told["experiments"]
     assert told["run"] == str(folder)
     assert experiment["status"] == "reached"
-    assert experiment["quality"] >= experiment["target"] == 0.95
+    assert experiment["qualities"]["accuracy"] >= experiment["targets"]["accuracy"] == 0.95
     assert 0 < experiment["minutes"] < 3
     assert "never a reproduction" in told["standing"]
 
@@ -214,8 +214,10 @@ def test_signal_writes_a_checkpoint_and_resume_is_exact(
     assert done.returncode == 3, done.stdout + done.stderr
     expected = losses(unbroken / "experiment_0" / "metrics.jsonl")
     assert losses(folder / "metrics.jsonl") == expected
-    evaluations = [record["quality"] for record in records(folder / "metrics.jsonl", "eval")]
-    assert evaluations == [r["quality"] for r in records(unbroken / "experiment_0" / "metrics.jsonl", "eval")]
+    evaluations = [record["qualities"] for record in records(folder / "metrics.jsonl", "eval")]
+    assert evaluations == [
+        r["qualities"] for r in records(unbroken / "experiment_0" / "metrics.jsonl", "eval")
+    ]
     keys = [
         json.loads(line[9:])["key"]
         for line in (folder.parent / "result_0.txt").read_text(encoding="utf-8").splitlines()

@@ -62,7 +62,8 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     folder = started.wait_for_step(3)
     run, ranks = folder.parent, started.ranks(folder)
     row = shown(encore, tmp_path)
-    assert (row["state"], row["epochs"], row["target"], row["job"]) == ("running", 2, 1.0, None)
+    assert (row["state"], row["epochs"], row["job"]) == ("running", 2, None)
+    assert row["targets"] == {"accuracy": 1.0}
     assert row["seconds"] > 0
 
     left = follower(tmp_path)
@@ -119,7 +120,15 @@ def test_killed_run_is_lost(
 def job(name: str, state: str, reason: str = "", title: str = "encore", user: str = "") -> Job:
     number = name.replace("_", "00")
     return Job(
-        name, number, state, 2, 60.0, "2026-11-20T19:14:27", user or control.this_user(), reason, title
+        name=name,
+        number=number,
+        state=state,
+        nodes=2,
+        seconds=60.0,
+        submitted="2026-11-20T19:14:27",
+        user=user or control.this_user(),
+        reason=reason,
+        title=title,
     )
 
 
@@ -133,15 +142,19 @@ def made(results: Path, states: Sequence[ExperimentState], mark: str = "", slurm
     return run
 
 
-RUNNING = ExperimentState("running", started="2026-11-20T19:00:00Z", job="12")
-STOPPED = ExperimentState("interrupted", "a checkpoint was written", "2026-11-20T19:00:00Z", job="12")
-BROKEN = ExperimentState("failed", "rank 1 was killed by SIGKILL", "2026-11-20T19:00:00Z", job="12")
+RUNNING = ExperimentState(status="running", started="2026-11-20T19:00:00Z", job="12")
+STOPPED = ExperimentState(
+    status="interrupted", reason="a checkpoint was written", started="2026-11-20T19:00:00Z", job="12"
+)
+BROKEN = ExperimentState(
+    status="failed", reason="rank 1 was killed by SIGKILL", started="2026-11-20T19:00:00Z", job="12"
+)
 
 
 @pytest.mark.parametrize(
     ("state", "found", "answers", "expected"),
     [
-        (ExperimentState("prepared"), job("12", "RUNNING"), True, ("starting", "")),
+        (ExperimentState(status="prepared"), job("12", "RUNNING"), True, ("starting", "")),
         (RUNNING, job("12", "RUNNING"), True, ("running", "")),
         (RUNNING, job("12", "COMPLETING"), True, ("running", "")),
         (RUNNING, job("12", "TIMEOUT"), True, ("lost", "Slurm: TIMEOUT")),
@@ -154,9 +167,14 @@ BROKEN = ExperimentState("failed", "rank 1 was killed by SIGKILL", "2026-11-20T1
         (STOPPED, job("12", "RUNNING"), True, ("starting", "")),
         (STOPPED, job("12", "CANCELLED"), True, ("interrupted", "a checkpoint was written")),
         (BROKEN, job("12", "RUNNING"), True, ("failed", "rank 1 was killed by SIGKILL")),
-        (ExperimentState("prepared"), job("12", "NODE_FAIL"), True, ("not started", "Slurm: NODE_FAIL")),
-        (ExperimentState("reached"), job("12", "RUNNING"), True, ("reached", "")),
-        (ExperimentState("not_reached"), None, False, ("not reached", "")),
+        (
+            ExperimentState(status="prepared"),
+            job("12", "NODE_FAIL"),
+            True,
+            ("not started", "Slurm: NODE_FAIL"),
+        ),
+        (ExperimentState(status="reached"), job("12", "RUNNING"), True, ("reached", "")),
+        (ExperimentState(status="not_reached"), None, False, ("not reached", "")),
     ],
 )
 def test_state_by_state_file_and_queue(
@@ -167,21 +185,21 @@ def test_state_by_state_file_and_queue(
 
 
 def test_run_is_as_the_experiment_that_matters(tmp_path: Path) -> None:
-    reached = ExperimentState("reached", started="2026-11-20T19:00:00Z", ended="2026-11-20T19:05:00Z")
+    reached = ExperimentState(status="reached", started="2026-11-20T19:00:00Z", ended="2026-11-20T19:05:00Z")
     (row,) = status.rows_of(made(tmp_path / "a", [reached, RUNNING]), Queue((job("12", "RUNNING"),), True))
     assert (row.state, row.experiment, row.experiments, row.reached) == ("running", 1, 2, 1)
     (row,) = status.rows_of(made(tmp_path / "b", [reached, reached]), Queue())
     assert (row.state, row.reached, row.seconds) == ("reached", 2, 300.0)
     assert describe(row) == "experiment 2/2  2 reached"
-    (row,) = status.rows_of(made(tmp_path / "c", [reached, ExperimentState("prepared")]), Queue())
+    (row,) = status.rows_of(made(tmp_path / "c", [reached, ExperimentState(status="prepared")]), Queue())
     assert (row.state, row.reason) == ("interrupted", "experiment 2 was never started")
 
 
 def test_tasks_of_an_array_have_their_own_rows(tmp_path: Path) -> None:
     states = [
-        ExperimentState("reached", job="12_1"),
-        ExperimentState("running", started="2026-11-20T19:00:00Z", job="12_3"),
-        ExperimentState("prepared"),
+        ExperimentState(status="reached", job="12_1"),
+        ExperimentState(status="running", started="2026-11-20T19:00:00Z", job="12_3"),
+        ExperimentState(status="prepared"),
     ]
     run = made(tmp_path, states, "-job12", "12_1")
     tasks = (job("12_1", "COMPLETED"), job("12_3", "RUNNING"), job("12_5", "PENDING", "Resources"))
@@ -197,17 +215,17 @@ def test_tasks_of_an_array_have_their_own_rows(tmp_path: Path) -> None:
 
 def test_damaged_folders_are_rows_and_not_crashes(encore: Encore, tmp_path: Path) -> None:
     for name, text in (("half", '{"na'), ("list", "[]"), ("other", '{"slurm": 7}')):
-        run = made(tmp_path, [ExperimentState("prepared")], f"-{name}")
+        run = made(tmp_path, [ExperimentState(status="prepared")], f"-{name}")
         (run.path / "run.json").write_text(text, encoding="utf-8")
     for name, text in (("word", "{}"), ("keys", '{"status": "running", "more": 1}'), ("empty", "")):
-        run = made(tmp_path, [ExperimentState("prepared")], f"-{name}")
+        run = made(tmp_path, [ExperimentState(status="prepared")], f"-{name}")
         (run.path / "experiment_0" / "state.json").write_text(text, encoding="utf-8")
-    run = made(tmp_path, [ExperimentState("prepared")], "-name")
+    run = made(tmp_path, [ExperimentState(status="prepared")], "-name")
     (run.path / "experiment_0").rename(run.path / "experiment_zero")
     made(tmp_path, [RUNNING], "-metrics").path.joinpath("experiment_0/metrics.jsonl").write_text(
         '{"kind": "start"}\n{"kind": "ste', encoding="utf-8"
     )
-    made(tmp_path, [ExperimentState("prepared")], "-gone").path.joinpath("run.json").unlink()
+    made(tmp_path, [ExperimentState(status="prepared")], "-gone").path.joinpath("run.json").unlink()
     (tmp_path / "notes").mkdir()
     done = encore("status", "--results", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
@@ -219,7 +237,7 @@ def test_damaged_folders_are_rows_and_not_crashes(encore: Encore, tmp_path: Path
 
 def test_newest_runs_come_first_and_the_living_always(tmp_path: Path) -> None:
     for day in range(10, 20):
-        run = made(tmp_path, [ExperimentState("reached")])
+        run = made(tmp_path, [ExperimentState(status="reached")])
         run.path.rename(tmp_path / f"202611{day}T100000Z-resnet-mxnet-cpu")
     old = made(tmp_path, [RUNNING], "-job12", "12").path.rename(tmp_path / "20251120T100000Z-resnet-job12")
     rows = status.overview(tmp_path, Queue((job("12", "RUNNING"),), True), 3)
@@ -301,7 +319,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 def test_jobs_and_single_tasks_are_cancelled(cancelled: list[tuple[str, ...]], tmp_path: Path) -> None:
-    run = made(tmp_path, [RUNNING, ExperimentState("prepared")], "-job12", "12_0")
+    run = made(tmp_path, [RUNNING, ExperimentState(status="prepared")], "-job12", "12_0")
     told = control.cancel(control.named("12", tmp_path))
     assert told[0] == "cancelled job 12, 2 tasks (running)"
     assert told[-1] == f"go on with: sbatch -N 2 slurm/run.sub --resume {run.path}"

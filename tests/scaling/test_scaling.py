@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from encore.errors import EncoreError
 from encore.results.published import load_published
 from encore.scaling import validation
-from encore.scaling.cost_model import ALGORITHMS, Algorithm, Point, fit_epochs, fit_steps
+from encore.scaling.cost_model import Algorithm, Point, fit_epochs, fit_steps
 from encore.scaling.fitting import Prior, fit
 
 TRUTH = {"compute": 7e-4, "fixed": 5e-3, "latency": 2e-5, "transfer": 1e-2, "transfer between nodes": 4e-2}
@@ -53,7 +54,7 @@ def observed(
     ]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
 def test_known_costs_come_back_from_noisy_points(algorithm: Algorithm) -> None:
     generator = np.random.default_rng(7)
     scales = [(2**k, max(1, 2**k // 8)) for k in range(12)]

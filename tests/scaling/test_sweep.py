@@ -40,7 +40,7 @@ def made_point(
         for e, s in ((1, speed / 10), (2, speed), (3, speed))
     ]
     experiment.metrics.write_text("".join(json.dumps(record) + "\n" for record in stream), encoding="utf-8")
-    experiment.set_state(ExperimentState(status))
+    experiment.set_state(ExperimentState(status=status))
     return run.path
 
 
@@ -90,7 +90,7 @@ def test_the_submitted_count_stays_as_submitted() -> None:
         (("--gpus", "3", "--global-batch", "64"), "cannot share a global batch of 64 evenly"),
         (("--gpus", "1", "--predict", "x"), "--predict x"),
         (("--gpus", "1", "--predict", "4"), "--predict with one number of GPUs"),
-        (("--resume", "docs", "--gpus", "1"), "--resume takes the grid from the study folder"),
+        (("--resume", "docs", "--gpus", "1"), "takes all that is to be run from the study folder"),
         (("--resume", "docs"), "is no study folder"),
         ((), "no numbers of GPUs given"),
     ],

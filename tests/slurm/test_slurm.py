@@ -18,9 +18,10 @@ from encore.cli.submit import _run_options
 from encore.containers import engines
 from encore.errors import EncoreError
 from encore.machine import node
+from encore.machine.fitness import Need
 from encore.run import planning, runner, slurm_job, submission
 from encore.run.submission import Prepared, Wanted
-from encore.slurm import allocation, cluster, commands, partitions, placement, script
+from encore.slurm import allocation, cluster, commands, nodes, partitions, placement, script
 from encore.slurm.partitions import Partition
 from tests.conftest import Encore
 
@@ -102,9 +103,9 @@ def test_recorded_scripts_pass_shellcheck() -> None:
 
 @pytest.mark.usefixtures("anywhere")
 def test_every_node_count_is_served() -> None:
-    for nodes in range(1, 65):
-        argv = prepared("apptainer", nodes).step.argv
-        assert {f"--nodes={nodes}", f"--ntasks={8 * nodes}", "--ntasks-per-node=8"} <= set(argv)
+    for count in range(1, 65):
+        argv = prepared("apptainer", count).step.argv
+        assert {f"--nodes={count}", f"--ntasks={8 * count}", "--ntasks-per-node=8"} <= set(argv)
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -217,14 +218,14 @@ def test_the_allocation_comes_from_slurms_variables() -> None:
 def test_gpus_are_spread_over_the_nodes(
     gpus: int | None, nodes: int | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = planning.Request("resnet", gpus, nodes=nodes)
+    request = planning.Request(name="resnet", gpus=gpus, nodes=nodes)
     held = submission.pretended(4, 8, None)
     assert planning.spread_over(held, request, cluster.Cluster(), node.this_node()) == expected
 
 
 @pytest.mark.parametrize(("gpus", "nodes", "said"), [(6, None, "evenly"), (8, 5, "5 nodes asked for")])
 def test_gpus_that_cannot_be_spread_are_refused(gpus: int, nodes: int | None, said: str) -> None:
-    request = planning.Request("resnet", gpus, nodes=nodes)
+    request = planning.Request(name="resnet", gpus=gpus, nodes=nodes)
     with pytest.raises(EncoreError, match=said):
         planning.spread_over(submission.pretended(4, 8, None), request, cluster.Cluster(), node.this_node())
 
@@ -236,8 +237,8 @@ def test_partitions_are_read_from_sinfo(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(commands, "call", lambda *command: text)
     assert partitions.partitions() == {
-        "gpu": Partition("gpu", True, 7, 2880, 8),
-        "cpu": Partition("cpu", False, 10, None, None),
+        "gpu": Partition(name="gpu", is_default=True, nodes=7, max_minutes=2880, gpus=8),
+        "cpu": Partition(name="cpu", is_default=False, nodes=10, max_minutes=None, gpus=None),
     }
 
 
@@ -253,7 +254,9 @@ def test_what_would_wait_for_ever_is_refused(wanted: dict[str, int], said: str) 
     asked = script.Submission(**{"nodes": 1, "gpus_per_node": 8, "minutes": 60, **wanted}, name="resnet",
                               results=Path("/r"), arguments=())  # fmt: skip
     with pytest.raises(EncoreError, match=said):
-        partitions.refuse_impossible(asked, Partition("gpu", True, 7, 2880, 8))
+        partitions.refuse_impossible(
+            asked, Partition(name="gpu", is_default=True, nodes=7, max_minutes=2880, gpus=8)
+        )
 
 
 def test_slurms_refusals_name_the_remedy() -> None:
@@ -266,3 +269,27 @@ def test_slurms_refusals_name_the_remedy() -> None:
 
 def test_a_job_that_was_not_requeued_starts_a_new_run(tmp_path: Path) -> None:
     assert slurm_job.begun(tmp_path, submission.pretended(1, 1, None), ["run", "resnet"]) is None
+
+
+# -- nodes -------------------------------------------------------------------------------------------------
+
+SRUN = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+SLURMD_NODENAME=n1 "$@"
+SLURMD_NODENAME=n2 "$@"
+"""
+
+
+def test_a_node_that_lacks_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN, encoding="utf-8")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    missing = Need("readable", str(tmp_path / "dataset.json"), "copy it there")
+    assert nodes.check(2, [Need("readable", str(tmp_path), "")]) == []
+    found = nodes.check(2, [missing])
+    assert [check.name for check in found] == ["node n1", "node n2"]
+    assert found[0].found == f"{tmp_path}/dataset.json cannot be read"
+    assert found[0].remedy == "copy it there; or leave the node out: sbatch --exclude=NODE"
+    with pytest.raises(EncoreError, match="1 of 3 nodes cannot start"):
+        nodes.check(3, [])

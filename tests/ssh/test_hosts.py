@@ -16,6 +16,7 @@ from encore.containers.renderers import host as host_runtime
 from encore.errors import EncoreError
 from encore.job import Places, training_job
 from encore.machine import node, processes
+from encore.machine.fitness import Need
 from encore.run import supervise
 from encore.run.run_folder import Experiment
 from encore.ssh import connection, each_host, hosts, multi_host, ssh_launchers
@@ -133,31 +134,6 @@ def test_each_host_gets_its_number_and_the_variables() -> None:
 
 # -- what is refused ---------------------------------------------------------------------------------------
 
-WANTED = connection.Wanted(
-    Path("/root"), Path("/data"), Path("/results/.mark"), Path("/env/python"), "ib0", True
-)
-GOOD = {"code": "1", "data": "2", "results": "yes", "python": "yes", "interface": "yes", "gpus": "4"}
-
-
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        ({"code": "9"}, "n1 has not this checkout in /root"),
-        ({"data": ""}, "n1 has not this data set in /data"),
-        ({"results": "no"}, "n1 does not see the results folder /results"),
-        ({"python": "no"}, "n1 has no /env/python"),
-        ({"interface": "no"}, "n1 has no network interface ib0"),
-        ({"gpus": "2"}, "n1 has 2 GPUs and 4 slots"),
-    ],
-)
-def test_a_host_that_differs_is_named(change: dict[str, str], found: str) -> None:
-    here = connection.Answer(GOOD)
-    assert connection.judge(PAIR[0], here, here, WANTED) is None
-    check = connection.judge(PAIR[0], connection.Answer({**GOOD, **change}), here, WANTED)
-    assert check is not None
-    assert (check.level, check.found) == ("FAIL", found)
-    assert check.remedy
-
 
 @pytest.mark.parametrize(
     ("problem", "remedy"),
@@ -170,23 +146,37 @@ def test_a_host_that_differs_is_named(change: dict[str, str], found: str) -> Non
     ],
 )
 def test_a_host_out_of_reach_has_a_remedy(problem: str, remedy: str) -> None:
-    check = connection.judge(PAIR[0], connection.Answer({}, problem), connection.Answer(GOOD), WANTED)
-    assert check is not None
+    (check,) = connection.judge(PAIR[0], connection.Answer(problem=problem), [])
     assert problem in check.found
     assert remedy in check.remedy
 
 
-def test_the_question_is_answered_by_a_plain_shell(tmp_path: Path) -> None:
-    wanted = connection.Wanted(paths.ROOT, tmp_path, tmp_path, Path(sys.executable), "lo")
-    told = connection.ask(("sh", "-s"), connection.probe(wanted)).told
-    assert (told["results"], told["python"], told["interface"], told["data"]) == ("yes", "yes", "yes", "")
-    assert told["code"]
-    elsewhere = connection.ask(
-        ("sh", "-s"),
-        connection.probe(connection.Wanted(tmp_path, tmp_path, tmp_path / "x", tmp_path / "y", "z9")),
-    )
-    assert elsewhere.told["code"] != told["code"]
-    assert {elsewhere.told[key] for key in ("results", "python", "interface")} == {"no"}
+def asked(needs: list[Need], root: Path = paths.ROOT, python: str = sys.executable) -> connection.Answer:
+    """The answer of this machine's shell in place of another host's."""
+    return connection.ask(("sh", "-s"), connection.probe(needs, root, Path(python)))
+
+
+def test_a_host_is_asked_through_a_plain_shell(tmp_path: Path) -> None:
+    needs = [
+        Need("readable", "/it's not there", "copy it"),
+        Need("interface", "lo", ""),
+        Need("gpus", "99", ""),
+    ]
+    answer = asked(needs)
+    assert [number for number, _ in answer.problems] == [0, 2]
+    (check,) = connection.judge(PAIR[0], answer, needs)
+    assert (check.level, check.name, check.remedy) == ("FAIL", "host n1", "copy it")
+    assert check.found.startswith("/it's not there cannot be read; ")
+    assert connection.judge(PAIR[0], asked(needs[1:2]), needs) == []
+
+
+def test_a_host_without_checkout_or_python_is_named(tmp_path: Path) -> None:
+    (check,) = connection.judge(PAIR[0], asked([], tmp_path), [])
+    assert f"no checkout in {tmp_path}" in check.found
+    assert "share" in check.remedy
+    (check,) = connection.judge(PAIR[0], asked([], python="/no/python"), [])
+    assert "no Python /no/python" in check.found
+    assert "XDG_CACHE_HOME" in check.remedy
     assert connection.ask(("no-such-program",), "").problem.startswith("no-such-program")
 
 
@@ -197,8 +187,11 @@ def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
     other = subprocess.Popen([*command, f"{folder}0"])
     try:
         me = os.uname().nodename
-        beats = [processes.Heartbeat(n, pid, me, 1, 0.0) for n, pid in enumerate((rank.pid, other.pid))]
-        elsewhere = [processes.Heartbeat(2, rank.pid, "another-host", 1, 0.0)]
+        beats = [
+            processes.Heartbeat(rank=n, pid=pid, host=me, step=1, time=0.0)
+            for n, pid in enumerate((rank.pid, other.pid))
+        ]
+        elsewhere = [processes.Heartbeat(rank=2, pid=rank.pid, host="another-host", step=1, time=0.0)]
         subprocess.run(["sh", "-s"], input=connection.end_script(folder, elsewhere), text=True, check=True)
         assert rank.poll() is None
         subprocess.run(["sh", "-s"], input=connection.end_script(folder, beats), text=True, check=True)

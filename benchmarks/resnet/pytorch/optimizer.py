@@ -61,7 +61,7 @@ class MomentumSGD(torch.optim.SGD):
     def _scale(self, weights: List[torch.Tensor], gradients: List[torch.Tensor], decay: float) -> None:
         """Turn each gradient g into factor * (g + decay * w), without a stop of the device.
 
-        The factor is that of LARS (benchmarks/common/optimizers.py); torch.optim.SGD adds no decay of its own to these groups.
+        The factor is LARS's; torch.optim.SGD adds no decay of its own to these groups.
         """
         weight_norms = torch.stack(torch._foreach_norm(weights))
         gradient_norms = torch.stack(torch._foreach_norm(gradients))

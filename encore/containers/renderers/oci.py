@@ -39,7 +39,7 @@ def _removal(job: Job, container: Container, program: str) -> tuple[str, ...]:
     if not job.outer:
         return (program, "rm", "--force", "--volumes", container.name)
     wanted = json.dumps({"engine": program, "label": f"{LABEL}={container.name}"})
-    remove = (sys.executable, "-m", "encore.slurm.on_node", "remove-containers", wanted)
+    remove = (sys.executable, "-m", "encore.machine.on_node", "remove-containers", wanted)
     return (*job.everywhere, *remove)
 
 

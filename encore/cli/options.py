@@ -1,0 +1,71 @@
+"""Arguments and options that several commands take, with the same name and help in each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Benchmark = Annotated[str, typer.Argument(help="Benchmark, such as resnet.")]
+OptionalBenchmark = Annotated[str | None, typer.Argument(help="Benchmark, such as resnet.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of logs.")]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="RUN...", help="Run folders, folders of logs, or trees of them."),
+]
+
+# What is run.
+System = Annotated[str | None, typer.Option(help="Configuration to take, such as dgxa100.")]
+Round = Annotated[str | None, typer.Option("--round", help="MLPerf round, such as v0.7.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one configuration value.")
+]
+Experiments = Annotated[
+    int, typer.Option(help="Experiments, each with a new seed; of a sweep: of each point.")
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of the first experiment; default: drawn.")]
+
+# Where and how it runs.
+Data = Annotated[Path | None, typer.Option("--data", help="Data set; default data/BENCHMARK.")]
+Results = Annotated[
+    Path | None, typer.Option(help="Folder of the run folders; default: the cluster file's, or results/.")
+]
+Environment = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME[=VALUE]", help="Pass an environment variable to the ranks."),
+]
+DropCaches = Annotated[
+    bool | None, typer.Option(help="Drop the page cache before each run; default: not for a small data set.")
+]
+HangSeconds = Annotated[
+    float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")
+]
+Runtime = Annotated[
+    str | None, typer.Option(help="auto, host, docker, podman, apptainer, enroot or pyxis; default: auto.")
+]
+Image = Annotated[
+    str | None, typer.Option(help="Image to run in; default: the benchmark's that was built last.")
+]
+Cluster = Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")]
+Engine = Annotated[str | None, typer.Option(help="docker or podman; default: the first that answers.")]
+Resume = Annotated[Path | None, typer.Option(help="Resume what is in this folder.")]
+
+# What it is compared with.
+With = Annotated[
+    str | None,
+    typer.Option(
+        "--with", metavar="NAME", help="Submission, as `encore published` names it; default: the nearest."
+    ),
+]
+Logs = Annotated[
+    Path | None,
+    typer.Option(
+        "--logs", metavar="DIR", help="Folder of submitted logs, used where it holds the submission's."
+    ),
+]
+
+# What comes out.
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done and do nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

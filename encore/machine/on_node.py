@@ -1,0 +1,136 @@
+"""Runs once on every host of a run, started there by srun or ssh: check it, drop its page cache, remove containers.
+
+    $ srun --ntasks-per-node=1 python -m encore.machine.on_node check '[["same", "/data/resnet/dataset.json", "9f..."]]'
+
+Prints one line of JSON. Standard library only: it starts in a moment, on the Python of any framework.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+SECONDS = 20.0
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of all Python files below a folder; empty if it cannot be read."""
+    content = hashlib.sha256()
+    try:
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            content.update(file.read_bytes())
+    except OSError:
+        return ""
+    return content.hexdigest()
+
+
+def _same(path: str, expected: str) -> str:
+    return "" if digest(Path(path)) == expected else f"{path} is missing or differs"
+
+
+def _executable(path: str, _: str) -> str:
+    return "" if os.access(path, os.X_OK) else f"no {path}"
+
+
+def _readable(path: str, _: str) -> str:
+    return "" if os.access(path, os.R_OK) else f"{path} cannot be read"
+
+
+def _shared(mark: str, _: str) -> str:
+    """Look for a file that was written a moment ago, and write another one.
+
+    A mount that is read-only, or an identity that the server does not know, shows only by writing.
+    """
+    folder = Path(mark).parent
+    if not Path(mark).exists():
+        return f"the results folder {folder} is not that of the first host"
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder} cannot be written: {error.strerror}"
+
+
+def _program(name: str, _: str) -> str:
+    return "" if shutil.which(name) else f"{name} is not on PATH"
+
+
+def _image(engine: str, image: str) -> str:
+    command = [engine, "image", "inspect", image]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{engine}: {error}"
+    said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return "" if done.returncode == 0 else f"{engine}: {said}"
+
+
+def _interface(name: str, _: str) -> str:
+    return "" if Path("/sys/class/net", name).exists() else f"no network interface {name}"
+
+
+def _gpus(wanted: str, _: str) -> str:
+    # The driver lists its GPUs in /proc at once; their devices may be made at their first use.
+    found = max(len(list(Path(where).glob(name))) for where, name in GPU_FILES)
+    return "" if found >= int(wanted) else f"{found} GPUs, {wanted} wanted"
+
+
+GPU_FILES = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))
+PROBES: dict[str, Callable[[str, str], str]] = {
+    "same": _same, "executable": _executable, "readable": _readable, "shared": _shared, "program": _program,
+    "image": _image, "interface": _interface, "gpus": _gpus,
+}  # fmt: skip
+"""Each returns what is wrong, or an empty text."""
+
+
+def check(needs: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
+    """Return what is wrong here, each with the position of the need: kind, what, and what is expected of it."""
+    said = ((number, PROBES[kind](what, expected)) for number, (kind, what, expected) in enumerate(needs))
+    return {"problems": [(number, problem) for number, problem in said if problem]}
+
+
+def drop_caches(_: Any) -> dict[str, Any]:
+    """Drop this node's page cache; ``dropped`` is False where this user may not."""
+    from encore.machine import page_cache
+
+    return {"dropped": page_cache.drop()}
+
+
+def remove_containers(wanted: dict[str, str]) -> dict[str, Any]:
+    """Remove the containers of an experiment that their client, killed by Slurm, has left behind."""
+    engine = wanted["engine"]
+    listing = [engine, "ps", "--all", "--quiet", "--filter", f"label={wanted['label']}"]
+    done = subprocess.run(listing, capture_output=True, text=True, timeout=SECONDS, check=False)
+    found = done.stdout.split()
+    if found:
+        command = [engine, "rm", "--force", "--volumes", *found]
+        subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+    return {"removed": found}
+
+
+ACTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "check": check,
+    "drop-caches": drop_caches,
+    "remove-containers": remove_containers,
+}
+
+
+def main() -> int:
+    """Do what the command line names, and print the answer."""
+    action, wanted = sys.argv[1], json.loads(sys.argv[2])
+    node = os.environ.get("SLURMD_NODENAME") or platform.node()
+    print(json.dumps({"node": node, **ACTIONS[action](wanted)}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

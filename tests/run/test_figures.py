@@ -1,0 +1,133 @@
+"""Qualities with a target each: in the stream, in the live line, and by the log once a run has finished."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from encore import catalogue
+from encore.catalogue import Benchmark, Quality
+from encore.cli.jobs import describe
+from encore.cli.live import facts
+from encore.files import write_json
+from encore.results.words import against_targets, with_names
+from encore.run import follow, judge, run_folder, status
+from encore.run.run_folder import Experiment, ExperimentState, RunFolder, Status
+from tests.results.result_logs import resnet_v07
+
+BOX_AND_MASK = {"box": 0.377, "mask": 0.339}
+
+
+def start(targets: dict[str, float], epochs: int = 12) -> dict[str, Any]:
+    scale = {"ranks": 2, "global_batch_size": 64, "steps_per_epoch": 10, "epochs": epochs}
+    return {"kind": "start", "time": 0.0, **scale, "targets": targets, "resumed_step": 0}
+
+
+def evaluated(epoch: int, **qualities: float) -> dict[str, Any]:
+    return {"kind": "eval", "time": 9.0, "epoch": epoch, "qualities": qualities, "seconds": 1.0}
+
+
+def progress_of(*records: dict[str, Any]) -> follow.Progress:
+    progress = follow.Progress()
+    for record in records:
+        progress.add(record)
+    return progress
+
+
+def of_two_qualities() -> Benchmark:
+    resnet = catalogue.choose("resnet").benchmark.model_dump()
+    qualities = {
+        "box": {"title": "box mAP", "config": "box_target", "log_name": "BBOX"},
+        "mask": {"title": "mask mAP", "config": "mask_target", "log_name": "SEGM"},
+    }
+    rounds = {"v0.7": {"targets": BOX_AND_MASK, "runs": 5}}
+    return Benchmark.model_validate({**resnet, "qualities": qualities, "rounds": rounds})
+
+
+def made(results: Path, state: Status, log: str, *stream: dict[str, Any]) -> Experiment:
+    """The only experiment of a run folder with this log and metrics stream."""
+    passport = {"name": "resnet", "nodes": 1, "round": "v0.7", "slurm": None}
+    config = {"quality_target": 0.759}
+    run = run_folder.create(results, "resnet-mxnet-cpu", lambda path: passport, {}, config, [1])
+    (experiment,) = run.experiments()
+    experiment.metrics.write_text("".join(json.dumps(each) + "\n" for each in stream), encoding="utf-8")
+    experiment.log.write_text(log, encoding="utf-8")
+    experiment.set_state(
+        ExperimentState(status=state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z")
+    )
+    experiment.publish_log()
+    return experiment
+
+
+def test_live_line_has_a_quality_with_its_target() -> None:
+    progress = progress_of(start({"accuracy": 0.95}), evaluated(4, accuracy=0.92593))
+    assert facts(progress) == "epoch 1/12  quality 0.9259 of 0.95"
+
+
+def test_live_line_has_every_quality_by_name() -> None:
+    progress = progress_of(start(BOX_AND_MASK), evaluated(4, box=0.31, mask=0.28))
+    assert facts(progress) == "epoch 1/12  box 0.3100 of 0.377, mask 0.2800 of 0.339"
+    assert with_names(progress.qualities) == "box 0.3100, mask 0.2800"
+    assert with_names(progress.targets, "g") == "box 0.377, mask 0.339"
+
+
+def test_one_quality_needs_no_name() -> None:
+    assert (with_names({"auc": 0.8}), with_names({})) == ("0.8000", "")
+    assert against_targets({}, BOX_AND_MASK) == ""
+
+
+def test_finished_run_shows_what_its_log_says(tmp_path: Path) -> None:
+    # The stream is a step behind: it misses the last evaluation.
+    stream = (start({"accuracy": 0.759}), evaluated(4, accuracy=0.3))
+    experiment = made(tmp_path, "reached", resnet_v07(40.0, quality=(0.3, 0.7605)), *stream)
+    (judged,) = judge.judge(RunFolder(experiment.folder.parent))
+    assert judged.figures.minutes == pytest.approx(40.0)
+    assert (judged.figures.epochs, judged.figures.planned_epochs) == (8, 12)
+    assert (judged.figures.qualities, judged.figures.targets) == ({"accuracy": 0.7605}, {"accuracy": 0.759})
+    (row,) = status.overview(tmp_path, status.Queue(), None)
+    assert describe(row) == "epoch 8/12  quality 0.7605 of 0.759"
+
+
+def test_unfinished_run_shows_its_stream(tmp_path: Path) -> None:
+    stream = (start({"accuracy": 0.759}), evaluated(4, accuracy=0.3))
+    experiment = made(tmp_path, "interrupted", resnet_v07(40.0, quality=(0.3, 0.7605)), *stream)
+    found = judge.figures(experiment, catalogue.choose("resnet").benchmark)
+    assert (found.minutes, found.log, found.qualities) == (None, None, {"accuracy": 0.3})
+    (row,) = status.overview(tmp_path, status.Queue(), None)
+    assert "quality 0.3000 of 0.759" in describe(row)
+
+
+def test_two_qualities_are_read_from_a_log_by_their_names_there(tmp_path: Path) -> None:
+    point = {"BBOX": 0.381, "SEGM": 0.3435}
+    log = (
+        resnet_v07(40.0)
+        .replace('"value": "resnet"', '"value": "maskrcnn"')
+        .replace('"value": 0.7605', f'"value": {json.dumps(point)}')
+    )
+    experiment = made(tmp_path, "reached", log, start(BOX_AND_MASK))
+    write_json(experiment.config, {"box_target": 0.377, "mask_target": 0.339})
+    found = judge.figures(experiment, of_two_qualities())
+    assert found.qualities == {"box": 0.381, "mask": 0.3435}
+    assert found.targets == BOX_AND_MASK
+    assert found.minutes == pytest.approx(40.0)
+
+
+def test_every_round_has_a_target_for_each_quality() -> None:
+    benchmark = of_two_qualities().model_dump()
+    benchmark["rounds"]["v0.7"]["targets"] = {"box": 0.377}
+    with pytest.raises(ValidationError, match=r"round v0\.7 needs a target for each of box, mask"):
+        Benchmark.model_validate(benchmark)
+
+
+def test_names_in_a_log_default_to_those_in_the_toml() -> None:
+    benchmark = of_two_qualities()
+    named = {
+        name: Quality(title=each.title, config=each.config) for name, each in benchmark.qualities.items()
+    }
+    plain = benchmark.model_copy(update={"qualities": named})
+    assert plain.named({"box": 0.1, "mask": 0.2, "loss": 3.0}) == {"box": 0.1, "mask": 0.2}
+    assert benchmark.named({"BBOX": 0.1}) == {"box": 0.1}
