@@ -224,6 +224,12 @@ def find_module(words: list[str], ground: Ground) -> str:
     path = paths.ROOT / Path(*module.split(".")).with_suffix(".py")
     assert path.is_file(), f"there is no module {module}"
     text = path.read_text(encoding="utf-8")
+    # train.py, bench.py and prepare.py share their command lines.
+    for shared in re.findall(
+        r"^from benchmarks\.common(?:\.data)? import (\w+)|^from benchmarks\.common\.(run) ", text, re.M
+    ):
+        for found in paths.BENCHMARKS.glob(f"common/**/{shared[0] or shared[1]}.py"):
+            text += found.read_text(encoding="utf-8")
     for word in words[words.index("-m") + 2 :]:
         assert not word.startswith("--") or f'"{word}"' in text, f"{module} has no option {word}"
     return ""
