@@ -265,13 +265,6 @@ def _pip(environment: Environment, *arguments: str) -> list[str]:
     return [str(environment.python), "-m", "pip", command, *quiet, *rest]
 
 
-def _build_variables(environment: Environment) -> dict[str, str]:
-    variables = {"PATH": f"{environment.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
-    if environment.horovod:
-        variables.update(build_switches(environment.horovod, environment.mpi))
-    return variables
-
-
 def _check_compiler() -> None:
     missing = [name for name in ("g++", "make") if shutil.which(name) is None]
     if missing:
@@ -297,14 +290,15 @@ def _run(environment: Environment, command: list[str]) -> None:
     with log.open("ab") as file:
         file.write(f"\n$ {' '.join(command)}\n".encode())
         file.flush()
-        variables = {**os.environ, **_build_variables(environment)}
-        # Its own session: a Ctrl-C ends this process, which then ends the child and says how to go on.
+        path = f"{environment.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+        switches = build_switches(environment.horovod, environment.mpi) if environment.horovod else {}
+        # Its own session: a Ctrl-C ends this process, which then ends the child and says how to continue.
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=variables,
+            env={**os.environ, **switches, "PATH": path},
             start_new_session=True,
         )
         try:

@@ -246,7 +246,7 @@ def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, o
     base, tag = ensure_base(choice, engine, base_name, anyway, on_line)
     tags = [image_name(choice), image_name(choice, tag)]
     arguments = {"BASE": base, "CODE": code_id(), "COMMIT": commit()}
-    run_build(engine, dockerfiles.path_of(choice), tags, arguments, on_line)
+    run_build(engine, dockerfiles.path_of(choice.name), tags, arguments, on_line)
     return tags[0]
 
 

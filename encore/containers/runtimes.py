@@ -183,14 +183,13 @@ def parse_manifests(text: str) -> dict[str, str]:
 
 def _limits() -> dict[str, int]:
     """The most open files and processes that a container of the caller's may have."""
-    files, processes = (
-        resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
-    )
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     # Podman itself gives up what it has beyond the kernel's number of processes.
     with contextlib.suppress(OSError, ValueError):
         most = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
         processes = most if processes == resource.RLIM_INFINITY else min(processes, most)
-    return {"nofile": files, "nproc": processes}
+    return {"nofile": open_files, "nproc": processes}
 
 
 def container_name(folder: Path) -> str:

@@ -38,7 +38,7 @@ def build(engine: Engine, framework: str | None, on_line: OnLine) -> str:
         import_debian(engine, ROOT_IMAGE, on_line)
     download(framework, on_line)
     name = building.standin_name(framework)
-    file, arguments = dockerfiles.standin_path(framework), {"ROOT": ROOT_IMAGE}
+    file, arguments = dockerfiles.path_of(f"standin/{framework}"), {"ROOT": ROOT_IMAGE}
     building.run_build(engine, file, [name], arguments, on_line)
     return name
 

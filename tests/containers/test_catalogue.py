@@ -57,7 +57,7 @@ def test_a_benchmark_without_a_row_is_refused() -> None:
 def test_pip_is_not_held_to_a_bases_own_versions() -> None:
     """NVIDIA's PyTorch names a constraint file, which would refuse what an image pins; the other bases none."""
     for choice in catalogue.choices().values():
-        text = dockerfiles.path_of(choice).read_text(encoding="utf-8")
+        text = dockerfiles.path_of(choice.name).read_text(encoding="utf-8")
         release = images.find_release(choice.implementation.framework)
         assert ('PIP_CONSTRAINT=""' in text) == bool(release.pip_constraint)
         assert bool(release.pip_constraint) == (release.framework == "pytorch")
@@ -66,7 +66,7 @@ def test_pip_is_not_held_to_a_bases_own_versions() -> None:
 @pytest.mark.parametrize("name", sorted(catalogue.choices()))
 def test_dockerfile_and_catalogue_name_the_same_base(name: str) -> None:
     choice = catalogue.choose(name)
-    text = dockerfiles.path_of(choice).read_text(encoding="utf-8")
+    text = dockerfiles.path_of(choice.name).read_text(encoding="utf-8")
     match = re.search(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
     assert match and match.group(1) == images.find_release(choice.implementation.framework).reference
 
@@ -111,7 +111,7 @@ def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
 
 def test_benchmark_images_end_as_nobody_special_with_the_code_last() -> None:
     for choice in catalogue.choices().values():
-        lines = dockerfiles.path_of(choice).read_text(encoding="utf-8").splitlines()
+        lines = dockerfiles.path_of(choice.name).read_text(encoding="utf-8").splitlines()
         users = [line.split()[1] for line in lines if line.startswith("USER ")]
         assert users[-1] not in ("0", "root")
         code = lines.index("COPY benchmarks /workspace/encore/benchmarks")
@@ -128,7 +128,7 @@ def test_requirements_of_images_are_pinned_with_hashes(name: str) -> None:
 @pytest.mark.parametrize("framework", sorted(images.catalogue().default))
 def test_every_framework_has_a_stand_in(framework: str) -> None:
     assert framework in images.catalogue().standin
-    text = dockerfiles.standin_path(framework).read_text(encoding="utf-8")
+    text = dockerfiles.path_of(f"standin/{framework}").read_text(encoding="utf-8")
     assert f'encore.standin="{framework}"' in text
     # This machine brings the packages: the build needs no index, and so none of the machine's settings.
     assert f"source=build/wheels/{framework}," in text
