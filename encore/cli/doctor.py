@@ -11,14 +11,14 @@ from typing import Annotated
 
 import typer
 
-from encore import catalogue, data, environment, paths
+from encore import catalogue, environment, paths
 from encore.cli import options
 from encore.cli.layout import console, write_json
 from encore.cli.run import print_checks
 from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
 from encore.files import existing
-from encore.machine import node
+from encore.machine import node, preflight
 from encore.machine.preflight import Check, Level
 from encore.slurm import cluster_check as slurm_doctor
 
@@ -53,7 +53,8 @@ def doctor(
 
 
 def _all(machine: node.Node) -> list[Check]:
-    return [*_machine(machine), *_tools(), *_engines(machine), *_environments(), *_data(), *_folders()]
+    data = preflight.check_data_sets({name: paths.default_data(name) for name in catalogue.benchmarks()})
+    return [*_machine(machine), *_tools(), *_engines(machine), *_environments(), *data, *_folders()]
 
 
 def _tell(machine: node.Node, found: list[Check], as_json: bool) -> None:
@@ -125,18 +126,6 @@ def _environments() -> list[Check]:
             checks.append(Check("OK", f"{framework} environment", str(made.folder)))
         else:
             checks.append(Check("OK", f"{framework} environment", "will be made by the first run"))
-    return checks
-
-
-def _data() -> list[Check]:
-    checks = []
-    for name in catalogue.benchmarks():
-        folder = paths.default_data(name)
-        try:
-            passport = data.check_data(folder, name)
-            checks.append(Check("OK", f"{name} data", f"{passport.name} in {folder}"))
-        except EncoreError as error:
-            checks.append(Check("WARN", f"{name} data", error.found, error.remedy))
     return checks
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from encore.cli import options
 from encore.cli.layout import console, plain_table, say, text, write_json
 from encore.errors import EncoreError, ExitCode
+from encore.names import unknown
 from encore.results.compliance import check as check_alone
 from encore.results.compliance import check_log_of_many
 from encore.results.findings import ComplianceReport, Finding
@@ -138,21 +139,10 @@ def _known(benchmark: str | None, submitter: str | None) -> None:
     """Refuse a wrong name and offer the nearest right one: an empty list would look like an answer."""
     benchmarks = sorted({result.benchmark for result in load_published() if result.benchmark})
     if benchmark is not None and canonical(benchmark) not in benchmarks:
-        raise _unknown("benchmark", benchmark, benchmarks)
+        raise unknown("published benchmark", benchmark, benchmarks)
     submitters = sorted({result.submitter for result in load_published()})
     if submitter is not None and submitter.lower() not in [each.lower() for each in submitters]:
-        raise _unknown("submitter", submitter, submitters)
-
-
-def _unknown(what: str, name: str, known: list[str]) -> EncoreError:
-    import difflib
-
-    near = difflib.get_close_matches(name.lower(), [each.lower() for each in known], n=1, cutoff=0.4)
-    meant = next((each for each in known if near and each.lower() == near[0]), None)
-    remedy = f"did you mean {meant}?" if meant else "name one of these"
-    return EncoreError(
-        f"no published result of the {what} {name!r}", expected=", ".join(known), remedy=remedy
-    )
+        raise unknown("submitter", submitter, submitters)
 
 
 def _write_csv(results: list[PublishedResult]) -> None:

@@ -234,7 +234,7 @@ def _as_json(folder: RunFolder, judgements: list[judge.Judgement], code: ExitCod
                 "number": each.number,
                 "status": each.state.status,
                 "reason": each.state.reason,
-                "seed": each.seed,
+                "seed": each.figures.seed,
                 "minutes": each.figures.minutes,
                 "epochs": each.figures.epochs,
                 "qualities": dict(each.figures.qualities),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,6 +52,17 @@ def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
         found = f"the GPUs differ: {', '.join(sorted(kinds))}"
         return [Check("WARN", "GPUs", found, "the slowest sets the pace; choose with CUDA_VISIBLE_DEVICES")]
     return [Check("OK", "GPUs", f"{wanted} of {len(machine.gpus)} x {machine.gpus[0].name}")]
+
+
+def check_data_sets(folders: Mapping[str, Path]) -> list[Check]:
+    """Check the folder of each benchmark's data set; a missing one is no reason to refuse anything yet."""
+    checks = []
+    for name, folder in folders.items():
+        try:
+            checks.append(Check("OK", f"{name} data", f"{check_data(folder, name).name} in {folder}"))
+        except EncoreError as error:
+            checks.append(Check("WARN", f"{name} data", error.found, error.remedy))
+    return checks
 
 
 def check_data_set(configuration: Configuration, data: Path) -> tuple[Check, DataPassport | None]:

@@ -27,6 +27,7 @@ from encore import paths
 from encore.errors import EncoreError
 from encore.results.published import System
 from encore.results.sides import Side, load_sides
+from encore.results.systems import DESCRIPTION_FIELDS
 
 _PLAIN_NAME = re.compile(r"[^A-Za-z0-9._+-]+")
 _CHECKED_SINCE = "v0.6"
@@ -51,13 +52,6 @@ _COUNT_FIELDS = {
     "host_processor_core_count": "cores_per_cpu",
     "accelerators_per_node": "accelerators_per_node",
 }
-_UNKNOWN_FIELDS = (
-    "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches",
-    "host_processor_interconnect", "host_storage_capacity", "host_networking_topology",
-    "host_memory_configuration", "accelerator_host_interconnect", "accelerator_frequency",
-    "accelerator_on-chip_memories", "accelerator_memory_configuration",
-    "accelerator_interconnect_topology", "cooling", "hw_notes", "sw_notes",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -246,10 +240,10 @@ def _description(each: _Set) -> dict[str, Any]:
 
 
 def _of_system(system: System) -> dict[str, Any]:
-    described: dict[str, Any] = {"submitter": "", "division": "closed", "status": system.status or "onprem"}
+    described: dict[str, Any] = dict.fromkeys(DESCRIPTION_FIELDS, "")
+    described |= {"division": "closed", "status": system.status or "onprem"}
     described |= {name: getattr(system, field) or "" for name, field in _TEXT_FIELDS.items()}
     for name, field in _COUNT_FIELDS.items():
         value = getattr(system, field)
         described[name] = "" if value is None else str(value)
-    described |= dict.fromkeys(_UNKNOWN_FIELDS, "")
     return {**described, "other_software_stack": dict(system.software)}

@@ -11,6 +11,17 @@ from typing import Any
 from encore.results.published import PublishedResult, System, load_published, system_of
 from encore.results.rules import canonical
 
+DESCRIPTION_FIELDS = (
+    "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
+    "host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count",
+    "host_processor_frequency", "host_processor_caches", "host_processor_interconnect", "host_memory_capacity",
+    "host_storage_type", "host_storage_capacity", "host_networking", "host_networking_topology",
+    "host_memory_configuration", "accelerators_per_node", "accelerator_model_name", "accelerator_host_interconnect",
+    "accelerator_frequency", "accelerator_on-chip_memories", "accelerator_memory_configuration",
+    "accelerator_memory_capacity", "accelerator_interconnect", "accelerator_interconnect_topology", "cooling",
+    "hw_notes", "framework", "other_software_stack", "operating_system", "sw_notes",
+)  # fmt: skip
+"""Of MLPerf's system description, by the schema of the v0.7 repository."""
 _FAMILY = re.compile(
     r"(?<![a-z0-9])(?:tpu[\s_-]*v(\d)[a-z]?|((?:gb|gh)[23]00|[bh][123]00|h800|v100|a100|a800|p100|l40s?|l4|a30|a40"
     r"|a10|a2|t4|mi3\d\dx|gaudi\s*\d?|hl-?\d+|ascend\s*\d*|rtx\s?\w+|4090|7900|radeon\w*))",

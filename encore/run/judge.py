@@ -31,19 +31,23 @@ class Figures:
     """Whether it resumed from a checkpoint: its minutes then include the time in between."""
 
     @property
+    def seed(self) -> int | None:
+        """As the log has it."""
+        return self.log.seeds[0] if self.log and self.log.seeds else None
+
+    @property
     def minutes(self) -> float | None:
         """From run_start to run_stop; None unless the run reached its target."""
         return self.log.minutes if self.log else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Judgement:
     """What came of one experiment."""
 
     number: int
     state: ExperimentState
     figures: Figures
-    seed: int | None
     compliance: ComplianceReport | None
 
 
@@ -65,15 +69,10 @@ def figures(experiment: Experiment, benchmark: Benchmark) -> Figures:
 
 
 def judge_experiment(experiment: Experiment, benchmark: Benchmark, ruleset: str) -> Judgement:
-    """Judge an experiment by its log; one that has not finished has no seed and is not checked."""
+    """Judge an experiment by its log; one that has not finished is not checked."""
     found = figures(experiment, benchmark)
-    return Judgement(
-        number=experiment.number,
-        state=experiment.state(),
-        figures=found,
-        seed=found.log.seeds[0] if found.log and found.log.seeds else None,
-        compliance=check(experiment.result, ruleset) if found.log else None,
-    )
+    compliance = check(experiment.result, ruleset) if found.log else None
+    return Judgement(experiment.number, experiment.state(), found, compliance)
 
 
 def judge(run: RunFolder) -> list[Judgement]:

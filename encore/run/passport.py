@@ -12,6 +12,7 @@ from encore import __version__, checkout, files
 from encore.configuration import Configuration
 from encore.job import Command
 from encore.machine import node
+from encore.results.systems import DESCRIPTION_FIELDS
 
 SCHEMA = 1
 REDACTED = "(redacted)"
@@ -98,37 +99,19 @@ def system_description(
     driver = {"cuda_driver_version": machine.gpus[0].driver} if machine.gpus else {}
     gpu = machine.gpus[0] if machine.gpus and configuration.get("device") == "gpu" else None
     return {
-        "submitter": "",
+        **dict.fromkeys(DESCRIPTION_FIELDS, ""),
         "division": configuration.division,
         "status": "research",
         "system_name": machine.hostname,
         "number_of_nodes": str(configuration.nodes),
         "host_processors_per_node": str(machine.sockets or ""),
         "host_processor_model_name": machine.cpu,
-        "host_processor_core_count": "",
         "host_processor_vcpu_count": str(machine.cores),
-        "host_processor_frequency": "",
-        "host_processor_caches": "",
-        "host_processor_interconnect": "",
         "host_memory_capacity": f"{machine.memory_gib:g} GiB",
-        "host_storage_type": "",
-        "host_storage_capacity": "",
-        "host_networking": "",
-        "host_networking_topology": "",
-        "host_memory_configuration": "",
         "accelerators_per_node": str(configuration.ranks_per_node if gpu else 0),
         "accelerator_model_name": gpu.name if gpu else "",
-        "accelerator_host_interconnect": "",
-        "accelerator_frequency": "",
-        "accelerator_on-chip_memories": "",
-        "accelerator_memory_configuration": "",
         "accelerator_memory_capacity": f"{gpu.memory_gib:g} GiB" if gpu else "",
-        "accelerator_interconnect": "",
-        "accelerator_interconnect_topology": "",
-        "cooling": "",
-        "hw_notes": "",
         "framework": configuration.choice.implementation.framework,
         "other_software_stack": {**driver, **software},
         "operating_system": machine.operating_system,
-        "sw_notes": "",
     }

@@ -6,11 +6,11 @@ import os
 import re
 from pathlib import Path
 
-from encore import catalogue, data
+from encore import catalogue
 from encore.containers import engines
 from encore.errors import EncoreError
 from encore.files import existing
-from encore.machine.preflight import Check
+from encore.machine.preflight import Check, check_data_sets
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, partitions
 from encore.slurm.cluster import Cluster
@@ -86,16 +86,8 @@ def _mpi(cluster: Cluster) -> list[Check]:
 
 
 def _folders(cluster: Cluster) -> list[Check]:
-    checks = []
-    for name in catalogue.benchmarks():
-        folder = cluster.data_of(name)
-        if folder is None:
-            continue
-        try:
-            passport = data.check_data(folder, name)
-            checks.append(Check("OK", f"{name} data", f"{passport.name} in {folder}"))
-        except EncoreError as error:
-            checks.append(Check("WARN", f"{name} data", error.found, error.remedy))
+    known = {name: cluster.data_of(name) for name in catalogue.benchmarks()}
+    checks = check_data_sets({name: folder for name, folder in known.items() if folder is not None})
     if cluster.results is not None:
         folder = existing(cluster.results)
         if os.access(folder, os.W_OK):

@@ -95,14 +95,8 @@ def judge(host: Host, answer: Answer, needs: Sequence[Need]) -> list[Check]:
         return fitness.judge("host", host.name, answer.problems, needs)
     fitting = [remedy for text, remedy in SYMPTOMS if text in answer.problem]
     remedy = (fitting or ["check that `ssh -o BatchMode=yes {host} true` works"])[0]
-    return [
-        Check(
-            "FAIL",
-            "hosts",
-            f"{host.name} cannot be reached by ssh: {answer.problem}",
-            remedy.replace("{host}", host.name),
-        )
-    ]
+    found = f"{host.name} cannot be reached by ssh: {answer.problem}"
+    return [Check("FAIL", "hosts", found, remedy.replace("{host}", host.name))]
 
 
 # -- what is left ------------------------------------------------------------------------------------------

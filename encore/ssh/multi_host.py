@@ -33,14 +33,8 @@ def local_checks(over: tuple[Host, ...], launcher: str, runtime: str) -> list[Ch
         found.append(Check("FAIL", "hosts", f"runtime {runtime} is not started over ssh", remedy))
     if not is_here(over[0].name):
         remedy = f"put {platform.node()} first, or start the run on {over[0].name}"
-        found.append(
-            Check(
-                "FAIL",
-                "hosts",
-                f"the first host, {over[0].name}, is not this machine, where rank 0 runs",
-                remedy,
-            )
-        )
+        wrong = f"the first host, {over[0].name}, is not this machine, where rank 0 runs"
+        found.append(Check("FAIL", "hosts", wrong, remedy))
     program = {"torchrun": "ssh", "horovodrun": "ssh"}.get(launcher, launcher)
     if shutil.which(program) is None:
         package = "openssh-client" if program == "ssh" else "openmpi-bin libopenmpi-dev"

@@ -7,20 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from encore.cli.report import register
+from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.archive import check_package, write_archive
 from encore.results.score import score_folder
 from tests.results.result_logs import START_MS, resnet_v05, resnet_v07, write_set
-
-
-def app() -> typer.Typer:
-    made = typer.Typer()
-    register(made)
-    return made
 
 
 def run_set(folder: Path, count: int = 5, first: int = 0, **changed: object) -> Path:
@@ -50,7 +43,7 @@ def test_the_checker_refuses_a_set_with_a_run_missing_and_says_why(tmp_path: Pat
     verdict = check_package(package)
     assert verdict.accepted is False
     assert any("found 4, expected 5" in line for line in verdict.errors)
-    shown = CliRunner().invoke(app(), ["archive", str(tmp_path / "box"), "-o", str(tmp_path / "again")])
+    shown = CliRunner().invoke(app, ["archive", str(tmp_path / "box"), "-o", str(tmp_path / "again")])
     assert shown.exit_code == 1
     assert "does not accept" in shown.output
 

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from typer.testing import CliRunner
 
 from encore import paths
-from encore.cli.compare import register
+from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.compare import Comparison, Verdict, compare, compare_path
 from encore.results.explain import explain
@@ -30,12 +29,6 @@ from encore.results.statistics import Sample, further_runs, interval, is_signifi
 from tests.results.result_logs import START_MS, resnet_v05, resnet_v07, write_set
 
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
-
-
-def app() -> typer.Typer:
-    made = typer.Typer()
-    register(made)
-    return made
 
 
 def a100_run(
@@ -265,18 +258,18 @@ def test_several_sets_are_told(tmp_path: Path) -> None:
 
 def test_command_prints_and_writes_json(tmp_path: Path) -> None:
     folder = str(a100_run(tmp_path))
-    shown = CliRunner().invoke(app(), ["compare", folder, "--with", A100])
+    shown = CliRunner().invoke(app, ["compare", folder, "--with", A100])
     assert shown.exit_code == 0
     assert "reproduced" in shown.output
     assert "minutes per epoch" in shown.output
-    found = json.loads(CliRunner().invoke(app(), ["compare", folder, "--with", A100, "--json"]).output)
+    found = json.loads(CliRunner().invoke(app, ["compare", folder, "--with", A100, "--json"]).output)
     assert found["verdict"] == "reproduced"
     assert found["submission"] == A100
     assert [factor["name"] for factor in found["factors"]] == [
         "time to the target", "minutes per epoch", "epochs to the target",
     ]  # fmt: skip
     strict = json.loads(
-        CliRunner().invoke(app(), ["compare", folder, "--with", A100, "--within", "0.1", "--json"]).output
+        CliRunner().invoke(app, ["compare", folder, "--with", A100, "--within", "0.1", "--json"]).output
     )
     assert strict["within"] == 0.001
 

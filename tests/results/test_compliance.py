@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from encore.cli.results import register
+from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.compliance import ComplianceReport, check
 from tests.results.result_logs import START_MS, mll, mllog, resnet_v05, resnet_v07, v05
@@ -245,22 +244,15 @@ def test_the_checker_is_not_imported_before_it_is_needed() -> None:
     assert run.stdout.strip() == "[]"
 
 
-def app() -> typer.Typer:
-    made = typer.Typer()
-    register(made)
-    made.command("other")(lambda: None)
-    return made
-
-
 def test_command(tmp_path: Path) -> None:
     (tmp_path / "result_0.txt").write_text(resnet_v07())
     (tmp_path / "result_1.txt").write_text(resnet_v07(train_samples=10, eval_samples=10))
     runner = CliRunner()
-    result = runner.invoke(app(), ["check", str(tmp_path)])
+    result = runner.invoke(app, ["check", str(tmp_path)])
     assert result.exit_code == 0
     assert "passed but for the data set" in result.stdout.replace("\n", " ")
     (tmp_path / "result_2.txt").write_text("killed\n")
-    result = runner.invoke(app(), ["check", str(tmp_path), "--json"])
+    result = runner.invoke(app, ["check", str(tmp_path), "--json"])
     assert result.exit_code == 1
     reports = json.loads(result.stdout)
     assert [report["passed_but_for_data"] for report in reports] == [True, True, False]

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from encore.cli.compare import register
+from encore.cli.app import app
 from encore.results.compare import compare
 from encore.results.explain import Difference, explain
 from encore.results.run_log import read_run
@@ -131,7 +130,7 @@ def test_two_runs_of_encore_are_compared_in_environment_and_configuration(tmp_pa
         configuration={"precision": {"value": "fp16", "origin": "--set"}},
     )
     result = CliRunner().invoke(
-        app(), ["explain", str(tmp_path / "a"), "--other", str(tmp_path / "b"), "--json"]
+        app, ["explain", str(tmp_path / "a"), "--other", str(tmp_path / "b"), "--json"]
     )
     found = {each["name"]: each for each in json.loads(result.output)["differences"]}
     assert list(found) == ["precision", "code.commit", "environment.NCCL_DEBUG"]
@@ -139,18 +138,12 @@ def test_two_runs_of_encore_are_compared_in_environment_and_configuration(tmp_pa
     assert found["precision"]["ours"] == "fp32"
 
 
-def app() -> typer.Typer:
-    made = typer.Typer()
-    register(made)
-    return made
-
-
 def test_the_command_takes_one_thing_to_compare_with(tmp_path: Path) -> None:
     write_set(tmp_path, [timed_log(60, 3)])
-    result = CliRunner().invoke(app(), ["explain", str(tmp_path), "--other", str(tmp_path), "--with", "x"])
+    result = CliRunner().invoke(app, ["explain", str(tmp_path), "--other", str(tmp_path), "--with", "x"])
     assert result.exit_code != 0
     shown = CliRunner().invoke(
-        app(), ["explain", str(tmp_path), "--with", "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"]
+        app, ["explain", str(tmp_path), "--with", "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"]
     )
     assert "global_batch_size: 1664, theirs 3264" in shown.output
 

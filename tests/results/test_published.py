@@ -7,19 +7,12 @@ import io
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from encore.cli.results import register
+from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.published import load_figures, load_published, load_studies, select
 from encore.results.rules import ROUNDS
-
-
-def app() -> typer.Typer:
-    made = typer.Typer()
-    register(made)
-    return made
 
 
 def test_every_row_is_read() -> None:
@@ -95,12 +88,12 @@ def test_tables_1_to_7_are_whole_and_table_7_follows_from_the_others() -> None:
 
 def test_command_lists_as_json_csv_and_table() -> None:
     options = ["published", "--benchmark", "resnet", "--round", "v0.7", "--submitter", "nvidia"]
-    found = json.loads(CliRunner().invoke(app(), [*options, "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(app, [*options, "--json"]).stdout)
     assert found[0]["name"] == "v0.7/NVIDIA/dgx1_ngc20.06_mxnet"
     assert found[0]["score_minutes"] == pytest.approx(71.278, abs=0.001)
-    rows = list(csv.DictReader(io.StringIO(CliRunner().invoke(app(), [*options, "--csv"]).stdout)))
+    rows = list(csv.DictReader(io.StringIO(CliRunner().invoke(app, [*options, "--csv"]).stdout)))
     assert [row["name"] for row in rows] == [result["name"] for result in found]
-    assert "Published results: 6" in CliRunner().invoke(app(), options).stdout
+    assert "Published results: 6" in CliRunner().invoke(app, options).stdout
 
 
 @pytest.mark.parametrize(
@@ -112,6 +105,6 @@ def test_command_lists_as_json_csv_and_table() -> None:
     ],
 )
 def test_a_wrong_name_is_told_with_the_nearest(options: list[str], meant: str) -> None:
-    result = CliRunner().invoke(app(), ["published", *options])
+    result = CliRunner().invoke(app, ["published", *options])
     assert isinstance(result.exception, EncoreError)
     assert meant in result.exception.remedy

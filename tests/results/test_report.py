@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from encore.cli.report import register
+from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.report import build_report, write_report
 from encore.results.studies import MICROWAY
@@ -23,12 +22,6 @@ OPTIONS = (
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 HOSTILE = '</td><script>document.title="taken"</script>|<b>'
-
-
-def app() -> typer.Typer:
-    made = typer.Typer()
-    register(made)
-    return made
 
 
 def runs(folder: Path) -> list[Path]:
@@ -210,10 +203,10 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     sets = [str(path) for path in runs(tmp_path)]
-    result = CliRunner().invoke(app(), ["report", *sets, "-o", str(tmp_path / "out")])
+    result = CliRunner().invoke(app, ["report", *sets, "-o", str(tmp_path / "out")])
     assert result.exit_code == 0
     assert (tmp_path / "out" / "report.html").is_file()
-    nothing = CliRunner().invoke(app(), ["report", "-o", str(tmp_path / "none")])
+    nothing = CliRunner().invoke(app, ["report", "-o", str(tmp_path / "none")])
     assert isinstance(nothing.exception, EncoreError)
 
 

@@ -7,10 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from encore.cli.results import register
+from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.published import DATA
 from encore.results.rules import canonical, rule_for
@@ -319,15 +318,9 @@ def test_bad_input_is_told(make: str, tmp_path: Path) -> None:
     assert raised.value.remedy
 
 
-def app() -> typer.Typer:
-    made = typer.Typer()
-    register(made)
-    return made
-
-
 def test_command_json_of_one_set_and_of_a_tree(tmp_path: Path) -> None:
     folder = minutes_set(tmp_path / "a", [40.0, 41.0, 39.0, 45.0, 42.0])
-    found = json.loads(CliRunner().invoke(app(), ["score", str(folder), "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(app, ["score", str(folder), "--json"]).stdout)
     assert found["round"] == "v0.7"
     assert found["benchmark"] == "resnet"
     assert found["score_minutes"] == pytest.approx(41.0)
@@ -336,13 +329,13 @@ def test_command_json_of_one_set_and_of_a_tree(tmp_path: Path) -> None:
     assert found["dropped"] == ["result_2.txt", "result_3.txt"]
     assert (found["runs"][0]["minutes"], found["runs"][0]["reason"]) == (pytest.approx(40.0), None)
     minutes_set(tmp_path / "b", [50.0])
-    assert len(json.loads(CliRunner().invoke(app(), ["score", str(tmp_path), "--json"]).stdout)) == 2
+    assert len(json.loads(CliRunner().invoke(app, ["score", str(tmp_path), "--json"]).stdout)) == 2
 
 
 def test_command_table(tmp_path: Path) -> None:
     folder = minutes_set(tmp_path, [40.0, 41.0])
     (folder / "result_2.txt").write_text(resnet_v07(status="\x1b[2Jaborted"))
-    result = CliRunner().invoke(app(), ["score", str(folder)])
+    result = CliRunner().invoke(app, ["score", str(folder)])
     assert result.exit_code == 0
     assert "2 more needed" in result.stdout
     assert "\x1b[2J" not in result.stdout

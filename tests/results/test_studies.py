@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from encore.cli.report import register
+from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.figures import all_figures, time_over_gpus
 from encore.results.measurements import Measurement, of_published, of_side, of_study
@@ -192,19 +191,13 @@ def test_sets_of_logs_fill_the_tables(tmp_path: Path) -> None:
     assert synopsis(rows)[0].title == "Synopsis of resnet"
 
 
-def app() -> typer.Typer:
-    made = typer.Typer()
-    register(made)
-    return made
-
-
 def test_the_command_prints_the_study() -> None:
-    shown = CliRunner().invoke(app(), ["tables", "--study", MICROWAY])
+    shown = CliRunner().invoke(app, ["tables", "--study", MICROWAY])
     assert shown.exit_code == 0
     assert "Table 7" in shown.output
-    found = json.loads(CliRunner().invoke(app(), ["tables", "--study", MICROWAY, "--json"]).output)
+    found = json.loads(CliRunner().invoke(app, ["tables", "--study", MICROWAY, "--json"]).output)
     assert found[0]["title"].startswith("Table 1")
-    wrong = CliRunner().invoke(app(), ["tables", "--study", "microway-dgx1"])
+    wrong = CliRunner().invoke(app, ["tables", "--study", "microway-dgx1"])
     assert isinstance(wrong.exception, EncoreError)
     assert MICROWAY in str(wrong.exception)
 
