@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from encore import names
+from encore import names, paths
 from encore.catalogue import Choice, System
 from encore.errors import EncoreError
 
@@ -90,9 +90,9 @@ def _load(path: Path, name: str) -> Any:
 def config_class(folder: Path) -> type[Any]:
     """Return the Config dataclass of an implementation, loaded from its file: host code imports no benchmark."""
     *shared, own = _config_files(folder)
-    for path in shared:
+    for path in (paths.BENCHMARKS / "common" / "checks.py", *shared):
         # By the name under which the implementation imports it, so that no package has to be imported.
-        _load(path, f"benchmarks.{folder.parent.name}.config")
+        _load(path, f"benchmarks.{path.parent.name}.{path.stem}")
     found: type[Any] = _load(own, f"_config_of_{folder.parent.name}_{folder.name}").Config
     return found
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 
+from benchmarks.common.checks import at_least, fraction, refuse
+
 
 @dataclass(frozen=True)
 class Hyperparameters:
@@ -86,6 +88,11 @@ class Hyperparameters:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
+        at_least(self, 1, "batch_size", "epochs", "log_interval", "dali_threads", "dali_prefetch")
+        at_least(self, 0, "eval_batch_size")
+        at_least(self, 2, "num_classes")
+        at_least(self, 16, "image_size")
+        fraction(self, "quality_target")
         refuse(
             (
                 "dali_decoder_cache_mb needs device=gpu",
@@ -93,33 +100,15 @@ class Hyperparameters:
             ),
             ("schedule=step needs decay_epochs", self.schedule == "step" and not self.decay_epochs),
             ("eval_offset must lie in 0..eval_period-1", not 0 <= self.eval_offset < self.eval_period),
-            ("batch_size must be at least 1", self.batch_size < 1),
-            ("eval_batch_size must be at least 0", self.eval_batch_size < 0),
-            ("epochs must be at least 1", self.epochs < 1),
             (
                 f"warmup_epochs={self.warmup_epochs:g} must lie in 0..epochs={self.epochs}",
                 not 0 <= self.warmup_epochs <= self.epochs,
             ),
-            ("num_classes must be at least 2", self.num_classes < 2),
             ("label_smoothing must lie in 0..1", not 0 <= self.label_smoothing < 1),
-            ("quality_target must lie in 0..1", not 0 < self.quality_target <= 1),
-            ("image_size must be at least 16", self.image_size < 16),
             ("eval_resize must not be smaller than image_size", self.eval_resize < self.image_size),
             ("crop_area needs two values, smallest first, in 0..1", not _is_range(self.crop_area, 1.0)),
             ("crop_ratio needs two values, smallest first", not _is_range(self.crop_ratio, 1e9)),
-            ("log_interval must be at least 1", self.log_interval < 1),
-            (
-                "dali_threads and dali_prefetch must be at least 1",
-                min(self.dali_threads, self.dali_prefetch) < 1,
-            ),
         )
-
-
-def refuse(*problems: Tuple[str, bool]) -> None:
-    """Raise ValueError with the text of the first problem that is there."""
-    for problem, there in problems:
-        if there:
-            raise ValueError(problem)
 
 
 def _is_range(values: Tuple[float, ...], largest: float) -> bool:

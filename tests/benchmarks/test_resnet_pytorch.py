@@ -44,8 +44,8 @@ def test_evaluation_counts_each_image_once_whatever_the_ranks(in_pytorch: Inside
 
 def test_impossible_settings_are_refused(encore: Encore) -> None:
     for setting, expected in (
-        ("precision=fp16", "set precision=fp32 or bf16"),
-        ("precision=tf32", "set precision=fp32 or bf16"),
+        ("precision=fp16", "set precision=fp32 or precision=bf16"),
+        ("precision=tf32", "set precision=fp32 or precision=bf16"),
         ("cuda_graph=true", "cuda_graph needs device=gpu"),
         ("bucket_mb=0", "bucket_mb must be at least 1"),
         ("compile=fast", "default"),

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 
+from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
+
 
 @dataclass(frozen=True)
 class Config:
@@ -68,29 +70,19 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
-        for problem, wrong in (
-            (
-                "device=cpu cannot run precision=fp16 or tf32: set precision=fp32 or bf16",
-                self.device == "cpu" and self.precision in ("fp16", "tf32"),
-            ),
+        precision_on_cpu(self, "fp32", "bf16")
+        at_least(self, 1, "batch_size", "eval_batch_size", "epochs", "eval_interval", "log_interval")
+        at_least(self, 0, "prefetch", "warmup_steps", "decay_steps")
+        above_zero(self, "loss_scale")
+        fraction(self, "quality_target")
+        refuse(
             ("device=cpu has no CUDA graphs: set cuda_graph=false", self.device == "cpu" and self.cuda_graph),
             ("bottom_mlp needs at least one layer", not self.bottom_mlp),
             ("top_mlp must end in 1", not self.top_mlp or self.top_mlp[-1] != 1),
             ("widths of layers must be at least 1", min((*self.bottom_mlp, *self.top_mlp, 1)) < 1),
-            ("batch_size must be at least 1", self.batch_size < 1),
-            ("eval_batch_size must be at least 1", self.eval_batch_size < 1),
-            ("epochs must be at least 1", self.epochs < 1),
-            ("eval_interval must be at least 1", self.eval_interval < 1),
-            ("log_interval must be at least 1", self.log_interval < 1),
-            ("prefetch must be at least 0", self.prefetch < 0),
-            ("loss_scale must be above 0", self.loss_scale <= 0),
-            ("quality_target must lie in 0..1", not 0 < self.quality_target <= 1),
-            ("warmup_steps and decay_steps must be at least 0", min(self.warmup_steps, self.decay_steps) < 0),
             (
                 f"decay_start_step={self.decay_start_step} must not come before "
                 f"warmup_steps={self.warmup_steps}",
                 self.decay_steps > 0 and self.decay_start_step < self.warmup_steps,
             ),
-        ):
-            if wrong:
-                raise ValueError(problem)
+        )

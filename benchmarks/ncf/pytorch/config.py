@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 
+from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
+
 
 @dataclass(frozen=True)
 class Config:
@@ -65,29 +67,20 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
-        low = self.precision in ("fp16", "tf32")
-        for problem, wrong in (
-            (f"device=cpu cannot run precision={self.precision}: set fp32", self.device == "cpu" and low),
-            ("device=cpu has no apex: set optimizer_kernel=auto", self._on_cpu_with_apex()),
+        precision_on_cpu(self, "fp32", "bf16")
+        at_least(self, 1, "factors", "batch_size", "eval_batch_size", "negatives", "epochs", "log_interval")
+        at_least(self, 0, "checkpoint_interval")
+        above_zero(self, "learning_rate", "epsilon", "loss_scale")
+        fraction(self, "quality_target")
+        refuse(
+            (
+                "device=cpu has no apex: set optimizer_kernel=auto",
+                self.device == "cpu" and self.optimizer_kernel == "apex",
+            ),
             (
                 "layers needs at least two values, all at least 1",
                 len(self.layers) < 2 or min(self.layers) < 1,
             ),
             ("the first of layers must be even: two embeddings share it", self.layers[0] % 2 == 1),
-            ("factors must be at least 1", self.factors < 1),
-            ("batch_size must be at least 1", self.batch_size < 1),
-            ("eval_batch_size must be at least 1", self.eval_batch_size < 1),
-            ("negatives must be at least 1", self.negatives < 1),
-            ("epochs must be at least 1", self.epochs < 1),
-            ("log_interval must be at least 1", self.log_interval < 1),
-            ("checkpoint_interval must be at least 0", self.checkpoint_interval < 0),
-            ("quality_target must lie in 0..1", not 0 < self.quality_target <= 1),
-            ("learning_rate and epsilon must be above 0", min(self.learning_rate, self.epsilon) <= 0),
-            ("loss_scale must be above 0", self.loss_scale <= 0),
             ("beta1 and beta2 must lie in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
-        ):
-            if wrong:
-                raise ValueError(problem)
-
-    def _on_cpu_with_apex(self) -> bool:
-        return self.device == "cpu" and self.optimizer_kernel == "apex"
+        )

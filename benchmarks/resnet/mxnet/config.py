@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.resnet.config import Hyperparameters, refuse
+from benchmarks.common.checks import precision_on_cpu, refuse
+from benchmarks.resnet.config import Hyperparameters
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,6 @@ class Config(Hyperparameters):
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         super().__post_init__()
-        on_cpu = self.device == "cpu"
-        refuse(
-            (
-                "device=cpu cannot run precision=fp16: set precision=fp32",
-                on_cpu and self.precision == "fp16",
-            ),
-            (
-                "device=cpu has no NHWC convolution in MXNet: set layout=NCHW",
-                on_cpu and self.layout == "NHWC",
-            ),
-        )
+        precision_on_cpu(self, "fp32")
+        problem = "device=cpu has no NHWC convolution in MXNet: set layout=NCHW"
+        refuse((problem, self.device == "cpu" and self.layout == "NHWC"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.resnet.config import Hyperparameters, refuse
+from benchmarks.common.checks import at_least, precision_on_cpu, refuse
+from benchmarks.resnet.config import Hyperparameters
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,6 @@ class Config(Hyperparameters):
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         super().__post_init__()
-        on_cpu = self.device == "cpu"
-        refuse(
-            (
-                f"device=cpu cannot run precision={self.precision}: set precision=fp32 or bf16",
-                on_cpu and self.precision in ("fp16", "tf32"),
-            ),
-            ("cuda_graph needs device=gpu", on_cpu and self.cuda_graph),
-            ("bucket_mb must be at least 1", self.bucket_mb < 1),
-        )
+        precision_on_cpu(self, "fp32", "bf16")
+        at_least(self, 1, "bucket_mb")
+        refuse(("cuda_graph needs device=gpu", self.device == "cpu" and self.cuda_graph))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.resnet.config import Hyperparameters, refuse
+from benchmarks.common.checks import at_least, precision_on_cpu
+from benchmarks.resnet.config import Hyperparameters
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,5 @@ class Config(Hyperparameters):
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         super().__post_init__()
-        refuse(
-            (
-                f"device=cpu cannot run precision={self.precision}: set precision=fp32 or precision=bf16",
-                self.device == "cpu" and self.precision in ("fp16", "tf32"),
-            ),
-            ("gradient_groups must be at least 0", self.gradient_groups < 0),
-        )
+        precision_on_cpu(self, "fp32", "bf16")
+        at_least(self, 0, "gradient_groups")
