@@ -37,7 +37,7 @@ def create(path: Path, rows: int) -> None:
         file.truncate(file_bytes(rows))
 
 
-def open_blocks(path: Path, rows: int, writable: bool = False) -> np.ndarray:
+def open_blocks(path: Path, rows: int, writable: bool = False) -> np.memmap:
     """The file as an array (blocks, COLUMNS, BLOCK_ROWS) of words.
 
     Raises:
@@ -65,12 +65,6 @@ def write_column(blocks: np.ndarray, column: int, first_row: int, values: np.nda
             count = min(BLOCK_ROWS - lane, len(words) - done)
             blocks[block, column, lane : lane + count] = words[done : done + count]
             done += count
-
-
-def read_columns(blocks: np.ndarray, first_column: int, end_column: int, rows: int) -> np.ndarray:
-    """All rows of some columns, (columns, rows) of words."""
-    part = blocks[:, first_column:end_column].transpose(1, 0, 2)
-    return np.ascontiguousarray(part.reshape(end_column - first_column, -1)[:, :rows])
 
 
 def outside(

@@ -13,8 +13,8 @@ import mxnet as mx
 import numpy as np
 from PIL import Image
 
+from benchmarks.common.data.recordio import RecordReader, unpack
 from benchmarks.common.frameworks import mxnet
-from benchmarks.common.recordio import RecordReader, unpack
 from benchmarks.resnet.mxnet import train
 from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import evaluation_input

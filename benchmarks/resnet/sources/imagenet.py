@@ -6,9 +6,9 @@ import io
 import os
 import tarfile
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
-from benchmarks.common.preparing import Problem
+from benchmarks.common.data.problem import Problem
 from benchmarks.resnet.sources.folders import VAL_FOLDERS, walk_classes
 from benchmarks.resnet.sources.listing import Item, Source, Tell
 
@@ -100,7 +100,7 @@ class _Window(io.RawIOBase):
         self._position = origin + offset
         return self._position - self._begin
 
-    def readinto(self, buffer: bytearray) -> int:
+    def readinto(self, buffer: Any) -> int:
         self._file.seek(self._position)
         count = self._file.readinto(memoryview(buffer)[: max(0, self._end - self._position)]) or 0
         self._position += count
