@@ -11,9 +11,7 @@ from encore import paths
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True, check=False)
     except OSError:
         return None
     return done.stdout if done.returncode == 0 else None

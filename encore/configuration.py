@@ -109,9 +109,7 @@ def _checked(name: str, value: Any, wanted: Any) -> Any:
         return TypeAdapter(wanted, config=STRICT).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         if typing.get_origin(wanted) is not Literal:
-            raise EncoreError(
-                f"{name} = {value!r} has the wrong type", expected=_type_name(wanted)
-            ) from error
+            raise EncoreError(f"{name} = {value!r} has the wrong type", expected=_type_name(wanted)) from error
         allowed = typing.get_args(wanted)
         raise EncoreError(
             f"{name} = {value!r} is not possible",
@@ -132,13 +130,9 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
     name, separator, text = setting.partition("=")
     name = name.strip()
     if name == "seed":
-        raise EncoreError(
-            "--set seed", expected="a seed per experiment", remedy="use --seed N for the first one"
-        )
+        raise EncoreError("--set seed", expected="a seed per experiment", remedy="use --seed N for the first one")
     if not separator:
-        raise EncoreError(
-            f"--set {setting!r} has no '='", expected="key=value", remedy="--set learning_rate=0.1"
-        )
+        raise EncoreError(f"--set {setting!r} has no '='", expected="key=value", remedy="--set learning_rate=0.1")
     if name not in types_of:
         raise names.unknown("configuration key", name, types_of)
     try:
@@ -173,9 +167,7 @@ def scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
             )
         rest = total % ranks
         rounded = f", rounded down to {total - rest}" if rest else ""
-        return {
-            "batch_size": Value(total // ranks, f"rule: global batch {total} over {ranks} ranks{rounded}")
-        }
+        return {"batch_size": Value(total // ranks, f"rule: global batch {total} over {ranks} ranks{rounded}")}
     ratio = ranks / submitted_ranks
     factor = ratio if system.config["optimizer"] == "sgd" else math.sqrt(ratio)
     rate = system.config["learning_rate"]

@@ -170,9 +170,7 @@ def verify(
     return problems
 
 
-def follow(
-    command: list[str], on_update: OnUpdate, environment: Mapping[str, str] | None = None
-) -> list[EncoreError]:
+def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, str] | None = None) -> list[EncoreError]:
     """Runs a ``prepare.py``, hands its progress on, and returns its problems, none when it did its work."""
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         try:
@@ -271,9 +269,7 @@ def read_passport(directory: Path) -> DataPassport:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["schema"] != SCHEMA:
-            raise EncoreError(
-                f"{path} has schema {facts['schema']}", expected=f"schema {SCHEMA}", remedy=again
-            )
+            raise EncoreError(f"{path} has schema {facts['schema']}", expected=f"schema {SCHEMA}", remedy=again)
         splits = facts["splits"]
         files = [file for split in splits.values() for file in _files_of(split)]
         return DataPassport(

@@ -37,9 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EncoreError(
-            f"{path} cannot be read: {error}", remedy="restore it, or start a new run"
-        ) from error
+        raise EncoreError(f"{path} cannot be read: {error}", remedy="restore it, or start a new run") from error
     if not isinstance(loaded, dict):
         raise EncoreError(f"{path} holds no JSON object", remedy="restore it, or start a new run")
     return loaded

@@ -99,9 +99,7 @@ def main() -> None:
         work = Path(folder)
         print(f"telemetry: {telemetry_share(work):.2%} of a core")
         differences = launch_overhead(work)
-        print(
-            f"host side over horovodrun by hand: median {statistics.median(differences):+.2f} s of {PAIRS} pairs"
-        )
+        print(f"host side over horovodrun by hand: median {statistics.median(differences):+.2f} s of {PAIRS} pairs")
 
 
 if __name__ == "__main__":

@@ -41,14 +41,10 @@ def main() -> None:
     folder = parser.parse_args().folder.resolve()
     logs = sum(1 for _ in folder.rglob("result_*.txt*"))
     project = Path(__file__).resolve().parents[1]
-    score = (
-        f"import sys; sys.path.insert(0, {str(project)!r}); from encore.results.score import score_folder; "
-    )
+    score = f"import sys; sys.path.insert(0, {str(project)!r}); from encore.results.score import score_folder; "
     with tempfile.TemporaryDirectory() as temporary:
         tree = submission_tree(folder, Path(temporary))
-        ours = seconds(
-            [sys.executable, "-c", score + f"score_folder({str(tree / 'results')!r})"], Path(temporary)
-        )
+        ours = seconds([sys.executable, "-c", score + f"score_folder({str(tree / 'results')!r})"], Path(temporary))
         module = "mlperf_logging.result_summarizer"
         theirs = seconds([sys.executable, "-m", module, str(tree), "training", "0.7.0"], Path(temporary))
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024

@@ -39,9 +39,7 @@ def pairs(work: Path, nodes: int) -> list[float]:
     """Seconds that `encore run` takes longer, pair by pair; runs inside a job of so many nodes."""
     encore = [sys.executable, "-m", "encore.cli.app", "run", "resnet", "--seed", "1", "--nodes", str(nodes)]
     encore += ["--data", str(work / "digits"), "--results", str(work / "results"), *SHORT]
-    shown = subprocess.run(
-        [*encore, "--dry-run", "--json"], capture_output=True, text=True, check=True, cwd=paths.ROOT
-    )
+    shown = subprocess.run([*encore, "--dry-run", "--json"], capture_output=True, text=True, check=True, cwd=paths.ROOT)
     told = json.loads(shown.stdout)
     output = told["argv"][told["argv"].index("--output") + 1]
     differences = []

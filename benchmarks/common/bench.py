@@ -113,14 +113,10 @@ def main(
     epochs: bool = False,
 ) -> int:
     """Run the command line that every bench.py has; with ``epochs`` a step of the measurement is a whole epoch."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
     parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
-    parser.add_argument(
-        "--steps", type=int, default=20, help="steps of a measurement; not used where it is an epoch"
-    )
+    parser.add_argument("--steps", type=int, default=20, help="steps of a measurement; not used where it is an epoch")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind")
     arguments = parser.parse_args()
     config = configuration.load(config_class, arguments.config)

@@ -84,9 +84,7 @@ class StepReports:
         self._stages["input"] = self._stages.get("input", 0.0) + time.time() - started
         return result
 
-    def add(
-        self, steps: range, loss: Any, stop: bool, learning_rate: float, samples: Optional[int] = None
-    ) -> bool:
+    def add(self, steps: range, loss: Any, stop: bool, learning_rate: float, samples: Optional[int] = None) -> bool:
         """Report ``steps`` with their mean loss; True when all ranks know that one of them was asked to stop.
 
         ``loss`` is the mean over this rank's samples, still on the device; ``samples`` are those of all ranks,

@@ -62,9 +62,7 @@ class MLLog:
 
     def block_start(self, first_epoch: int, epochs: int) -> None:
         """Log the start of a block of epochs."""
-        self._log.start(
-            constants.BLOCK_START, metadata={"first_epoch_num": first_epoch + 1, "epoch_count": epochs}
-        )
+        self._log.start(constants.BLOCK_START, metadata={"first_epoch_num": first_epoch + 1, "epoch_count": epochs})
 
     def block_stop(self, first_epoch: int) -> None:
         """Log the end of the block that began with ``first_epoch``."""
@@ -82,9 +80,7 @@ class MLLog:
         """Log the start of an evaluation; ``epoch_num`` as the log has it."""
         self._log.start(constants.EVAL_START, metadata={"epoch_num": epoch_num})
 
-    def eval_stop(
-        self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]
-    ) -> None:
+    def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Log the end of an evaluation and what it found."""
         metadata = {"epoch_num": epoch_num}
         if not self._accuracy_first:
@@ -150,9 +146,7 @@ class V05Log:
         """Log the start of an evaluation."""
         self.event("eval_start", epoch_num)
 
-    def eval_stop(
-        self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]
-    ) -> None:
+    def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Log what the evaluation found, and its end."""
         self.event("eval_accuracy", {"epoch": epoch_num, "value": value_of(qualities)})
         self.event("eval_target", value_of(targets))

@@ -69,14 +69,10 @@ class Run:
         log: LogOf = MLLog,
     ) -> Run:
         """Read the command line that every ``train.py`` has and begin; ``log`` makes the log in its dialect."""
-        parser = argparse.ArgumentParser(
-            description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
         parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
-        parser.add_argument(
-            "--output", type=Path, required=True, help="folder for results, may be shared by nodes"
-        )
+        parser.add_argument("--output", type=Path, required=True, help="folder for results, may be shared by nodes")
         arguments = parser.parse_args(argv)
         config = configuration.load(config_class, arguments.config)
         return cls(config, framework, arguments.data, arguments.output, log)

@@ -69,9 +69,7 @@ def choose(
     if wanted == "auto":
         wanted = _fastest(candidates, parameters, measure or seconds_of_step)
     if wanted not in candidates:
-        raise ValueError(
-            f"optimizer implementation {wanted!r} is not here: use auto or one of {sorted(candidates)}"
-        )
+        raise ValueError(f"optimizer implementation {wanted!r} is not here: use auto or one of {sorted(candidates)}")
     return wanted, candidates[wanted](parameters)
 
 

@@ -67,9 +67,7 @@ def write_column(blocks: np.ndarray, column: int, first_row: int, values: np.nda
             done += count
 
 
-def outside(
-    blocks: np.ndarray, sizes: Sequence[int], chosen: Sequence[int]
-) -> Iterator[Tuple[int, int, int]]:
+def outside(blocks: np.ndarray, sizes: Sequence[int], chosen: Sequence[int]) -> Iterator[Tuple[int, int, int]]:
     """Tables of the ``chosen`` blocks with an index below 0 or past the table: table, least, largest index."""
     for table, size in enumerate(sizes):
         column = blocks[list(chosen), FIRST_TABLE + table]

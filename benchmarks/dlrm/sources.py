@@ -87,9 +87,7 @@ def _days(days: Dict[int, Path], tell: Tell) -> Source:
     train = tuple(_whole(days[number]) for number in range(last))
     held, lines = _first_half(days[last], tell)
     name = TERABYTE if last + 1 == DAYS else f"criteo-{last + 1}-days"
-    return Source(
-        name, train, (held,), f"days 0 to {last - 1}; the first {lines:,} lines of day {last} held out"
-    )
+    return Source(name, train, (held,), f"days 0 to {last - 1}; the first {lines:,} lines of day {last} held out")
 
 
 def _single(path: Path, fraction: Optional[float], tell: Tell) -> Source:

@@ -129,9 +129,7 @@ def _write_chunks(part: Part, path: Path, report: Report) -> Tuple[Facts, np.nda
     return Facts(rows, malformed, first, lines), np.concatenate(offsets)
 
 
-def _write_chunk(
-    file: BinaryIO, waiting: List[np.ndarray], buckets: int, generator: np.random.Generator
-) -> np.ndarray:
+def _write_chunk(file: BinaryIO, waiting: List[np.ndarray], buckets: int, generator: np.random.Generator) -> np.ndarray:
     """Deal the waiting rows into buckets and write them; returns where each bucket begins."""
     columns = np.concatenate(waiting, axis=1)
     waiting.clear()

@@ -114,14 +114,11 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Prog
         pieces = enumerate(sources.ranges(whole, stages.PART_BYTES))
         options = (args.index_limit, args.seed)
         parts[split] = tuple(
-            Part(text, number, place, buckets, scratch / f"{split}-{place:05}.rows", *options)
-            for place, text in pieces
+            Part(text, number, place, buckets, scratch / f"{split}-{place:05}.rows", *options) for place, text in pieces
         )
     every = (*parts["train"], *parts["val"])
     limits = (args.index_limit, args.frequency_threshold)
-    tables = tuple(
-        Table(number, every, scratch / f"table-{number:02}.values", *limits) for number in range(TABLES)
-    )
+    tables = tuple(Table(number, every, scratch / f"table-{number:02}.values", *limits) for number in range(TABLES))
     return Task(source, scratch, parts, tables, args.workers, progress)
 
 

@@ -54,9 +54,7 @@ def timeline(config: Any, steps_per_epoch: int) -> Timeline:
         steps_per_epoch=steps_per_epoch,
         epochs=config.epochs,
         evaluates_after=after_epochs(steps_per_epoch, lambda epoch: True),
-        checkpoints_after=after_epochs(
-            steps_per_epoch, lambda epoch: interval > 0 and (epoch + 1) % interval == 0
-        ),
+        checkpoints_after=after_epochs(steps_per_epoch, lambda epoch: interval > 0 and (epoch + 1) % interval == 0),
         epoch_num=lambda step: step // steps_per_epoch - 1,
         stops_at_target=config.stop_at_target,
     )

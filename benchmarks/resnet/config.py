@@ -29,9 +29,7 @@ class Hyperparameters:
     depth: Literal[18, 34, 50, 101, 152] = 50  # layers with weights; 50 is MLPerf's
     num_classes: int = 1000  # labels in the data set
     layout: Literal["NHWC", "NCHW"] = "NHWC"  # order of the axes; NHWC is what tensor cores want
-    precision: Literal["fp16", "bf16", "tf32", "fp32"] = (
-        "fp16"  # of products; weights and statistics stay fp32
-    )
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of products; weights and statistics stay fp32
     pad_channels: bool = True  # add an empty fourth colour channel, which NHWC fp16 convolutions like
     zero_init_residual: bool = False  # last batch-norm of a block starts at gamma 0 (arXiv 1706.02677, 5.1)
     batch_norm_momentum: float = 0.9  # share of the old running statistics kept at each step

@@ -156,9 +156,7 @@ def _hash(file: BinaryIO, size: int, update: Callable[[bytes], object], tell: Ca
         size -= len(chunk)
 
 
-def _append(
-    path: Path, output: BinaryIO, update: Callable[[bytes], object], tell: Callable[[int], None]
-) -> None:
+def _append(path: Path, output: BinaryIO, update: Callable[[bytes], object], tell: Callable[[int], None]) -> None:
     with path.open("rb") as part:
         for chunk in iter(lambda: part.read(CHUNK), b""):
             output.write(chunk)

@@ -141,9 +141,7 @@ def _arguments(source: Input) -> Dict[str, Any]:
 
 def training_pipeline(source: Input, augmentation: Augmentation, checkpoint: Optional[bytes]) -> Any:
     """Build the endless training pipeline, or go on exactly from a ``checkpoint`` of an earlier one."""
-    pipeline = _training(
-        source, augmentation, enable_checkpointing=True, checkpoint=checkpoint, **_arguments(source)
-    )
+    pipeline = _training(source, augmentation, enable_checkpointing=True, checkpoint=checkpoint, **_arguments(source))
     pipeline.build()
     return pipeline
 

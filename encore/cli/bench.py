@@ -50,10 +50,6 @@ def bench(
     bare = result["measured"]["bare"]["median"]
     for name, entry in result["measured"].items():
         ratio = "" if name in ("bare", "input") else f"{entry['ratio']:.3f}"
-        table.add_row(
-            entry["title"], f"{entry['median']:.1f}", f"{entry['least']:.1f}", f"{entry['most']:.1f}", ratio
-        )
+        table.add_row(entry["title"], f"{entry['median']:.1f}", f"{entry['least']:.1f}", f"{entry['most']:.1f}", ratio)
     screen.print(table)
-    screen.print(
-        f"share of the time waiting for data: {result['input_share']:.1%}; bare loop {bare:.1f} samples/s"
-    )
+    screen.print(f"share of the time waiting for data: {result['input_share']:.1%}; bare loop {bare:.1f} samples/s")

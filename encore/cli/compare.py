@@ -92,9 +92,7 @@ def _folder(logs: Path | None) -> Path | None:
 def _submission(ours: Side, name: str | None, logs: Path | None) -> Side:
     cell, how = find_submission(ours, name)
     if cell is None:
-        raise EncoreError(
-            f"nothing to compare with: {how}", remedy="name a submission: --with, or a run: --other"
-        )
+        raise EncoreError(f"nothing to compare with: {how}", remedy="name a submission: --with, or a run: --other")
     return submission(cell, logs)
 
 

@@ -66,9 +66,7 @@ def prepare(
     workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every random choice; default: 0.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another data set.")] = False,
-    runtime: Annotated[
-        str, typer.Option(help="host, or a container runtime that has the benchmark's image.")
-    ] = "host",
+    runtime: Annotated[str, typer.Option(help="host, or a container runtime that has the benchmark's image.")] = "host",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
 ) -> None:
     """Turn raw data into the files that training reads; an interrupted preparation goes on.
@@ -104,9 +102,7 @@ def prepare(
 def verify(
     benchmark: BenchmarkArgument,
     directory: Annotated[Path | None, typer.Argument(help="Data folder; default: data/BENCHMARK.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick/--full", help="Sizes and ends of the files, or every byte.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick/--full", help="Sizes and ends of the files, or every byte.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Compare a data set with its passport; exit code 2 when they differ."""
@@ -117,8 +113,7 @@ def verify(
         problems = data.verify(choice.benchmark.name, folder, python, quick, on_update)
     if as_json:
         findings = [
-            {"found": problem.found, "expected": problem.expected, "remedy": problem.remedy}
-            for problem in problems
+            {"found": problem.found, "expected": problem.expected, "remedy": problem.remedy} for problem in problems
         ]
         typer.echo(json.dumps({"directory": str(folder), "whole": not problems, "findings": findings}))
     elif problems:
@@ -164,9 +159,7 @@ def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.
     folders = [directory.absolute(), *([wanted.source.absolute()] if wanted.source else [])]
     preflight.refuse_failed(runtimes.check_folders(folders))
     if wanted.source is not None and not wanted.source.exists():
-        raise EncoreError(
-            f"{wanted.source} does not exist", remedy="give the folder of the raw data: --from DIR"
-        )
+        raise EncoreError(f"{wanted.source} does not exist", remedy="give the folder of the raw data: --from DIR")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

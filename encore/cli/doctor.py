@@ -73,9 +73,7 @@ def _machine(machine: node.Node) -> list[Check]:
         Check("OK", "processor", f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB"),
     ]
     if not machine.gpus:
-        checks.append(
-            Check("WARN", "GPUs", "none: ranks run on the CPU, and what they train reproduces nothing")
-        )
+        checks.append(Check("WARN", "GPUs", "none: ranks run on the CPU, and what they train reproduces nothing"))
     for gpu in machine.gpus:
         capability = f", compute capability {gpu.compute_capability}" if gpu.compute_capability else ""
         found = f"{gpu.index}: {gpu.name}, {gpu.memory_gib:g} GiB, driver {gpu.driver}{capability}"
@@ -135,9 +133,7 @@ def _folders() -> list[Check]:
         there = existing(folder)
         free = shutil.disk_usage(there).free / 2**30
         if not os.access(there, os.W_OK):
-            checks.append(
-                Check("FAIL", name, f"{there} is not writable", "make it so, or choose another folder")
-            )
+            checks.append(Check("FAIL", name, f"{there} is not writable", "make it so, or choose another folder"))
         else:
             level: Level = "OK" if free > 5 else "WARN"
             remedy = "a framework environment needs about 3 GiB"

@@ -42,8 +42,7 @@ def benchmarks_table() -> str:
     for name, choice in catalogue.choices().items():
         benchmark = choice.benchmark
         targets = "; ".join(
-            f"{quality.title}: "
-            + ", ".join(f"{entry.targets[key]:g} ({r})" for r, entry in benchmark.rounds.items())
+            f"{quality.title}: " + ", ".join(f"{entry.targets[key]:g} ({r})" for r, entry in benchmark.rounds.items())
             for key, quality in benchmark.qualities.items()
         )
         page = f"[{benchmark.title}](benchmarks/{benchmark.name}/README.md)"
@@ -87,9 +86,7 @@ def published_table(choice: Choice) -> str:
         if result.benchmark == choice.benchmark.name
     }
     submitted = [system for system in catalogue.systems(choice) if system.kind == "submitted"]
-    return markdown(
-        head, [_published_row(each, found.get((each.round, each.submission))) for each in submitted]
-    )
+    return markdown(head, [_published_row(each, found.get((each.round, each.submission))) for each in submitted])
 
 
 def _published_row(system: System, result: PublishedResult | None) -> list[str]:
@@ -198,9 +195,7 @@ def stale(root: Path) -> dict[Path, str]:
     """Return pages with tables, and Dockerfiles, that are stale, with the text that they should have."""
     wanted = {path: renewed(path.read_text(encoding="utf-8"), path) for path in pages(root)}
     wanted.update(dockerfiles.every())
-    return {
-        path: text for path, text in wanted.items() if not path.exists() or text != path.read_text("utf-8")
-    }
+    return {path: text for path, text in wanted.items() if not path.exists() or text != path.read_text("utf-8")}
 
 
 def main(

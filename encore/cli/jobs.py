@@ -122,9 +122,7 @@ def describe(row: Row) -> str:
     if row.experiments > 1:
         single = row.run is not None and row.experiment is not None
         parts.append(
-            f"experiment {(row.experiment or 0) + 1}/{row.experiments}"
-            if single
-            else f"{row.experiments} runs"
+            f"experiment {(row.experiment or 0) + 1}/{row.experiments}" if single else f"{row.experiments} runs"
         )
     if row.epochs:
         parts.append(f"epoch {row.epoch or 1:.4g}/{row.epochs}")
@@ -154,9 +152,7 @@ def follow(
         run = subject.folder or _wait_for_folder(tell, subject, folder)
         states = _follow_all(screen, tell, subject, run)
     except KeyboardInterrupt:
-        screen.print(
-            f"no longer watched; it goes on. Watch it again with: encore follow {name or ''}".rstrip()
-        )
+        screen.print(f"no longer watched; it goes on. Watch it again with: encore follow {name or ''}".rstrip())
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finish(screen, run, exit_code(states), as_json=False)
 

@@ -21,9 +21,7 @@ Round = Annotated[str | None, typer.Option("--round", help="MLPerf round, such a
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one configuration value.")
 ]
-Experiments = Annotated[
-    int, typer.Option(help="Experiments, each with a new seed; of a sweep: of each point.")
-]
+Experiments = Annotated[int, typer.Option(help="Experiments, each with a new seed; of a sweep: of each point.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the first experiment; default: drawn.")]
 
 # Where and how it runs.
@@ -38,15 +36,11 @@ Environment = Annotated[
 DropCaches = Annotated[
     bool | None, typer.Option(help="Drop the page cache before each run; default: not for a small data set.")
 ]
-HangSeconds = Annotated[
-    float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")
-]
+HangSeconds = Annotated[float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")]
 Runtime = Annotated[
     str | None, typer.Option(help="auto, host, docker, podman, apptainer, enroot or pyxis; default: auto.")
 ]
-Image = Annotated[
-    str | None, typer.Option(help="Image to run in; default: the benchmark's that was built last.")
-]
+Image = Annotated[str | None, typer.Option(help="Image to run in; default: the benchmark's that was built last.")]
 Cluster = Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")]
 Engine = Annotated[str | None, typer.Option(help="docker or podman; default: the first that answers.")]
 Resume = Annotated[Path | None, typer.Option(help="Resume what is in this folder.")]
@@ -54,15 +48,11 @@ Resume = Annotated[Path | None, typer.Option(help="Resume what is in this folder
 # What it is compared with.
 With = Annotated[
     str | None,
-    typer.Option(
-        "--with", metavar="NAME", help="Submission, as `encore published` names it; default: the nearest."
-    ),
+    typer.Option("--with", metavar="NAME", help="Submission, as `encore published` names it; default: the nearest."),
 ]
 Logs = Annotated[
     Path | None,
-    typer.Option(
-        "--logs", metavar="DIR", help="Folder of submitted logs, used where it holds the submission's."
-    ),
+    typer.Option("--logs", metavar="DIR", help="Folder of submitted logs, used where it holds the submission's."),
 ]
 
 # What comes out.

@@ -39,9 +39,7 @@ Examples:
 
 
 def plan(
-    benchmarks: Annotated[
-        list[str], typer.Argument(metavar="BENCHMARK...", help="Such as resnet or ncf=50.")
-    ],
+    benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...", help="Such as resnet or ncf=50.")],
     gpus: Annotated[int, typer.Option(help="GPUs of the machine.")],
     curves: Annotated[
         list[str] | None,
@@ -73,9 +71,7 @@ def plan(
         _write(schedule, steady, output)
 
 
-def _jobs(
-    wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Curve], extrapolate: bool
-) -> list[Job]:
+def _jobs(wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Curve], extrapolate: bool) -> list[Job]:
     from encore.scaling.curves import options as options_of
     from encore.scaling.sharing import Job
 
@@ -83,9 +79,7 @@ def _jobs(
     for word in wanted:
         name, equals, number = word.partition("=")
         if equals and not (number.isdigit() and 1 <= int(number) <= 1000):
-            raise EncoreError(
-                f"{word}: {number!r} is no number of runs", expected="1 to 1000", remedy=f"{name}=5"
-            )
+            raise EncoreError(f"{word}: {number!r} is no number of runs", expected="1 to 1000", remedy=f"{name}=5")
         benchmark = canonical(name) or name
         if benchmark not in curves and canonical(name):
             raise EncoreError(
@@ -113,9 +107,7 @@ def _print(jobs: list[Job], sources: list[str], schedule: Schedule, steady: Stea
     say(screen, text(f"curves: {', '.join(sources)}", "dim"))
 
 
-def _as_json(
-    jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState
-) -> dict[str, object]:
+def _as_json(jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState) -> dict[str, object]:
     from encore.scaling.sharing import one_by_one
     from encore.scaling.steady import rounds_one_by_one
 

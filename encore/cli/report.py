@@ -64,9 +64,7 @@ def report(
 ) -> None:
     """Write a report of runs: Markdown, and one HTML page that needs no network."""
     _something(runs, study, published)
-    files = write_report(
-        runs or [], output, name=with_, logs=logs, baseline=baseline, study=study, published=published
-    )
+    files = write_report(runs or [], output, name=with_, logs=logs, baseline=baseline, study=study, published=published)
     say(console(), text(f"{files[0]} and {len(files) - 1} files beside it"))
 
 
@@ -94,9 +92,7 @@ def tables(
 
 def _something(runs: list[Path] | None, *others: str | None) -> None:
     if not runs and not any(others):
-        raise EncoreError(
-            "no run was named", expected="RUN..., --study KEY or --published NAME", remedy="see --help"
-        )
+        raise EncoreError("no run was named", expected="RUN..., --study KEY or --published NAME", remedy="see --help")
 
 
 def tables_as_json(tables: Iterable[Table]) -> list[dict[str, Any]]:

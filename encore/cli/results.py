@@ -58,9 +58,7 @@ WIDE = 100
 
 def score(
     path: PathArgument,
-    round_: Annotated[
-        str | None, typer.Option("--round", help="Score by this round's rules, such as v0.7.")
-    ] = None,
+    round_: Annotated[str | None, typer.Option("--round", help="Score by this round's rules, such as v0.7.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Score result logs by the rules of their round; one set gives one JSON object, a tree a list of them."""
@@ -82,9 +80,7 @@ def check(
     Exits with 1 where one has an error that better data would not cure.
     """
     if not path.exists():
-        raise EncoreError(
-            f"there is no {path}", expected="a result log or a folder of them", remedy="check the path"
-        )
+        raise EncoreError(f"there is no {path}", expected="a result log or a folder of them", remedy="check the path")
     files = [file for _, found in find_sets(path) for file in found]
     if not files:
         raise EncoreError(f"no result log in {path}", expected="result_0.txt, result_1.txt ...")
@@ -129,9 +125,7 @@ def _round(name: str | None) -> str | None:
         return None
     found = f"v{name.lower().removeprefix('v')}"
     if found not in ROUNDS:
-        raise EncoreError(
-            f"there is no round {name!r}", expected=", ".join(ROUNDS), remedy="name one of these"
-        )
+        raise EncoreError(f"there is no round {name!r}", expected=", ".join(ROUNDS), remedy="name one of these")
     return found
 
 

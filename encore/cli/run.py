@@ -262,9 +262,7 @@ def _print_judgements(screen: Console, folder: RunFolder, judgements: list[judge
         )
     screen.print(table)
     if any(each.figures.resumed and each.figures.minutes is not None for each in judgements):
-        screen.print(
-            "a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses"
-        )
+        screen.print("a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses")
     for each in judgements[:1]:
         _print_findings(screen, each)
     screen.print(judge.standing(folder))
@@ -287,9 +285,7 @@ def _print_findings(screen: Console, each: judge.Judgement) -> None:
     screen.print(f"checked by {each.compliance.checker}, ruleset {each.compliance.ruleset}:", highlight=False)
     for finding in each.compliance.findings:
         mark = "cannot be met by this data set" if finding.kind == "small_data" else finding.severity
-        screen.print(
-            f"  {mark}: expected {finding.expected}, found {finding.found}", markup=False, highlight=False
-        )
+        screen.print(f"  {mark}: expected {finding.expected}, found {finding.found}", markup=False, highlight=False)
 
 
 def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:

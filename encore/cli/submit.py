@@ -47,9 +47,7 @@ def submit(
     array: Annotated[int | None, typer.Option(help="So many runs, each as a task of an array.")] = None,
     partition: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
     account: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
-    sbatch: Annotated[
-        list[str] | None, typer.Option(metavar="OPTION", help="A further option of sbatch.")
-    ] = None,
+    sbatch: Annotated[list[str] | None, typer.Option(metavar="OPTION", help="A further option of sbatch.")] = None,
     resume: options.Resume = None,
     cluster: options.Cluster = None,
     dry_run: options.DryRun = False,

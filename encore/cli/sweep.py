@@ -60,9 +60,7 @@ def sweep(
     system: options.System = None,
     round_name: options.Round = None,
     data_folder: options.Data = None,
-    results: Annotated[
-        Path | None, typer.Option(help="Where the study folder goes; default results/.")
-    ] = None,
+    results: Annotated[Path | None, typer.Option(help="Where the study folder goes; default results/.")] = None,
     seed: options.Seed = None,
     settings: options.Settings = None,
     environment: options.Environment = None,
@@ -102,9 +100,7 @@ def sweep(
 def _grid(given: Mapping[str, Any]) -> Grid:
     """Return the grid that the options ask for, by their names above."""
     if given["benchmark"] is None or given["gpus"] is None:
-        raise EncoreError(
-            "no benchmark or no numbers of GPUs given", expected="encore sweep BENCHMARK --gpus 1,2,4"
-        )
+        raise EncoreError("no benchmark or no numbers of GPUs given", expected="encore sweep BENCHMARK --gpus 1,2,4")
     data, cluster, precision = given["data_folder"], given["cluster"], given["precision"]
     same = ("global_batch", "runs", "system", "seed", "drop_caches", "runtime", "image")
     return Grid(

@@ -132,9 +132,7 @@ def pip_settings() -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def stream(
-    command: Sequence[str], on_line: OnLine, environment: Mapping[str, str] | None = None
-) -> tuple[int, str]:
+def stream(command: Sequence[str], on_line: OnLine, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run a command, pass its lines on, and return its exit code and its last lines."""
     tail: list[str] = []
     with subprocess.Popen(
@@ -152,9 +150,7 @@ def stream(
     return child.returncode, "".join(tail)
 
 
-def must(
-    command: Sequence[str], on_line: OnLine, doing: str, environment: Mapping[str, str] | None = None
-) -> None:
+def must(command: Sequence[str], on_line: OnLine, doing: str, environment: Mapping[str, str] | None = None) -> None:
     """Run a command; EncoreError explains why it failed."""
     code, tail = stream(command, on_line, environment)
     if code != 0:
@@ -163,9 +159,7 @@ def must(
         raise error
 
 
-def run_build(
-    engine: Engine, file: Path, tags: Sequence[str], arguments: Mapping[str, str], on_line: OnLine
-) -> None:
+def run_build(engine: Engine, file: Path, tags: Sequence[str], arguments: Mapping[str, str], on_line: OnLine) -> None:
     """Build a Dockerfile with the settings of this machine; EncoreError explains why it failed."""
     check_space(engine, BUILD_GIB)
     program, environment = builder(engine)
@@ -201,17 +195,13 @@ def pass_gate(choice: Choice, release: images.Release) -> None:
             )
 
 
-def ensure_base(
-    choice: Choice, engine: Engine, name: str | None, anyway: bool, on_line: OnLine
-) -> tuple[str, str]:
+def ensure_base(choice: Choice, engine: Engine, name: str | None, anyway: bool, on_line: OnLine) -> tuple[str, str]:
     """Reference and tag of the base called ``name``, pulled if need be and held to images.lock."""
     framework = choice.implementation.framework
     if name == images.STANDIN:
         reference = standin_name(framework)
         if engines.inspect(engine, reference) is None:
-            raise EncoreError(
-                f"the CPU base {reference} is not built", remedy=f"make standin FRAMEWORK={framework}"
-            )
+            raise EncoreError(f"the CPU base {reference} is not built", remedy=f"make standin FRAMEWORK={framework}")
         return reference, images.STANDIN
     release = images.find_release(framework, name)
     if not anyway:
@@ -256,9 +246,7 @@ def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, o
 def push(choice: Choice, engine: Engine, registry: str, on_line: OnLine) -> str:
     """Tag the image for a registry and push it; returns the name there."""
     if not registry:
-        raise EncoreError(
-            "no registry given", remedy=f"make push-{choice.name} REGISTRY=registry.example/team"
-        )
+        raise EncoreError("no registry given", remedy=f"make push-{choice.name} REGISTRY=registry.example/team")
     name = image_name(choice)
     found = engines.inspect(engine, name)
     if found is None:
@@ -288,9 +276,7 @@ def not_built(choice: Choice, engine: str) -> EncoreError:
 def clean(engine: Engine) -> list[str]:
     """Remove every image that was made here; returns their names."""
     pattern = f"reference={PREFIX}/*"
-    listed = engines.ask(
-        [engine.program, "images", "--filter", pattern, "--format", "{{.Repository}}:{{.Tag}}"]
-    )
+    listed = engines.ask([engine.program, "images", "--filter", pattern, "--format", "{{.Repository}}:{{.Tag}}"])
     made = [line for line in listed.stdout.split() if line.startswith(PREFIX)]
     if made:
         done = engines.ask([engine.program, "rmi", "--force", *made], timeout=600)

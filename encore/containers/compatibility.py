@@ -69,9 +69,7 @@ def check_driver(release: Release, gpu: Gpu) -> Check:
         if driver[:1] == branch[:1] and driver >= branch:
             return Check("OK", "driver", f"{gpu.driver}, which data center GPUs may have")
     allowed = f"{release.driver} or later" + (f", or {', '.join(branches)} or later" if branches else "")
-    return Check(
-        "FAIL", "driver", f"{gpu.driver}; {release.reference} needs {allowed}", "install a newer driver"
-    )
+    return Check("FAIL", "driver", f"{gpu.driver}; {release.reference} needs {allowed}", "install a newer driver")
 
 
 def check_memory(configuration: Configuration, gpu: Gpu) -> Check:

@@ -25,9 +25,7 @@ INSTALL = {
     "apptainer": "install Apptainer, or load its module, or use another runtime: --runtime docker or host",
     "enroot": "install Enroot, or use another runtime: --runtime docker or host",
 }
-NO_TOOLKIT = (
-    "install the NVIDIA Container Toolkit and run `nvidia-ctk runtime configure` or `nvidia-ctk cdi generate`"
-)
+NO_TOOLKIT = "install the NVIDIA Container Toolkit and run `nvidia-ctk runtime configure` or `nvidia-ctk cdi generate`"
 
 SYMPTOMS: tuple[tuple[str, str, str], ...] = (
     (

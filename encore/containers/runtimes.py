@@ -254,9 +254,7 @@ def check_locked_memory(engine: Engine) -> Check:
     if hard == resource.RLIM_INFINITY or may_raise:
         return Check("OK", "locked memory", "unlimited in the container")
     found = f"{engine.name} may not lift the limit of {hard // 1024} KiB"
-    return Check(
-        "WARN", "locked memory", found, "start the engine with CAP_SYS_RESOURCE and LimitMEMLOCK=infinity"
-    )
+    return Check("WARN", "locked memory", found, "start the engine with CAP_SYS_RESOURCE and LimitMEMLOCK=infinity")
 
 
 CAP_SYS_RESOURCE = 24

@@ -84,9 +84,7 @@ def bind(
     shares = siblings or {}
     whole = tuple(sorted(set(allowed)))
     known = len(near) >= ranks and all(set(each.cpus) & set(whole) for each in near[:ranks])
-    pools = (
-        [tuple(sorted(set(each.cpus) & set(whole))) for each in near[:ranks]] if known else [whole] * ranks
-    )
+    pools = [tuple(sorted(set(each.cpus) & set(whole))) for each in near[:ranks]] if known else [whole] * ranks
     bindings = []
     for rank, pool in enumerate(pools):
         sharing = [other for other, theirs in enumerate(pools) if theirs == pool]

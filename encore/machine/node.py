@@ -106,9 +106,7 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
         gib = float(memory) / 1024 if memory.replace(".", "", 1).isdigit() else 0.0
         known = capability if capability[:1].isdigit() else None
         found.append(
-            Gpu(
-                index=int(index), name=name, memory_gib=round(gib, 1), driver=driver, compute_capability=known
-            )
+            Gpu(index=int(index), name=name, memory_gib=round(gib, 1), driver=driver, compute_capability=known)
         )
     return tuple(found)
 

@@ -110,9 +110,7 @@ def check_shared_memory(configuration: Configuration) -> Check:
         return Check("WARN", "shared memory", "no /dev/shm", "mount one: the ranks talk through it")
     mib = usage.total // 2**20
     if configuration.get("device") == "gpu" and mib < 1024:
-        return Check(
-            "WARN", "shared memory", f"/dev/shm has {mib} MiB", "give it at least 1 GiB (--shm-size)"
-        )
+        return Check("WARN", "shared memory", f"/dev/shm has {mib} MiB", "give it at least 1 GiB (--shm-size)")
     return Check("OK", "shared memory", f"/dev/shm has {mib} MiB")
 
 
@@ -151,9 +149,7 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
     if configuration.get("device") == "cpu":
         return Check("OK", "configuration", "a CPU run: tries the code, reproduces nothing")
     if configuration.deviations:
-        return Check(
-            "WARN", "configuration", "not a submitted configuration: " + "; ".join(configuration.deviations)
-        )
+        return Check("WARN", "configuration", "not a submitted configuration: " + "; ".join(configuration.deviations))
     full = configuration.choice.benchmark.full_data.name
     if passport is not None and passport.name != full:
         return Check("WARN", "configuration", f"submitted with {full}, this is {passport.name}")

@@ -30,9 +30,7 @@ def heartbeats(folder: Path) -> list[Heartbeat]:
     for path in folder.glob("rank_*"):
         with contextlib.suppress(OSError, ValueError):
             pid, host, step, when = path.read_text(encoding="ascii").split()
-            found.append(
-                Heartbeat(rank=int(path.name[5:]), pid=int(pid), host=host, step=int(step), time=float(when))
-            )
+            found.append(Heartbeat(rank=int(path.name[5:]), pid=int(pid), host=host, step=int(step), time=float(when)))
     return sorted(found, key=lambda beat: beat.rank)
 
 

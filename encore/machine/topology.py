@@ -75,9 +75,7 @@ def from_nvml(handle: Any) -> Near:
 
 def _bits(words: Sequence[int]) -> tuple[int, ...]:
     """Return the positions of the bits that are set, in words of which the lowest comes first."""
-    return tuple(
-        WORD * number + bit for number, word in enumerate(words) for bit in range(WORD) if word >> bit & 1
-    )
+    return tuple(WORD * number + bit for number, word in enumerate(words) for bit in range(WORD) if word >> bit & 1)
 
 
 def siblings(root: Path = SYS) -> Siblings:

@@ -107,9 +107,7 @@ def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = No
         folder = root / each.submitter
         results = folder / "results" / each.system / each.benchmark
         if results.exists():
-            raise EncoreError(
-                f"{results} is there already", remedy="give a new folder, or remove the old archive"
-            )
+            raise EncoreError(f"{results} is there already", remedy="give a new folder, or remove the old archive")
         logs = _write_set(folder, results, each)
         known = packages.get(folder, Package(folder=folder, round=each.round, sets=0, logs=0))
         packages[folder] = replace(known, sets=known.sets + 1, logs=known.logs + logs)

@@ -138,16 +138,12 @@ def _factor_as_json(factor: Factor) -> dict[str, Any]:
     }
 
 
-def compare_path(
-    path: Path, name: str | None = None, logs: Path | None = None, within: float = WITHIN
-) -> Comparison:
+def compare_path(path: Path, name: str | None = None, logs: Path | None = None, within: float = WITHIN) -> Comparison:
     """Compare the one set of runs at ``path``; see ``compare``."""
     return compare(load_side(path), name, logs, within)
 
 
-def compare(
-    ours: Side, name: str | None = None, logs: Path | None = None, within: float = WITHIN
-) -> Comparison:
+def compare(ours: Side, name: str | None = None, logs: Path | None = None, within: float = WITHIN) -> Comparison:
     """Compare a set of runs with the submission called ``name``, or with the nearest one.
 
     ``logs`` is a folder of submitted logs: where it holds those of the submission, they are used rather than

@@ -39,9 +39,7 @@ def check(path: str | PathLike[str], ruleset: str | None = None) -> ComplianceRe
         ruleset = _known(ruleset)
     run = read_run(path, f"v{ruleset.removesuffix('.0')}" if ruleset else None)
     if run.reason is Reason.UNREADABLE:
-        raise EncoreError(
-            f"cannot read {path}: {run.explanation}", remedy="check the path and its permissions"
-        )
+        raise EncoreError(f"cannot read {path}: {run.explanation}", remedy="check the path and its permissions")
     if run.reason is Reason.NO_EVENTS:
         raise EncoreError(
             f"no MLPerf event in {path}",
@@ -170,12 +168,7 @@ def _marked(findings: list[Finding], small: bool) -> list[Finding]:
 
 def _with_best(finding: Finding, run: RunLog) -> Finding:
     """Say how good the best evaluation was, where the checker says that none is good enough."""
-    if (
-        finding.line is not None
-        or "eval_accuracy: " not in finding.rule
-        or not run.quality
-        or not run.targets
-    ):
+    if finding.line is not None or "eval_accuracy: " not in finding.rule or not run.quality or not run.targets:
         return finding
     first = run.targets[0]
     values = [point.values for point in run.quality if first.name in point.values]

@@ -19,9 +19,7 @@ _WORK = ("model_hp_", "train_")
 
 def check_v05(events: Sequence[Event], run: RunLog) -> list[Finding]:
     """Return findings about a v0.5 log; events that a logger wrote twice count once."""
-    distinct = list(
-        {(event.time_s, event.key, repr(event.value)): event for event in reversed(events)}.values()
-    )
+    distinct = list({(event.time_s, event.key, repr(event.value)): event for event in reversed(events)}.values())
     distinct.reverse()
     by_key: dict[str, list[Event]] = {}
     for event in distinct:
@@ -138,8 +136,7 @@ def _outcome(run: RunLog) -> Iterator[Finding]:
         yield _finding(
             run.quality[-1].line if run.quality else None,
             "quality target: the run must reach it",
-            ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets)
-            or "success",
+            ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets) or "success",
             run.explanation,
             "train until the target is reached; a run that stops before it has no time",
         )

@@ -125,9 +125,7 @@ def explain(ours: Side, theirs: Side) -> Explanation:
         *_environment(ours, theirs),
     ]
     ranked = sorted(found, key=lambda each: (-each.weight, each.area, each.name))
-    return Explanation(
-        ours=ours, theirs=theirs, differences=tuple(ranked), unknown=tuple(_unknown(ours, theirs))
-    )
+    return Explanation(ours=ours, theirs=theirs, differences=tuple(ranked), unknown=tuple(_unknown(ours, theirs)))
 
 
 def _unknown(ours: Side, theirs: Side) -> Iterator[str]:
@@ -209,9 +207,7 @@ def _hyperparameters(ours: Mapping[str, object], theirs: Mapping[str, object]) -
 
 def _software(ours: System, theirs: System) -> Iterator[Difference]:
     mine, other = dict(ours.software), dict(theirs.software)
-    if framework_of(ours.framework) != framework_of(theirs.framework) or (
-        ours.described and theirs.described
-    ):
+    if framework_of(ours.framework) != framework_of(theirs.framework) or (ours.described and theirs.described):
         mine["framework"], other["framework"] = ours.framework or "", theirs.framework or ""
         mine["operating_system"] = ours.operating_system or ""
         other["operating_system"] = theirs.operating_system or ""
@@ -244,9 +240,7 @@ def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
         table = _HYPERPARAMETERS if area == "configuration" else _ENVIRONMENT
         if plain == "seed":
             continue
-        found = _setting(
-            area, plain, ours.settings.get(name), theirs.settings.get(name), _weight(plain, table, 0.1)
-        )
+        found = _setting(area, plain, ours.settings.get(name), theirs.settings.get(name), _weight(plain, table, 0.1))
         if found is not None:
             yield found
 

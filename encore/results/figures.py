@@ -83,12 +83,8 @@ def accuracy_over_epochs(measurements: Sequence[Measurement], benchmark: str) ->
             for number, each in enumerate(ours[:_MOST_LINES]):
                 curves = [curve for curve in each.curves if curve.name == name]
                 for index, curve in enumerate(curves):
-                    add_line(
-                        axes, curve.points, number, each.label if index == 0 else None, thin=len(curves) > 1
-                    )
-            target = next(
-                (c.target for each in ours for c in each.curves if c.name == name and c.target), None
-            )
+                    add_line(axes, curve.points, number, each.label if index == 0 else None, thin=len(curves) > 1)
+            target = next((c.target for each in ours for c in each.curves if c.name == name and c.target), None)
             if target is not None:
                 axes.axhline(target, color=INK, linestyle="--", linewidth=1, label=f"target {target:g}")
 
@@ -121,9 +117,7 @@ def time_over_gpus(measurements: Sequence[Measurement]) -> Figure | None:
 
     rows = tuple((name, int(gpus), minutes) for name, points in every for gpus, minutes in points)
     title = f"Training time over GPUs{_of(len(every))}"
-    return make_figure(
-        "time", title, draw, Table(title=title, columns=("benchmark", "GPUs", "minutes"), rows=rows)
-    )
+    return make_figure("time", title, draw, Table(title=title, columns=("benchmark", "GPUs", "minutes"), rows=rows))
 
 
 def efficiency(measurements: Sequence[Measurement]) -> Figure | None:
@@ -166,9 +160,7 @@ def precisions(measurements: Sequence[Measurement]) -> Figure | None:
     return _bars("precisions", by_precision(measurements), label=(0, 1, 2), value=4, axis="speed-up")
 
 
-def phase_bars(
-    names: Sequence[str], sides: Sequence[tuple[str, Sequence[float]]], unit: str
-) -> Figure | None:
+def phase_bars(names: Sequence[str], sides: Sequence[tuple[str, Sequence[float]]], unit: str) -> Figure | None:
     """Return phases of several runs as stacked bars: ``sides`` are label and values in the order of ``names``."""
     if not sides or not names:
         return None
@@ -224,9 +216,7 @@ def _lines(measurements: Sequence[Measurement]) -> list[tuple[str, list[tuple[fl
             name = f"{each.benchmark}, {each.system.rpartition('nodes, ')[2]}" if several else each.benchmark
             best = grouped.setdefault(name, {})
             best[float(each.gpus)] = min(each.minutes, best.get(float(each.gpus), math.inf))
-    return [(name, sorted(points.items())) for name, points in grouped.items() if len(points) > 1][
-        :_MOST_LINES
-    ]
+    return [(name, sorted(points.items())) for name, points in grouped.items() if len(points) > 1][:_MOST_LINES]
 
 
 def _benchmarks(measurements: Sequence[Measurement]) -> list[str]:
@@ -297,9 +287,7 @@ def _legend(drawing: Drawing) -> None:
         )  # fmt: skip
 
 
-def make_figure(
-    key: str, title: str, draw: Callable[[Drawing], None], table: Table, height: float = _HEIGHT
-) -> Figure:
+def make_figure(key: str, title: str, draw: Callable[[Drawing], None], table: Table, height: float = _HEIGHT) -> Figure:
     """Draw without a display and without pyplot's state, then hand the colours over to the page."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -58,9 +58,7 @@ def of_side(side: Side) -> Measurement:
         label=side.published.name if side.published else side.label,
         benchmark=side.benchmark or "?",
         system=f"{hardware.nodes} nodes, {accelerator}" if (hardware.nodes or 1) > 1 else accelerator,
-        framework=framework_of(
-            hardware.framework, str(side.passport.get("implementation") or ""), side.label
-        ),
+        framework=framework_of(hardware.framework, str(side.passport.get("implementation") or ""), side.label),
         gpus=side.ranks,
         batch=side.global_batch,
         minutes_per_epoch=side.per_length.estimate if side.per_length and in_epochs else None,
@@ -118,11 +116,7 @@ def _curves(run: RunLog) -> list[Curve]:
     counts = len({point.epoch for point in run.quality}) > 1
     curves: dict[str, list[tuple[float, float]]] = {}
     for number, point in enumerate(run.quality, 1):
-        position = (
-            point.epoch + shift if counts and point.epoch is not None and abs(shift) <= 2 else float(number)
-        )
+        position = point.epoch + shift if counts and point.epoch is not None and abs(shift) <= 2 else float(number)
         for name, value in point.values.items():
             curves.setdefault(name, []).append((position, value))
-    return [
-        Curve(name=name, points=tuple(points), target=targets.get(name)) for name, points in curves.items()
-    ]
+    return [Curve(name=name, points=tuple(points), target=targets.get(name)) for name, points in curves.items()]

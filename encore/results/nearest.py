@@ -121,9 +121,7 @@ def _stated(side: Side) -> PublishedResult | None:
         (
             cell
             for cell in load_published()
-            if cell.system in name.split("/")[-1:]
-            and cell.round == round_
-            and cell.benchmark == side.benchmark
+            if cell.system in name.split("/")[-1:] and cell.round == round_ and cell.benchmark == side.benchmark
         ),
         None,
     )

@@ -110,9 +110,7 @@ def _collector_class() -> Any:
             self.messages.append((key, msg, "warning"))
 
         def overwrite_messages(self, keys: Sequence[str]) -> None:
-            self.messages = [
-                entry for entry in self.messages if entry[0] not in keys or entry[2] == "warning"
-            ]
+            self.messages = [entry for entry in self.messages if entry[0] not in keys or entry[2] == "warning"]
 
         def collected(self) -> Iterator[tuple[str | None, str, str]]:
             yield from dict.fromkeys(self.messages)
@@ -121,9 +119,7 @@ def _collector_class() -> Any:
 
 
 def _log_line(event: Event, ruleset: str) -> Any:
-    parser = importlib.import_module(
-        f"mlperf_logging.compliance_checker.mlp_parser.ruleset_{ruleset.replace('.', '')}"
-    )
+    parser = importlib.import_module(f"mlperf_logging.compliance_checker.mlp_parser.ruleset_{ruleset.replace('.', '')}")
     seconds = event.time_s or 0.0
     time = seconds if event.dialect == "mll" else seconds * 1000
     # The checker only looks things up in metadata, so a plain dict of it is all it needs.
@@ -165,9 +161,7 @@ def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Find
 
 
 def _count_finding(required: re.Match[str], where: str, level: str) -> Finding:
-    wanted = {"EXACTLY_ONE": "exactly one", "AT_LEAST_ONE": "at least one"}.get(
-        required[1], required[1].lower()
-    )
+    wanted = {"EXACTLY_ONE": "exactly one", "AT_LEAST_ONE": "at least one"}.get(required[1], required[1].lower())
     name, count = required[2].replace("'", ""), required[3] or "0"
     values = f"{required[4] or ''}".strip()
     return Finding(

@@ -78,8 +78,4 @@ def remedy_for(key: str, *, missing: bool = False) -> str:
             return _REMEDIES[name]
     if missing:
         return f"log {key} once, from rank 0, before run_start"
-    return (
-        f"bring {key} within the round's rules, or submit to the open division"
-        if key
-        else "read the log there"
-    )
+    return f"bring {key} within the round's rules, or submit to the open division" if key else "read the log there"

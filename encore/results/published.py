@@ -191,9 +191,7 @@ def load_studies() -> tuple[Study, ...]:
     """Return the studies whose figures ``load_figures`` holds."""
     with (DATA / "studies.toml").open("rb") as file:
         tables = tomllib.load(file)
-    return tuple(
-        Study(key=key, **{**table, "authors": tuple(table["authors"])}) for key, table in tables.items()
-    )
+    return tuple(Study(key=key, **{**table, "authors": tuple(table["authors"])}) for key, table in tables.items())
 
 
 @functools.cache

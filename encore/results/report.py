@@ -74,9 +74,7 @@ def build_report(
 ) -> Report:
     """Read every set of runs at or below ``paths`` and everything that can be said of them."""
     sides = [side for path in paths for side in load_sides(path)]
-    sections = tuple(
-        _section(number, compare(side, name, logs, within)) for number, side in enumerate(sides, 1)
-    )
+    sections = tuple(_section(number, compare(side, name, logs, within)) for number, side in enumerate(sides, 1))
     measured = [of_side(side) for side in sides] + measurements_of_study(study)
     measured += measurements_of_published(published, {each.benchmark for each in measured} or None)
     studied = [*study_tables(), findings()] if study == MICROWAY else []
@@ -100,9 +98,7 @@ def measurements_of_study(key: str | None) -> list[Measurement]:
     return of_study(key)
 
 
-def measurements_of_published(
-    part: str | None, benchmarks: Collection[str] | None = None
-) -> list[Measurement]:
+def measurements_of_published(part: str | None, benchmarks: Collection[str] | None = None) -> list[Measurement]:
     """Return the published results of these benchmarks with ``part`` in their name; EncoreError where there is none."""
     if part is None:
         return []
@@ -160,9 +156,7 @@ def render(report: Report, template: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters["plain"] = _plain
-    return environment.get_template(template).render(
-        report=report, part=part, version=__version__, svg=Markup
-    )
+    return environment.get_template(template).render(report=report, part=part, version=__version__, svg=Markup)
 
 
 def _plain(text: object) -> str:

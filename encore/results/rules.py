@@ -166,11 +166,7 @@ def rounds_of(benchmark: str) -> frozenset[str]:
 
 def targets_of(round_: str, benchmark: str, global_batch: float | None = None) -> tuple[Target, ...]:
     """Return the targets of a benchmark in a round; BERT's of v0.7 depends on the global batch."""
-    if (
-        (round_, benchmark) == ("v0.7", "bert")
-        and global_batch is not None
-        and global_batch >= _BERT_LARGE_BATCH
-    ):
+    if (round_, benchmark) == ("v0.7", "bert") and global_batch is not None and global_batch >= _BERT_LARGE_BATCH:
         return _one(_BERT_LARGE_BATCH_TARGET, "masked LM accuracy")
     position = ROUNDS.index(round_)
     for name, first, last, targets in _TARGETS:
@@ -185,9 +181,7 @@ def rule_for(round_: str | None, benchmark: str | None, global_batch: float | No
         return None
     targets = targets_of(round_, benchmark, global_batch)
     if benchmark == "ncf":
-        return Rule(
-            round=round_, benchmark=benchmark, runs=100, targets=targets, may_miss=50, first_converging=50
-        )
+        return Rule(round=round_, benchmark=benchmark, runs=100, targets=targets, may_miss=50, first_converging=50)
     return Rule(
         round=round_,
         benchmark=benchmark,

@@ -104,9 +104,7 @@ def read_run(path: str | PathLike[str], round_: str | None = None) -> RunLog:
     open_division = gathered.division == "open"
     known = found is not None and benchmark is not None and not open_division
     targets = targets_of(found, benchmark, gathered.global_batch) if known and found and benchmark else ()
-    run = RunLog(
-        path=path, round=found, round_found=how, benchmark=benchmark, quality=quality, targets=targets
-    )
+    run = RunLog(path=path, round=found, round_found=how, benchmark=benchmark, quality=quality, targets=targets)
     return _timed(_described(run, gathered), gathered)
 
 
@@ -224,9 +222,7 @@ def _flags(gathered: Gathered, start: float | None, stop: float | None) -> list[
         flags.append(f"run_start is the round number {round(start * 1000)} ms: written by hand?")
     distinct = {seconds for _, seconds in gathered.starts}
     if len(distinct) > 1:
-        flags.append(
-            f"{len(gathered.starts)} run_start events with {len(distinct)} times: the first one counts"
-        )
+        flags.append(f"{len(gathered.starts)} run_start events with {len(distinct)} times: the first one counts")
     if len({seconds for _, seconds in gathered.stops}) > 1:
         flags.append(f"{len(gathered.stops)} run_stop events with different times: the first one counts")
     if gathered.harmless_torn:

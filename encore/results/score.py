@@ -57,8 +57,7 @@ class Score:
             "score_minutes": _rounded(self.score_minutes),
             "required": self.required,
             "runs": [
-                {**_run_as_json(run), "counted": id(run) in counted, "dropped": id(run) in dropped}
-                for run in self.runs
+                {**_run_as_json(run), "counted": id(run) in counted, "dropped": id(run) in dropped} for run in self.runs
             ],
             "counted": [run.path.name for run in self.counted],
             "dropped": [run.path.name for run in self.dropped],
@@ -122,9 +121,7 @@ def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[tuple[Pa
     try:
         entries = sorted(root.iterdir())
     except OSError as error:
-        raise EncoreError(
-            f"cannot read {root}: {error.strerror}", remedy="check the folder's permissions"
-        ) from error
+        raise EncoreError(f"cannot read {root}: {error.strerror}", remedy="check the folder's permissions") from error
     files = [entry for entry in entries if entry.is_file()]
     named = [entry for entry in files if _RESULT.fullmatch(entry.name)]
     found = named or [entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name)]

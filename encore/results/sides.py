@@ -76,11 +76,7 @@ class Side:
 
     def by_last_evaluation(self) -> Side:
         """Return this side with its epochs counted to the last evaluation in the log, as published.csv counts them."""
-        pairs = [
-            (run.minutes, run.epochs)
-            for run in self.logs
-            if run.minutes is not None and (run.epochs or 0) > 0
-        ]
+        pairs = [(run.minutes, run.epochs) for run in self.logs if run.minutes is not None and (run.epochs or 0) > 0]
         known = [(minutes, epochs) for minutes, epochs in pairs if epochs is not None]
         if not known:
             return self
@@ -163,9 +159,7 @@ def _score_sample(score: Score) -> Sample | None:
         return Sample.of(minutes)
     counted = [run.minutes for run in (*score.counted, *score.dropped) if run.minutes is not None]
     sample = Sample.of(counted, trimmed=(len(counted) - len(score.counted)) // 2)
-    return Sample(
-        estimate=score.score_minutes, spread=sample.spread, count=sample.count, trimmed=sample.trimmed
-    )
+    return Sample(estimate=score.score_minutes, spread=sample.spread, count=sample.count, trimmed=sample.trimmed)
 
 
 def _lengths(runs: Sequence[RunLog]) -> tuple[Sample | None, str, Sample | None]:

@@ -119,8 +119,7 @@ def findings() -> Table:
         title="Printed figures that do not follow from the others",
         columns=("study", "place", "figure", "printed", "computed", "note"),
         rows=tuple(
-            (each.source, each.place, each.what, each.printed, shown(each.computed), each.note)
-            for each in failing
+            (each.source, each.place, each.what, each.printed, shown(each.computed), each.note) for each in failing
         ),
     )
 
@@ -239,12 +238,8 @@ def _precision_and_scaling() -> Iterator[Check]:
         top = span_of(gains["<="])
         factor = Span(low=1 + top.low / 100, high=1 + top.high / 100) * (speed["fp16"] / speed["fp32"])
         computed = Span(low=(factor.low - 1) * 100, high=(factor.high - 1) * 100)
-        yield _check(
-            gains[">="], f"{framework}, fp16 on 16 GPUs by the largest gain and both speed-ups", computed
-        )
-    headline = {
-        figure.relation: figure for figure in _figures(BARC, model="all", place="slide: NCCL overhead")
-    }
+        yield _check(gains[">="], f"{framework}, fp16 on 16 GPUs by the largest gain and both speed-ups", computed)
+    headline = {figure.relation: figure for figure in _figures(BARC, model="all", place="slide: NCCL overhead")}
     every = [f for f in _figures(BARC, place="slide: NCCL overhead") if f.relation == "="]
     for relation, figure in (
         (">=", min(every, key=lambda f: f.value)), ("<=", max(every, key=lambda f: f.value)),

@@ -147,9 +147,7 @@ def _from_platform(platform: str) -> System:
     nodes, name = (int(match[1]), match[2]) if match and len(match[1]) < 7 else (None, platform)
     for box, accelerator, count in _BOXES:
         if box in name.lower():
-            return System(
-                described=False, nodes=nodes or 1, accelerators_per_node=count, accelerator=accelerator
-            )
+            return System(described=False, nodes=nodes or 1, accelerators_per_node=count, accelerator=accelerator)
     found = system_of("", "", platform.replace(" ", "-"))
     return System(
         described=False,

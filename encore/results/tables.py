@@ -144,8 +144,7 @@ def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
     bases = {
         each.benchmark: each
         for each in measurements
-        if wanted in (each.label.lower(), each.system.lower(), *each.label.lower().split("/"))
-        and each.minutes
+        if wanted in (each.label.lower(), each.system.lower(), *each.label.lower().split("/")) and each.minutes
     }
     if not bases:
         raise unknown("baseline", baseline, {each.label for each in measurements})
@@ -195,9 +194,7 @@ def by_precision(measurements: Sequence[Measurement]) -> Table:
     """Return speed-up of each precision against the slowest one, on the same system and GPUs."""
     rows: list[tuple[Cell, ...]] = []
     known = [each for each in measurements if each.precision and each.minutes_per_epoch]
-    for same in _groups(
-        known, lambda each: (each.benchmark, each.system, each.gpus, each.framework)
-    ).values():
+    for same in _groups(known, lambda each: (each.benchmark, each.system, each.gpus, each.framework)).values():
         slowest = max(same, key=lambda each: each.minutes_per_epoch or 0.0)
         if len({each.precision for each in same}) < 2:
             continue

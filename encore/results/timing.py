@@ -112,9 +112,7 @@ def deciding(run: RunLog) -> Quality | None:
     """
     met = [point for point in run.quality if all(target.met_by(point.values) for target in run.targets)]
     limit = None if run.stop_s is None else run.stop_s + _SLACK_S
-    on_time = [
-        point for point in run.quality if limit is None or point.time_s is None or point.time_s <= limit
-    ]
+    on_time = [point for point in run.quality if limit is None or point.time_s is None or point.time_s <= limit]
     if run.converged and met and not any(point in on_time for point in met):
         return met[0]
     evaluations = on_time or list(run.quality)
@@ -126,8 +124,7 @@ def _counted(run: RunLog, point: Quality) -> Length:
     before = [
         phase.epoch
         for phase in run.phases
-        if phase.name in ("epoch_start", "train_epoch")
-        and (point.time_s is None or phase.time_s <= point.time_s)
+        if phase.name in ("epoch_start", "train_epoch") and (point.time_s is None or phase.time_s <= point.time_s)
     ]
     if before:
         return Length(value=float(len(before)), unit="epochs")

@@ -21,8 +21,7 @@ def against_targets(qualities: Mapping[str, float], targets: Mapping[str, float]
     """Return ``quality 0.9259 of 0.95``; of several: ``box 0.3100 of 0.377, mask 0.2800 of 0.339``."""
     several = len(qualities) > 1
     return ", ".join(
-        f"{name if several else 'quality'} {value:.4f} of {targets[name]:g}"
-        for name, value in qualities.items()
+        f"{name if several else 'quality'} {value:.4f} of {targets[name]:g}" for name, value in qualities.items()
     )
 
 
@@ -30,9 +29,7 @@ def certainty(found: Comparison) -> Iterator[str]:
     """Say how sure the figures are."""
     ours = found.ours
     if ours.score is not None:
-        name = (
-            "score" if ours.score_is_official else f"mean of {_counted(ours.score.count, 'run')}, not a score"
-        )
+        name = "score" if ours.score_is_official else f"mean of {_counted(ours.score.count, 'run')}, not a score"
         span = found.score_interval
         interval = f", 95 % interval {span[0]:.3f} to {span[1]:.3f}" if span else ""
         yield f"{name}: {ours.score.estimate:.3f} minutes{interval}"

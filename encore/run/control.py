@@ -93,9 +93,7 @@ def newest(results: Path) -> RunFolder:
     for folder in status.run_folders(results):
         if (folder.path / "run.json").is_file():
             return folder
-    raise EncoreError(
-        f"no run in {results}", remedy="start one with: encore run; or name the folder: --results DIR"
-    )
+    raise EncoreError(f"no run in {results}", remedy="start one with: encore run; or name the folder: --results DIR")
 
 
 # -- cancel ---------------------------------------------------------------------------------------------
@@ -176,9 +174,7 @@ def _stop(experiment: Experiment) -> str:
         hosts = sorted({beat.host for beat in processes.heartbeats(beats)} - {platform.node()})
         if hosts:
             raise EncoreError(f"its ranks run on {', '.join(hosts)}", remedy="cancel it there")
-        raise EncoreError(
-            "no rank has shown a sign of life yet", remedy="wait a moment, or press Ctrl-C where it runs"
-        )
+        raise EncoreError("no rank has shown a sign of life yet", remedy="wait a moment, or press Ctrl-C where it runs")
     for rank in ranks:
         try:
             rank.terminate()

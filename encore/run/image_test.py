@@ -54,9 +54,7 @@ def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str
 
 
 def _imports(choice: Choice, engine: Engine) -> str:
-    _, problem = _inside(
-        choice, engine, "python", "-c", catalogue.framework(choice.implementation.framework).check
-    )
+    _, problem = _inside(choice, engine, "python", "-c", catalogue.framework(choice.implementation.framework).check)
     return problem
 
 

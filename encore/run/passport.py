@@ -40,12 +40,8 @@ def _submission_note(configuration: Configuration) -> str:
     if configuration.get("device") == "cpu":
         return "a CPU run: for trying the code, never a reproduction"
     if configuration.is_submitted:
-        return (
-            f"the submitted configuration of {configuration.system.submission or configuration.system.system}"
-        )
-    return "not a submitted configuration: " + "; ".join(
-        configuration.deviations or ("a study, not a submission",)
-    )
+        return f"the submitted configuration of {configuration.system.submission or configuration.system.system}"
+    return "not a submitted configuration: " + "; ".join(configuration.deviations or ("a study, not a submission",))
 
 
 def describe(
@@ -80,8 +76,7 @@ def describe(
         "data": data_set,
         "seeds": seeds,
         "configuration": {
-            name: {"value": value.value, "origin": value.origin}
-            for name, value in configuration.values.items()
+            name: {"value": value.value, "origin": value.origin} for name, value in configuration.values.items()
         },
         "deviations": list(configuration.deviations),
         "node": machine.as_json(),
@@ -89,9 +84,7 @@ def describe(
     }
 
 
-def system_description(
-    configuration: Configuration, machine: node.Node, software: Mapping[str, str]
-) -> dict[str, Any]:
+def system_description(configuration: Configuration, machine: node.Node, software: Mapping[str, str]) -> dict[str, Any]:
     """Return MLPerf's system description; what is not known stays empty (schema of the v0.7 repository).
 
     ``software`` are the versions of what runs, such as ``dali_version``.

@@ -129,9 +129,7 @@ def choose_system(
     wanted_round = round_name or choice.benchmark.default_round
     candidates = [s for s in catalogue.systems(choice) if s.kind == "submitted" and s.round == wanted_round]
     if not candidates:
-        raise EncoreError(
-            f"no system of {choice.name} in round {wanted_round}", remedy="name one with --system"
-        )
+        raise EncoreError(f"no system of {choice.name} in round {wanted_round}", remedy="name one with --system")
     gpu = machine.gpus[0]
 
     def distance(system: System) -> tuple[bool, bool, float, bool, int]:
@@ -188,9 +186,7 @@ def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> d
         if not name.isidentifier():
             raise EncoreError(f"--env {setting!r} names no variable", expected="NAME=VALUE or NAME")
         if not separator and name not in caller:
-            raise EncoreError(
-                f"--env {name}: the variable is not set", remedy=f"give it a value: --env {name}=VALUE"
-            )
+            raise EncoreError(f"--env {name}: the variable is not set", remedy=f"give it a value: --env {name}=VALUE")
         variables[name] = value if separator else caller[name]
     return variables
 
@@ -315,9 +311,7 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
         )
     config(**{key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()})
     values = {
-        name: configurations.Value(
-            tuple(v) if isinstance(v, list) else v, content["configuration"][name]["origin"]
-        )
+        name: configurations.Value(tuple(v) if isinstance(v, list) else v, content["configuration"][name]["origin"])
         for name, v in stored.items()
     }
     resolved = Configuration(
@@ -364,9 +358,7 @@ def _check_nodes(began_with: int, allocation: Allocation | None, folder: RunFold
 
 def _restore_secrets(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables of an earlier call; the values of secrets, which were not kept, come from this caller."""
-    missing = [
-        name for name, value in variables.items() if value == passport.REDACTED and name not in os.environ
-    ]
+    missing = [name for name, value in variables.items() if value == passport.REDACTED and name not in os.environ]
     if missing:
         raise EncoreError(
             f"the run was given {', '.join(missing)}, whose value is not kept",

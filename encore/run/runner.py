@@ -69,9 +69,7 @@ def dry_run_command(plan: Plan) -> Command:
     output = plan.results / f"TIME-{plan.label}" / "experiment_0"
     if plan.target.runtime != "host":
         return render(plan, output, None)
-    return render(
-        plan, output, environment.describe(plan.configuration.choice.implementation.framework).python
-    )
+    return render(plan, output, environment.describe(plan.configuration.choice.implementation.framework).python)
 
 
 def ensure_python(plan: Plan, hooks: Hooks) -> Path | None:
@@ -83,9 +81,7 @@ def ensure_python(plan: Plan, hooks: Hooks) -> Path | None:
 
 def as_shell(command: Command) -> str:
     """Return a command as one could type it."""
-    variables = [
-        f"{name}={shlex.quote(value)}" for name, value in passport.redact(command.environment).items()
-    ]
+    variables = [f"{name}={shlex.quote(value)}" for name, value in passport.redact(command.environment).items()]
     return " ".join(["cd", shlex.quote(str(command.working_directory)), "&&", "env", "-i", *variables]) + (
         " \\\n  " + shlex.join(command.argv)
     )
@@ -163,9 +159,7 @@ def needs_of(plan: Plan, python: Path | None, mark: Path) -> list[Need]:
     ]
     if python is not None:
         needs.append(fitness.same(paths.BENCHMARKS, fitness.SHARE))
-        needs.append(
-            Need("executable", str(python), f"{fitness.SHARE}, or set XDG_CACHE_HOME to a shared one")
-        )
+        needs.append(Need("executable", str(python), f"{fitness.SHARE}, or set XDG_CACHE_HOME to a shared one"))
     if target.engine is not None:
         # The name, not the file: another node may have it elsewhere.
         program = Path(target.engine.program).name
@@ -185,9 +179,7 @@ def needs_of(plan: Plan, python: Path | None, mark: Path) -> list[Need]:
     return needs
 
 
-def execute(
-    plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, hang_seconds: float
-) -> ExitCode:
+def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, hang_seconds: float) -> ExitCode:
     """Run every experiment that has not ended yet; stops at the first that fails or is interrupted.
 
     A task of a Slurm array runs the experiment of its own number alone.
@@ -236,9 +228,7 @@ def _run_experiment(
             outcome = run(command, experiment, signals, hooks.progress, hang_seconds)
         else:
             outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, hang_seconds)
-        experiment.set_state(
-            replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now())
-        )
+        experiment.set_state(replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now()))
         experiment.publish_log()
     except OSError as error:
         return Outcome("failed", f"the run folder cannot be written: {error.strerror or error}")

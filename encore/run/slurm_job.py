@@ -33,9 +33,7 @@ def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> Ru
     """
     if allocation.restarts == 0 and allocation.array_count == 1:
         return None
-    same = [
-        f for f in folders(results, allocation.folder_mark) if f.passport()["arguments"] == list(arguments)
-    ]
+    same = [f for f in folders(results, allocation.folder_mark) if f.passport()["arguments"] == list(arguments)]
     unfinished = [folder for folder in same if not _has_ended(folder)]
     return next(iter([*unfinished, *same]), None)
 

@@ -199,9 +199,7 @@ def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
         return [_row(folder, group, jobs) for group in groups]
     except DAMAGE as error:
         text = error.found if isinstance(error, EncoreError) else f"{type(error).__name__}: {error}"
-        return [
-            Row(state="damaged", when=made(folder.path), job=number_of(folder), run=folder.path, reason=text)
-        ]
+        return [Row(state="damaged", when=made(folder.path), job=number_of(folder), run=folder.path, reason=text)]
 
 
 def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> Row:

@@ -60,9 +60,7 @@ def prepare(request: Request, arguments: Sequence[str], wanted: Wanted) -> Prepa
     per_node = (cluster.gpus_per_node or 1) if wanted.gpus_per_node is None else wanted.gpus_per_node
     _check_numbers(nodes, per_node, wanted)
     if request.gpus is not None:
-        raise EncoreError(
-            f"{request.gpus} GPUs given", remedy="say how many there are on each node: --gpus-per-node"
-        )
+        raise EncoreError(f"{request.gpus} GPUs given", remedy="say how many there are on each node: --gpus-per-node")
     _refuse_unknown_gpus(request, cluster)
     allocation = pretended(nodes, per_node, wanted.array)
     plan = planning.make_plan(replace(request, cluster=file), allocation=allocation)
@@ -100,9 +98,7 @@ def _check_numbers(nodes: int, per_node: int, wanted: Wanted) -> None:
             raise EncoreError(f"{option} {number}", expected=f"1 to {most}")
     for option in wanted.more:
         if not option.startswith("-") or "\n" in option:
-            raise EncoreError(
-                f"--sbatch {option!r} is no option of sbatch", remedy="--sbatch=--constraint=a100"
-            )
+            raise EncoreError(f"--sbatch {option!r} is no option of sbatch", remedy="--sbatch=--constraint=a100")
 
 
 def _refuse_unknown_gpus(request: Request, cluster: Cluster) -> None:
@@ -169,18 +165,14 @@ def checks(prepared: Prepared) -> list[Check]:
         found.append(preflight.check_data_set(plan.configuration, plan.data)[0])
     found.append(preflight.check_results(plan.results))
     if plan.target.problem is not None and plan.target.runtime in ("apptainer", "enroot", "pyxis"):
-        found.append(
-            Check("FAIL", plan.target.runtime, plan.target.problem.found, plan.target.problem.remedy)
-        )
+        found.append(Check("FAIL", plan.target.runtime, plan.target.problem.found, plan.target.problem.remedy))
     return found
 
 
 def submit(prepared: Prepared) -> str:
     """Hand the script to sbatch; return the job's number."""
     prepared.submission.results.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        ["sbatch", "--parsable"], input=prepared.script, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["sbatch", "--parsable"], input=prepared.script, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise commands.explain("sbatch", done.stderr)
     match = re.match(r"\d+", done.stdout)

@@ -128,9 +128,7 @@ def _clean_up(command: Command) -> None:
             )
 
 
-def _told_by_engine(
-    command: Command, child: subprocess.Popen[bytes], experiment: Experiment
-) -> Outcome | None:
+def _told_by_engine(command: Command, child: subprocess.Popen[bytes], experiment: Experiment) -> Outcome | None:
     """Return what a container engine said that could not start the container at all."""
     if command.runtime not in engines.BUILDERS or child.returncode not in ENGINE_FAILED:
         return None
@@ -163,9 +161,7 @@ def _watch(
             if not processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM):
                 stop_at = 0.0
         if stop_at is not None and time.monotonic() > stop_at:
-            return Outcome(
-                "interrupted", f"stopped by {signal.Signals(signals.received).name}, without a checkpoint"
-            )
+            return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, without a checkpoint")
         hung = watch.check()
         if hung:
             processes.dump_stacks(experiment.folder / "heartbeat")
@@ -188,9 +184,7 @@ def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Si
     lines = rank_output(experiment, rank)
     if any(symptom in line for line in lines for symptom in DISK_FULL):
         where = experiment.folder
-        return Outcome(
-            "failed", f"rank {rank} could not write: the disk is full; free some space around {where}"
-        )
+        return Outcome("failed", f"rank {rank} could not write: the disk is full; free some space around {where}")
     return Outcome("failed", f"rank {rank} {how}", lines)
 
 
@@ -254,9 +248,7 @@ FAILURES = (
     # torchrun: a table, in which the root cause has its own part.
     re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL),
     # mpirun: of a rank that is killed, and of one that gives up.
-    re.compile(
-        r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal \d+ \((?P<code>[\w ]+)\)"
-    ),
+    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal \d+ \((?P<code>[\w ]+)\)"),
     re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
     # srun: a line for a rank that it could not start, else one for each node with the tasks that ended alike.
     re.compile(r"error: task (?P<rank>\d+) (?P<code>launch failed: [^\n]+)"),

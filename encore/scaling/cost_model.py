@@ -154,9 +154,7 @@ class EpochModel:
 def fit_epochs(measured: Sequence[tuple[float, float]]) -> EpochModel:
     """Fit epochs over global batch from pairs of both; one pair will do, with a wide interval."""
     if not measured:
-        raise EncoreError(
-            "no epochs were measured", remedy="run to the target on at least one number of GPUs"
-        )
+        raise EncoreError("no epochs were measured", remedy="run to the target on at least one number of GPUs")
     largest = max(batch for batch, _ in measured)
     fewest = min(epochs for _, epochs in measured)
     priors = [

@@ -65,13 +65,9 @@ class PositiveSum:
         """Return the value at ``row``, and the interval of a measurement with this relative error."""
         middle = float(np.log(self.at(row)))
         ends = [self._end(row, error, middle, direction, level) for direction in (-1.0, 1.0)]
-        return Prediction(
-            value=float(np.exp(middle)), low=float(np.exp(ends[0])), high=float(np.exp(ends[1]))
-        )
+        return Prediction(value=float(np.exp(middle)), low=float(np.exp(ends[0])), high=float(np.exp(ends[1])))
 
-    def _end(
-        self, row: Sequence[float], error: float, middle: float, direction: float, level: float
-    ) -> float:
+    def _end(self, row: Sequence[float], error: float, middle: float, direction: float, level: float) -> float:
         from scipy.optimize import brentq
         from scipy.stats import chi2
 

@@ -136,9 +136,7 @@ def _system(grid: Grid, point: GridPoint) -> System:
     return planning.choose_system(choice, max(grid.gpus), node.this_node(), grid.system, grid.round)
 
 
-def batch_settings(
-    system: System, point: GridPoint, mode: Mode, global_batch: int | None = None
-) -> tuple[str, ...]:
+def batch_settings(system: System, point: GridPoint, mode: Mode, global_batch: int | None = None) -> tuple[str, ...]:
     """Return what makes the batch of a point strong (one global batch) or weak (one batch per rank).
 
     The learning rate belongs to the global batch: it stays in strong scaling, and follows Encore's rule for

@@ -126,9 +126,7 @@ def open_study(path: Path) -> Study:
     return Study(path.absolute(), Grid(**values))
 
 
-def refuse(
-    grid: Grid, results: Path, submitter: Submitter | None, submit_all: bool
-) -> list[tuple[GridPoint, Check]]:
+def refuse(grid: Grid, results: Path, submitter: Submitter | None, submit_all: bool) -> list[tuple[GridPoint, Check]]:
     """Refuse a grid with a point that cannot be run; return the warnings of the points for this machine."""
     warnings = []
     for point in points(grid):

@@ -189,9 +189,7 @@ def _point(each: Result) -> Point:
     )
 
 
-def _predicted_row(
-    precision: str | None, count: int, nodes: int, total: int, step: Prediction
-) -> tuple[Cell, ...]:
+def _predicted_row(precision: str | None, count: int, nodes: int, total: int, step: Prediction) -> tuple[Cell, ...]:
     return (count, nodes, precision or "", total, total / step.value, total / step.high, total / step.low)
 
 

@@ -109,9 +109,7 @@ def _measured(cell: PublishedResult) -> Measured:
         raise ValueError(f"{cell.name} lacks its number of accelerators, its batch or its score")
     epochs = side.lengths.estimate if side.lengths else statistics.mean(side.length_range or (0.0,))
     steps = epochs * train_samples()[cell.benchmark] / batch
-    point = Point(
-        gpus=gpus, nodes=side.hardware.nodes or 1, samples_per_gpu=batch / gpus, time=minutes * 60 / steps
-    )
+    point = Point(gpus=gpus, nodes=side.hardware.nodes or 1, samples_per_gpu=batch / gpus, time=minutes * 60 / steps)
     return Measured(cell=cell, point=point, batch=batch, epochs=epochs, minutes=minutes)
 
 
@@ -132,9 +130,7 @@ def checks(benchmark: str) -> tuple[Check, ...]:
     return tuple(found)
 
 
-def _predicted(
-    series: Series, benchmark: str, measured: Iterable[Measured], counts: list[int]
-) -> Iterable[Check]:
+def _predicted(series: Series, benchmark: str, measured: Iterable[Measured], counts: list[int]) -> Iterable[Check]:
     every = list(measured)
     small = [each for each in every if each.point.gpus in counts]
     # A hierarchy of one node's GPUs and of nodes, but for TPUs, whose results name no nodes.

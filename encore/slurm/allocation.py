@@ -71,9 +71,7 @@ def current(environment: Mapping[str, str]) -> Allocation | None:
         gpus_per_node=_number(environment.get("SLURM_GPUS_ON_NODE")),
         tasks_per_node=_number(environment.get("SLURM_NTASKS_PER_NODE")),
         # A shell of salloc is on no node: it has the list for all nodes, such as 64(x4).
-        cores_per_node=_number(
-            environment.get("SLURM_CPUS_ON_NODE") or environment.get("SLURM_JOB_CPUS_PER_NODE")
-        ),
+        cores_per_node=_number(environment.get("SLURM_CPUS_ON_NODE") or environment.get("SLURM_JOB_CPUS_PER_NODE")),
         restarts=_number(environment.get("SLURM_RESTART_COUNT")) or 0,
         array_job=array,
         array_task=_number(environment.get("SLURM_ARRAY_TASK_ID")) or 0,
@@ -92,8 +90,7 @@ def _number(text: str | None) -> int | None:
 def _array_index(environment: Mapping[str, str]) -> int:
     """Return the position of the task in an array of equal steps, such as 0-9 or 1-9:2."""
     task, first, last, step, count = (
-        _number(environment.get(f"SLURM_ARRAY_TASK_{name}")) or 0
-        for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
+        _number(environment.get(f"SLURM_ARRAY_TASK_{name}")) or 0 for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
     )
     index, rest = divmod(task - first, max(step, 1))
     if rest or (last - first) // max(step, 1) + 1 != count:

@@ -28,9 +28,7 @@ def check(file: Path | None) -> list[Check]:
     except EncoreError as error:
         expected = f" (expected: {error.expected})" if error.expected else ""
         return [Check("FAIL", "cluster", error.found + expected, error.remedy)]
-    where = (
-        Check("OK", "cluster file", str(found)) if found else Check("WARN", "cluster file", "none", EXAMPLE)
-    )
+    where = Check("OK", "cluster file", str(found)) if found else Check("WARN", "cluster file", "none", EXAMPLE)
     return [
         where,
         Check("OK", "Slurm", version),

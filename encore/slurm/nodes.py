@@ -49,15 +49,8 @@ def on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any]
 def check(nodes: int, needs: Sequence[Need]) -> list[Check]:
     """Return what the nodes lack."""
     answers = on_all("check", nodes, fitness.question(needs))
-    failed = [
-        check
-        for answer in answers
-        for check in fitness.judge("node", answer["node"], answer["problems"], needs)
-    ]
-    return [
-        replace(each, remedy=f"{each.remedy}; or leave the node out: sbatch --exclude=NODE")
-        for each in failed
-    ]
+    failed = [check for answer in answers for check in fitness.judge("node", answer["node"], answer["problems"], needs)]
+    return [replace(each, remedy=f"{each.remedy}; or leave the node out: sbatch --exclude=NODE") for each in failed]
 
 
 def drop_caches(nodes: int) -> bool:

@@ -75,9 +75,7 @@ def refuse_impossible(submission: Submission, partition: Partition) -> None:
     if submission.nodes > partition.nodes:
         raise EncoreError(
             f"{submission.nodes} nodes asked for, partition {partition.name} has {partition.nodes} that are up",
-            remedy=f"--nodes {partition.nodes}, or another partition: sinfo"
-            if partition.nodes
-            else "sinfo -R",
+            remedy=f"--nodes {partition.nodes}, or another partition: sinfo" if partition.nodes else "sinfo -R",
         )
     if submission.gpus_per_node and partition.gpus is not None and submission.gpus_per_node > partition.gpus:
         raise EncoreError(

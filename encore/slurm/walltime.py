@@ -28,18 +28,14 @@ def estimate(configuration: Configuration, runs: int) -> Estimate:
     """Return the time limit for ``runs`` runs one after the other; None where nothing was published."""
     system = configuration.system
     if system.kind == "small":
-        return Estimate(
-            SMALL_MINUTES * (1 + runs), f"{SMALL_MINUTES} min a run of the small data set, and set-up"
-        )
+        return Estimate(SMALL_MINUTES * (1 + runs), f"{SMALL_MINUTES} min a run of the small data set, and set-up")
     cell = _published(configuration)
     if cell is None or cell.score_minutes is None:
         return Estimate(None, "no published time of this configuration: the partition's own limit holds")
     submitted = system.nodes * system.gpus_per_node
     scaled = cell.score_minutes * submitted / configuration.ranks
     minutes = SETUP_MINUTES + math.ceil(MARGIN * scaled * runs)
-    reason = (
-        f"{cell.name} took {cell.score_minutes:.4g} min on {submitted} GPUs; times {MARGIN:g}, {runs} run(s)"
-    )
+    reason = f"{cell.name} took {cell.score_minutes:.4g} min on {submitted} GPUs; times {MARGIN:g}, {runs} run(s)"
     return Estimate(minutes, f"{reason}, {configuration.ranks} GPUs, and {SETUP_MINUTES} min for set-up")
 
 

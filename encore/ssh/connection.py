@@ -51,9 +51,7 @@ def probe(needs: Sequence[Need], root: Path, python: Path) -> str:
 def ask(argv: Sequence[str], script: str) -> Answer:
     """Return the answer of one host; ``argv`` reads the script from its standard input."""
     try:
-        done = subprocess.run(
-            argv, input=script, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
-        )
+        done = subprocess.run(argv, input=script, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return Answer(problem=f"no answer within {ANSWER_SECONDS:g} s")
     except OSError as error:
@@ -70,9 +68,7 @@ def check(hosts: Sequence[Host], needs: Sequence[Need], root: Path, python: Path
     script = probe(needs, root, python)
     with ThreadPoolExecutor(max_workers=32) as pool:
         answers = list(pool.map(lambda host: ask(command(host.name, "sh -s"), script), hosts))
-    return [
-        check for host, answer in zip(hosts, answers, strict=True) for check in judge(host, answer, needs)
-    ]
+    return [check for host, answer in zip(hosts, answers, strict=True) for check in judge(host, answer, needs)]
 
 
 SYMPTOMS = (

@@ -11,9 +11,7 @@ from encore.errors import EncoreError
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Host names and IPv4 addresses; nothing that a program could take for an option. User, port and key belong
 in ``~/.ssh/config``."""
-LINE = re.compile(
-    r"(?P<name>\S+?)(?::(?P<count>\d+)|\s+slots\s*=\s*(?P<slots>\d+)(?:\s+max[-_]slots\s*=\s*\d+)?)?"
-)
+LINE = re.compile(r"(?P<name>\S+?)(?::(?P<count>\d+)|\s+slots\s*=\s*(?P<slots>\d+)(?:\s+max[-_]slots\s*=\s*\d+)?)?")
 EXAMPLE = "n1:4,n2:4"
 
 

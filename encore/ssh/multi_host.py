@@ -77,9 +77,7 @@ def settings(over: tuple[Host, ...], extra: Mapping[str, str]) -> dict[str, str]
     return {**found, **{name: value for name, value in extra.items() if name in found}}
 
 
-def launch(
-    launcher: str, over: tuple[Host, ...], output: str, extra: Mapping[str, str], gpus: bool
-) -> Launch:
+def launch(launcher: str, over: tuple[Host, ...], output: str, extra: Mapping[str, str], gpus: bool) -> Launch:
     """Return all ranks on the hosts, with network settings, and on GPUs bound to the cores of their GPU.
 
     Read on this machine; the other hosts are taken to be alike.

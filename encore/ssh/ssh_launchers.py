@@ -25,9 +25,7 @@ def horovodrun(hosts: tuple[Host, ...], output: str, interface: str) -> Launch:
     command = ["horovodrun", "--gloo", "-np", ranks, "--hostfile", f"{output}/hosts"]
     # Without it horovodrun starts a service on each host to find the interfaces that all have.
     command += ["--network-interfaces", interface] if interface else []
-    return Launch(
-        "horovodrun", inner=(*command, "--output-filename", f"{output}/ranks"), environment=HOROVOD_BY_GLOO
-    )
+    return Launch("horovodrun", inner=(*command, "--output-filename", f"{output}/ranks"), environment=HOROVOD_BY_GLOO)
 
 
 def mpirun(hosts: tuple[Host, ...], output: str, interface: str, as_root: bool = False) -> Launch:
@@ -51,9 +49,7 @@ def mpirun(hosts: tuple[Host, ...], output: str, interface: str, as_root: bool =
 def torchrun(hosts: tuple[Host, ...], output: str, interface: str) -> Launch:
     """torchrun on every host, started by :mod:`encore.ssh.each_host` with PET_NODE_RANK, which torchrun reads."""
     if len({host.slots for host in hosts}) > 1:
-        raise EncoreError(
-            "torchrun needs as many ranks on every host", remedy="give all hosts the same slots"
-        )
+        raise EncoreError("torchrun needs as many ranks on every host", remedy="give all hosts the same slots")
     port = FIRST_PORT + zlib.crc32(output.encode()) % PORTS
     names_of_hosts = ",".join(host.name for host in hosts)
     each = (sys.executable, "-m", "encore.ssh.each_host", "--hosts", names_of_hosts, "--")

@@ -27,9 +27,7 @@ def write_pictures(folder: Path) -> None:
 
 
 def write_clicks(folder: Path) -> None:
-    rows = [
-        "\t".join([str(number % 2), *["7"] * 13, *[f"{number % 9:08x}"] * 26]) + "\n" for number in range(300)
-    ]
+    rows = ["\t".join([str(number % 2), *["7"] * 13, *[f"{number % 9:08x}"] * 26]) + "\n" for number in range(300)]
     (folder / "train.txt").write_text("".join(rows))
 
 
@@ -55,9 +53,7 @@ def source(benchmark: str, tmp_path: Path) -> Path:
     return tmp_path / "raw"
 
 
-def run(
-    benchmark: str, *words: object, limit: int | None = None, before: str = ""
-) -> tuple[int, list[dict[str, Any]]]:
+def run(benchmark: str, *words: object, limit: int | None = None, before: str = "") -> tuple[int, list[dict[str, Any]]]:
     """Exit code and JSON lines of a benchmark's command line, after some lines of Python ``before`` it."""
     driver = f"import sys\nfrom benchmarks.{benchmark} import prepare\n{before}\n"
     driver += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
@@ -68,16 +64,12 @@ def run(
 
     words = (*words, "--workers", 1, "--progress", "json")
     command = [sys.executable, "-c", driver, *map(str, words)]
-    done = subprocess.run(
-        command, cwd=paths.ROOT, capture_output=True, text=True, check=False, preexec_fn=restrict
-    )
+    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False, preexec_fn=restrict)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def prepare(
-    benchmark: str, source: Path, to: Path, *words: object, **how: Any
-) -> tuple[int, list[dict[str, Any]]]:
+def prepare(benchmark: str, source: Path, to: Path, *words: object, **how: Any) -> tuple[int, list[dict[str, Any]]]:
     return run(benchmark, "--from", source, "--to", to, "--name", "mine", *words, **how)
 
 
@@ -109,9 +101,7 @@ def test_a_folder_is_claimed_by_one_preparation(benchmark: str, source: Path, tm
 
 
 @every_benchmark
-def test_a_finished_set_is_left_alone_and_another_one_refused(
-    benchmark: str, source: Path, tmp_path: Path
-) -> None:
+def test_a_finished_set_is_left_alone_and_another_one_refused(benchmark: str, source: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"
     assert prepare(benchmark, source, to)[0] == 0
     before = (to / "dataset.json").stat().st_mtime_ns
@@ -128,9 +118,7 @@ def test_a_finished_set_is_left_alone_and_another_one_refused(
 
 @every_benchmark
 @pytest.mark.parametrize("passport", ["", "{"])
-def test_files_of_somebody_else_are_not_replaced(
-    benchmark: str, source: Path, tmp_path: Path, passport: str
-) -> None:
+def test_files_of_somebody_else_are_not_replaced(benchmark: str, source: Path, tmp_path: Path, passport: str) -> None:
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / FILES[benchmark]).write_bytes(b"precious")
     if passport:
@@ -141,9 +129,7 @@ def test_files_of_somebody_else_are_not_replaced(
 
 
 @every_benchmark
-def test_what_was_interrupted_before_its_passport_resumes(
-    benchmark: str, source: Path, tmp_path: Path
-) -> None:
+def test_what_was_interrupted_before_its_passport_resumes(benchmark: str, source: Path, tmp_path: Path) -> None:
     stop = "from benchmarks.common.data import passport\ndef stop(*_): raise KeyboardInterrupt\npassport.write = stop"
     code, lines = prepare(benchmark, source, tmp_path / "to", before=stop)
     assert (code, problem(lines)) == (130, "interrupted")

@@ -106,9 +106,7 @@ def test_learning_rate_is_the_submitted_one() -> None:
     choice = catalogue.choose("dlrm")
     system = catalogue.find_system(choice, "dgxa100", "v0.7")
     config = SimpleNamespace(**configuration.resolve(choice, system, 1, 8, []).plain())
-    found = [
-        schedule.learning_rate(config, step) for step in (0, 1375, 2750, 49314, 49315, 63201, 77087, 90000)
-    ]
+    found = [schedule.learning_rate(config, step) for step in (0, 1375, 2750, 49314, 49315, 63201, 77087, 90000)]
     assert found == pytest.approx([0, 12, 24, 24, 24, 6, 0, 0])
 
 
@@ -181,9 +179,7 @@ def test_bad_sources_are_refused(pytorch_python: Path, tmp_path: Path) -> None:
     done = prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "to", "--skip-corrupt")
     assert done.returncode == 0, done.stderr
     assert passport(tmp_path / "to")["facts"]["malformed"] == 200
-    assert "holds the data set criteo-3-days, made from another source" in refusal(
-        tmp_path / "raw", "--seed", 5
-    )
+    assert "holds the data set criteo-3-days, made from another source" in refusal(tmp_path / "raw", "--seed", 5)
     (tmp_path / "empty").mkdir()
     assert "no day_0 and no train.txt" in refusal(tmp_path / "empty")
     (tmp_path / "empty" / "day_0.gz").write_bytes(b"")
@@ -204,9 +200,7 @@ def write_config(path: Path, ranks: int, *settings: str) -> Path:
     return path
 
 
-def start_ranks(
-    python: Path, config: Path, folder: Path, output: Path, ranks: int
-) -> list[subprocess.Popen[str]]:
+def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
     """The ranks of a run, as any launcher starts them."""
     output.mkdir(exist_ok=True)
     with socket.socket() as free:
@@ -243,9 +237,7 @@ def train(python: Path, folder: Path, output: Path, ranks: int, *settings: str) 
 SHORT = ("epochs=2", "quality_target=1.0")
 
 
-def test_same_seed_same_losses_on_one_rank_and_alike_on_two(
-    pytorch_python: Path, clicks: Path, tmp_path: Path
-) -> None:
+def test_same_seed_same_losses_on_one_rank_and_alike_on_two(pytorch_python: Path, clicks: Path, tmp_path: Path) -> None:
     for name, ranks in (("one", 1), ("again", 1), ("two", 2)):
         ended = train(pytorch_python, clicks, tmp_path / name, ranks, *SHORT)
         assert [code for code, _ in ended] == [0] * ranks, ended
@@ -322,9 +314,7 @@ def test_bad_data_is_told_before_the_clock_starts(pytorch_python: Path, clicks: 
     assert "lower --index-limit" in told
 
 
-def test_small_run_reaches_the_target_and_passes_the_checker(
-    encore: Encore, clicks: Path, tmp_path: Path
-) -> None:
+def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, clicks: Path, tmp_path: Path) -> None:
     done = encore("run", "dlrm", "2", "--data", str(clicks), "--results", str(tmp_path), "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     folder = only_run(tmp_path)

@@ -88,9 +88,7 @@ def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path:
         "log_interval": "5",
     }
     changes = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    done = encore(
-        "run", "resnet", "2", "--data", str(digits), "--results", str(tmp_path), "--seed", "1", *changes
-    )
+    done = encore("run", "resnet", "2", "--data", str(digits), "--results", str(tmp_path), "--seed", "1", *changes)
     assert done.returncode in (0, 3), done.stdout + done.stderr
     folder = only_run(tmp_path)
     keys = [json.loads(line[9:])["key"] for line in (folder / "result_0.txt").read_text().splitlines()]

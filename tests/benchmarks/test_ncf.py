@@ -86,9 +86,7 @@ def test_ties(in_pytorch: InPytorch) -> None:
 
 
 @pytest.mark.skipif(not ARCHIVE.exists(), reason="the NCF authors' weights are not at hand")
-def test_evaluator_gives_the_authors_figures(
-    in_pytorch: InPytorch, pytorch_python: Path, tmp_path: Path
-) -> None:
+def test_evaluator_gives_the_authors_figures(in_pytorch: InPytorch, pytorch_python: Path, tmp_path: Path) -> None:
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     source = tmp_path / "ncf_ml-1m"
@@ -161,9 +159,7 @@ def test_resume_is_exact(encore: Encore, tastes: Path, tmp_path: Path, pytorch_p
     assert 0 < len(losses(output / "metrics.jsonl")) < len(expected)
     subprocess.run(command, cwd=paths.ROOT, env=variables, check=True)
     assert losses(output / "metrics.jsonl") == expected
-    quality = [
-        [record["quality"] for record in records(path, "eval")] for path in (output / "metrics.jsonl", whole)
-    ]
+    quality = [[record["quality"] for record in records(path, "eval")] for path in (output / "metrics.jsonl", whole)]
     assert quality[0] == quality[1]
 
 
@@ -288,9 +284,7 @@ def test_bad_files_of_the_paper(tmp_path: Path, file: str, text: str, told: str)
     assert told in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_changed_data_set_is_refused_before_the_start(
-    encore: Encore, pytorch_python: Path, tmp_path: Path
-) -> None:
+def test_a_changed_data_set_is_refused_before_the_start(encore: Encore, pytorch_python: Path, tmp_path: Path) -> None:
     prepare(write_paper_files(tmp_path / "raw"), tmp_path / "to")
     with (tmp_path / "to" / "test_negatives.npy").open("ab") as file:
         file.write(b"more")

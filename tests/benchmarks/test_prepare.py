@@ -97,9 +97,7 @@ def prepare(mxnet_python):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
         command = [mxnet_python, "-c", DRIVER, *map(str, words), "--progress", "json"]
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=120, preexec_fn=restrict
-        )
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, preexec_fn=restrict)
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -237,8 +235,7 @@ def test_imagenets_tars_are_read_in_place(tmp_path, images, prepare):
     # The ground truth 1 2 3 3 2 1 numbers n02084071, n01440764, n01443537.
     val = [(label, image) for label, image in records(out, "val")]
     assert val == [
-        (label, (images / f"{24 + number:02}.jpg").read_bytes())
-        for number, label in enumerate((2, 0, 1, 1, 0, 2))
+        (label, (images / f"{24 + number:02}.jpg").read_bytes()) for number, label in enumerate((2, 0, 1, 1, 0, 2))
     ]
 
 
@@ -329,9 +326,7 @@ def test_resizing_reduces_the_short_side_and_enlarges_nothing(tmp_path, images, 
     assert len(changed) == 1
     (tmp_path / "changed.jpg").write_bytes(changed[0])
     script = "import sys; from PIL import Image; print(Image.open(sys.argv[1]).size)"
-    done = subprocess.run(
-        [mxnet_python, "-c", script, str(tmp_path / "changed.jpg")], capture_output=True, text=True
-    )
+    done = subprocess.run([mxnet_python, "-c", script, str(tmp_path / "changed.jpg")], capture_output=True, text=True)
     assert done.stdout.strip() == "(129, 100)"
 
 

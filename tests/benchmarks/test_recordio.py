@@ -38,9 +38,9 @@ PAYLOADS = [
 ]
 
 # Byte strings in which the magic number stands at any alignment, and halves of it too.
-payloads = st.lists(
-    st.one_of(st.just(MAGIC_BYTES), st.just(MAGIC_BYTES[:2]), st.binary(max_size=9)), max_size=8
-).map(b"".join)
+payloads = st.lists(st.one_of(st.just(MAGIC_BYTES), st.just(MAGIC_BYTES[:2]), st.binary(max_size=9)), max_size=8).map(
+    b"".join
+)
 
 
 def write(folder: Path, records: list[bytes]) -> tuple[Path, Path]:

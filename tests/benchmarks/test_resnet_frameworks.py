@@ -32,9 +32,7 @@ def result(output: str) -> Any:
     return json.loads([line for line in lines if line.startswith("{")][-1])
 
 
-def train(
-    encore: Encore, framework: str, digits: Path, results: Path, *arguments: str, ranks: int = 1
-) -> Path:
+def train(encore: Encore, framework: str, digits: Path, results: Path, *arguments: str, ranks: int = 1) -> Path:
     """A run that cannot reach its target; its experiment's folder."""
     where = ("--seed", "7", "--data", str(digits), "--results", str(results))
     done = encore("run", f"resnet-{framework}", str(ranks), *where, *TINY, *arguments)
@@ -50,9 +48,7 @@ def mxnets(in_mxnet: Inside, digits: Path, tmp_path_factory: pytest.TempPathFact
     return file
 
 
-def test_parity_with_mxnet(
-    framework: str, mxnets: Path, digits: Path, request: pytest.FixtureRequest
-) -> None:
+def test_parity_with_mxnet(framework: str, mxnets: Path, digits: Path, request: pytest.FixtureRequest) -> None:
     """Weights, logits, loss, gradients, rates, both optimizers and 50 losses on the same batches."""
     inside: Inside = request.getfixturevalue(f"in_{framework}")
     found = result(inside(f"parity_{framework}.py", str(mxnets), str(digits)))
@@ -74,9 +70,7 @@ def test_parity_with_mxnet(
     assert mine == pytest.approx(theirs, rel=0.03)
 
 
-def test_run_on_two_ranks_reaches_the_target(
-    encore: Encore, framework: str, digits: Path, tmp_path: Path
-) -> None:
+def test_run_on_two_ranks_reaches_the_target(encore: Encore, framework: str, digits: Path, tmp_path: Path) -> None:
     where = ("--data", str(digits), "--results", str(tmp_path))
     done = encore("run", f"resnet-{framework}", "2", "--seed", "1", *where, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -96,14 +90,10 @@ def test_run_on_two_ranks_reaches_the_target(
         assert keys.count(key) == 1, key
 
 
-def test_same_seed_same_curve_and_two_ranks_agree(
-    encore: Encore, framework: str, digits: Path, tmp_path: Path
-) -> None:
+def test_same_seed_same_curve_and_two_ranks_agree(encore: Encore, framework: str, digits: Path, tmp_path: Path) -> None:
     curves = {}
     for name, ranks in (("one", 1), ("again", 1), ("two", 2)):
-        curves[name] = losses(
-            train(encore, framework, digits, tmp_path / name, ranks=ranks) / "metrics.jsonl"
-        )
+        curves[name] = losses(train(encore, framework, digits, tmp_path / name, ranks=ranks) / "metrics.jsonl")
     assert curves["one"] == curves["again"]
     # Two ranks draw other images into a step and normalize over half of the batch.
     last = slice(-12, None)

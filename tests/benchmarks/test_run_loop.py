@@ -68,17 +68,13 @@ class Config:
 class Training:
     """A training whose only weight counts its steps; ``qualities`` gives those of each evaluation."""
 
-    def __init__(
-        self, output: Path, timeline: Timeline, targets: Mapping[str, float], log: Any = MLLog
-    ) -> None:
+    def __init__(self, output: Path, timeline: Timeline, targets: Mapping[str, float], log: Any = MLLog) -> None:
         self.run = Run(Config(targets), FRAMEWORK, Path("data"), output, log)
         self.timeline = timeline
         self.weight = int(self.run.saved["weight"]) if self.run.resumed else 0
         self.evaluated: list[int] = []
 
-    def go(
-        self, qualities: Callable[[int], Mapping[str, float]], on_step: Any = None, on_batch: Any = None
-    ) -> str:
+    def go(self, qualities: Callable[[int], Mapping[str, float]], on_step: Any = None, on_batch: Any = None) -> str:
         """Train to the end; returns the outcome."""
         run = self.run
         with run.initialization():
@@ -202,9 +198,7 @@ def test_lines_of_the_oldest_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("timeline", [by_epochs(4, lambda epoch: epoch % 2 == 1), every_two_steps(4)])
-@pytest.mark.parametrize(
-    "place", [*((None, step) for step in range(10)), *((batch, None) for batch in (0, 3))]
-)
+@pytest.mark.parametrize("place", [*((None, step) for step in range(10)), *((batch, None) for batch in (0, 3))])
 def test_a_stopped_run_resumes_as_if_it_had_not_stopped(
     tmp_path: Path, timeline: Timeline, place: tuple[int | None, int | None]
 ) -> None:

@@ -33,9 +33,7 @@ def test_pow2(step: int, rate: float) -> None:
     assert schedule.learning_rate(config(), step, 10) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize(
-    ("step", "rate"), [(0, 0.0), (10, 4.0), (39, 8.0), (40, 0.8), (60, 0.08), (99, 0.08)]
-)
+@pytest.mark.parametrize(("step", "rate"), [(0, 0.0), (10, 4.0), (39, 8.0), (40, 0.8), (60, 0.08), (99, 0.08)])
 def test_step(step: int, rate: float) -> None:
     assert schedule.learning_rate(config(schedule="step"), step, 10) == pytest.approx(rate)
 

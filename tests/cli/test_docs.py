@@ -119,9 +119,7 @@ class Ground:
         known |= {"RUN": self.run, "results/<run>": self.run, "training_results_v0.7": self.run.parent}
         for placeholder, path in known.items():
             if word == placeholder or word.startswith(f"{placeholder}/"):
-                target = (
-                    path if placeholder == "training_results_v0.7" else f"{path}{word[len(placeholder) :]}"
-                )
+                target = path if placeholder == "training_results_v0.7" else f"{path}{word[len(placeholder) :]}"
                 return str(target)
         return word
 
@@ -133,9 +131,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     for name in ("DIR", "OUT"):
         (folder / name).mkdir()
     passport = {"benchmark": "resnet", "round": "v0.7"}
-    run = run_folder.create(
-        folder / "results", "resnet-mxnet-cpu", lambda path: passport, {}, {}, list(range(5))
-    )
+    run = run_folder.create(folder / "results", "resnet-mxnet-cpu", lambda path: passport, {}, {}, list(range(5)))
     for experiment in run.experiments():
         log = resnet_v07(40 + experiment.number, start_ms=1_592_669_288_183 + 10**7 * experiment.number)
         experiment.log.write_text(log, encoding="utf-8")
@@ -468,9 +464,7 @@ def test_exit_codes_page_has_every_code() -> None:
     text = (paths.ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
     for code in ExitCode:
         assert f"| {int(code)} | `{code.name}` |" in text
-    named = re.search(
-        r"docs/[\w-]+\.md", Path(sys.modules["encore.errors"].__file__ or "").read_text("utf-8")
-    )
+    named = re.search(r"docs/[\w-]+\.md", Path(sys.modules["encore.errors"].__file__ or "").read_text("utf-8"))
     assert named is not None
     assert (paths.ROOT / named[0]).exists()
 

@@ -52,9 +52,7 @@ class Jobs:
         script = str(paths.ROOT / "slurm" / "run.sub")
         log = f"--output={self.results}/slurm-%j.out"
         self.results.mkdir(exist_ok=True)
-        return self.cluster.call(
-            "sbatch", "--parsable", log, *sbatch, script, "resnet", *own, *short, *arguments
-        )
+        return self.cluster.call("sbatch", "--parsable", log, *sbatch, script, "resnet", *own, *short, *arguments)
 
     def log(self, job: str) -> str:
         """What the batch script printed."""

@@ -193,9 +193,7 @@ class Cluster:
         self.daemons.clear()
         for process in psutil.process_iter(["name"]):
             with contextlib.suppress(psutil.Error):
-                if process.info["name"] == "slurmstepd" and str(self.folder) in " ".join(
-                    process.environ().values()
-                ):
+                if process.info["name"] == "slurmstepd" and str(self.folder) in " ".join(process.environ().values()):
                     process.kill()
 
 

@@ -275,9 +275,7 @@ def test_submit_status_follow_and_cancel_tell_the_truth(jobs: Jobs) -> None:
         (("--nodes", "1", "--sbatch=--constraint=nosuch"), "sbatch:"),
     ],
 )
-def test_impossible_submissions_never_reach_the_queue(
-    jobs: Jobs, options: tuple[str, ...], said: str
-) -> None:
+def test_impossible_submissions_never_reach_the_queue(jobs: Jobs, options: tuple[str, ...], said: str) -> None:
     where = () if "--data" in options else ("--data", str(jobs.data))
     done = encore(jobs, "submit", "resnet", *where, *options)
     assert done.returncode == 2, done.stdout
@@ -301,9 +299,7 @@ def test_pytorch_meets_by_its_environment(jobs: Jobs) -> None:
     script = str(paths.ROOT / "slurm" / "run.sub")
     log = f"--output={jobs.results}/slurm-%j.out"
     jobs.results.mkdir()
-    job = jobs.cluster.call(
-        "sbatch", "--parsable", log, "--nodes=2", script, "ncf", "--results", str(jobs.results)
-    )
+    job = jobs.cluster.call("sbatch", "--parsable", log, "--nodes=2", script, "ncf", "--results", str(jobs.results))
     # The framework's environment may have to be made first.
     jobs.wait_for_state(job, "COMPLETED", "FAILED", seconds=400)
     assert jobs.state(job)["status"] == "reached", jobs.log(job)

@@ -64,9 +64,7 @@ def _need(*programs: str) -> None:
 def make(*arguments: str, environment: dict[str, str]) -> str:
     """Output of a make target, which must succeed."""
     command = ["make", "--no-print-directory", *arguments]
-    done = subprocess.run(
-        command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -115,13 +113,9 @@ def docker_with_pytorch(docker: EngineUnderTest) -> EngineUnderTest:
 
 def _wait_for(daemon: subprocess.Popen[bytes], engine: EngineUnderTest, log: Path) -> None:
     until = time.monotonic() + START_SECONDS
-    while subprocess.run(
-        ["docker", "info"], env=engine.environment, capture_output=True, check=False
-    ).returncode:
+    while subprocess.run(["docker", "info"], env=engine.environment, capture_output=True, check=False).returncode:
         if daemon.poll() is not None or time.monotonic() > until:
-            pytest.fail(
-                "dockerd does not start: " + log.read_text(encoding="utf-8", errors="replace")[-2000:]
-            )
+            pytest.fail("dockerd does not start: " + log.read_text(encoding="utf-8", errors="replace")[-2000:])
         time.sleep(0.5)
 
 

@@ -65,9 +65,7 @@ def run(folder: Path, tmp_path: Path) -> Callable[..., Ran]:
         # Any engine of this machine lies in the same folders as its other tools, so they are left out.
         environment = {"PATH": str(folder), "HOME": str(tmp_path), "COLUMNS": "200", **variables}
         command = [sys.executable, "-m", "encore.cli.app", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=paths.ROOT, env=environment, check=False
-        )
+        return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, env=environment, check=False)
 
     return call
 
@@ -195,9 +193,7 @@ GPU_MACHINE = "0, NVIDIA A100-SXM4-40GB, 40960, 550.54.15, 8.0"
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])
-def test_gpu_toolkit_missing(
-    engine: FakeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_gpu_toolkit_missing(engine: FakeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from encore import configuration
     from encore.containers import engines
 
@@ -252,9 +248,7 @@ def test_folder_that_engines_would_take_apart() -> None:
     assert {check.level for check in found} == {"FAIL"}
 
 
-def test_auto_is_host_where_no_image_is_built(
-    engine: FakeEngine, run: Callable[..., Ran], tmp_path: Path
-) -> None:
+def test_auto_is_host_where_no_image_is_built(engine: FakeEngine, run: Callable[..., Ran], tmp_path: Path) -> None:
     engine("docker", {"image inspect": ("[]", "Error: No such image: x", 1)})
     done = run(*RUN, "--dry-run", PATH=f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr

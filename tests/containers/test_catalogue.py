@@ -94,9 +94,7 @@ def test_damaged_lock_is_told(tmp_path: Path) -> None:
         images.read_lock(tmp_path / "images.lock")
 
 
-@pytest.mark.parametrize(
-    "file", DOCKERFILES, ids=lambda file: str(file.parent.relative_to(paths.ROOT / "containers"))
-)
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: str(file.parent.relative_to(paths.ROOT / "containers")))
 def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
     for line in lines:
@@ -104,9 +102,7 @@ def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
             assert not SECRET.search(line)
         assert not re.search(r"https?://", line)
     copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
-    assert all(
-        word.startswith(("--from=", "/opt/", "benchmarks", "requirements/", "containers/")) for word in copied
-    )
+    assert all(word.startswith(("--from=", "/opt/", "benchmarks", "requirements/", "containers/")) for word in copied)
 
 
 def test_benchmark_images_end_as_nobody_special_with_the_code_last() -> None:

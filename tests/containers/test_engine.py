@@ -56,9 +56,7 @@ def run_in(engine: EngineUnderTest, job: Job, user: int = 0) -> None:
 
 
 @contextmanager
-def started(
-    engine: EngineUnderTest, data: Path, results: Path, *options: str
-) -> Iterator[subprocess.Popen[bytes]]:
+def started(engine: EngineUnderTest, data: Path, results: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """A run in the background, once both ranks have made steps; ended whatever happens."""
     command = [sys.executable, "-m", "encore.cli.app", "run", "resnet", "2", "--system", "cpu"]
     command += ["--runtime", engine.name, "--data", str(data), "--results", str(results), *LONG, *options]
@@ -155,9 +153,7 @@ def resumed_steps(metrics: Path) -> list[int]:
     return [record["resumed_step"] for record in records if "resumed_step" in record]
 
 
-def test_signal_writes_a_checkpoint_and_leaves_nothing(
-    engine: EngineUnderTest, data: Path, tmp_path: Path
-) -> None:
+def test_signal_writes_a_checkpoint_and_leaves_nothing(engine: EngineUnderTest, data: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     with started(engine, data, results) as child:
         alive = [beat.pid for beat in beats(results)]
@@ -174,9 +170,7 @@ def test_signal_writes_a_checkpoint_and_leaves_nothing(
     goes_on_from_its_checkpoint(engine, run)
 
 
-def test_rank_that_dies_ends_the_run_and_is_named(
-    engine: EngineUnderTest, data: Path, tmp_path: Path
-) -> None:
+def test_rank_that_dies_ends_the_run_and_is_named(engine: EngineUnderTest, data: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     with started(engine, data, results) as child:
         os.kill(beats(results)[1].pid, signal.SIGKILL)
@@ -185,9 +179,7 @@ def test_rank_that_dies_ends_the_run_and_is_named(
     assert engine.left() == []
 
 
-def test_rank_that_hangs_ends_the_run_and_is_named(
-    docker: EngineUnderTest, data: Path, tmp_path: Path
-) -> None:
+def test_rank_that_hangs_ends_the_run_and_is_named(docker: EngineUnderTest, data: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     with started(docker, data, results, "--hang-seconds", "5") as child:
         os.kill(beats(results)[1].pid, signal.SIGSTOP)
@@ -201,9 +193,7 @@ def test_image_is_fit_for_use(docker: EngineUnderTest) -> None:
     assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 6
 
 
-def test_pytorch_on_its_stand_in(
-    docker_with_pytorch: EngineUnderTest, encore: Encore, tmp_path: Path
-) -> None:
+def test_pytorch_on_its_stand_in(docker_with_pytorch: EngineUnderTest, encore: Encore, tmp_path: Path) -> None:
     engine = docker_with_pytorch
     output = make("test-image-ncf", "ENGINE=docker", environment=engine.environment)
     assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 7

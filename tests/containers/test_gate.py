@@ -12,9 +12,7 @@ BENCHMARK = catalogue.choose("resnet").benchmark
 
 
 def gpus(name: str) -> tuple[Gpu, ...]:
-    return parse_nvidia_smi(
-        (paths.ROOT / "tests" / "samples" / "gpus" / f"{name}.csv").read_text(encoding="utf-8")
-    )
+    return parse_nvidia_smi((paths.ROOT / "tests" / "samples" / "gpus" / f"{name}.csv").read_text(encoding="utf-8"))
 
 
 def levels(machine: str, release: str) -> dict[str, str]:

@@ -25,9 +25,7 @@ def parsed_like_python():
     generator = np.random.default_rng(0)
     lines = []
     for _ in range(500):
-        numbers = [
-            str(n) if n % 7 else "" for n in generator.integers(-3, 10 ** generator.integers(1, 9), 13)
-        ]
+        numbers = [str(n) if n % 7 else "" for n in generator.integers(-3, 10 ** generator.integers(1, 9), 13)]
         hashes = [format(int(h), "x") if h % 5 else "" for h in generator.integers(0, 2**32, 26)]
         lines.append("\t".join([str(int(generator.integers(2))), *numbers, *hashes]))
     text = ("\n".join(lines[:250]) + "\n" + "\r\n".join(lines[250:]) + "\r\n").encode()
@@ -69,9 +67,7 @@ def rows_of_epoch(data, config, size, epoch):
     steps = -(-data.train_rows // (config.batch_size * size))
     found = []
     every = range(blocks.TABLES)
-    inputs = [
-        TrainingInput(config, data, every, Ranks(r, size, r, size, CPU), epoch * steps) for r in range(size)
-    ]
+    inputs = [TrainingInput(config, data, every, Ranks(r, size, r, size, CPU), epoch * steps) for r in range(size)]
     for _ in range(steps):
         for rank, each in enumerate(inputs):
             batch = each.next()

@@ -107,9 +107,7 @@ def one_step(ranks, config):
     found["weights"] = error(model.weights.flat, after)
     rate = RATE * config.table_learning_rate_factor
     updated = whole_tables(model.tables, ranks)
-    found["tables"] = max(
-        error(now, (before - rate * before.grad).detach()) for now, before in zip(updated, tables)
-    )
+    found["tables"] = max(error(now, (before - rate * before.grad).detach()) for now, before in zip(updated, tables))
     return found
 
 

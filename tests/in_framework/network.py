@@ -33,9 +33,7 @@ def strides_of_first_bottleneck():
     network = model.build(dataclasses.replace(BASE, depth=50))
     block = network[3 + 3]
     return [
-        layer._kwargs["stride"][0]
-        for layer in block.body
-        if hasattr(layer, "_kwargs") and "stride" in layer._kwargs
+        layer._kwargs["stride"][0] for layer in block.body if hasattr(layer, "_kwargs") and "stride" in layer._kwargs
     ]
 
 

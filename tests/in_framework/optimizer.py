@@ -62,22 +62,15 @@ def worst(name, precision):
         lars_eta=0.1,
     )
     generator = np.random.RandomState(0)
-    values = {
-        key: generator.randn(*shape).astype("float16").astype("float32") for key, shape in SHAPES.items()
-    }
+    values = {key: generator.randn(*shape).astype("float16").astype("float32") for key, shape in SHAPES.items()}
     gradients = [
-        {
-            key: (generator.randn(*shape) * 8).astype("float16").astype("float32")
-            for key, shape in SHAPES.items()
-        }
+        {key: (generator.randn(*shape) * 8).astype("float16").astype("float32") for key, shape in SHAPES.items()}
         for _ in range(STEPS)
     ]
     rates = [0.1 * (step + 1) for step in range(STEPS)]
     expected = reference(values, gradients, config, rates, batch=4)
     found = trained(values, gradients, config, rates, batch=4)
-    return max(
-        float(np.linalg.norm(found[key] - expected[key]) / np.linalg.norm(expected[key])) for key in SHAPES
-    )
+    return max(float(np.linalg.norm(found[key] - expected[key]) / np.linalg.norm(expected[key])) for key in SHAPES)
 
 
 mxnet.start(SimpleNamespace(device="cpu", precision="fp32"))

@@ -64,9 +64,7 @@ def logits(config, arrays, batch):
 def loss_and_gradients(config, arrays, batch):
     network = network_with(config, arrays)
     with autograd.record():
-        loss = model.SmoothedLoss(config.label_smoothing)(
-            network(mx.nd.array(batch[0])), mx.nd.array(batch[1])
-        )
+        loss = model.SmoothedLoss(config.label_smoothing)(network(mx.nd.array(batch[0])), mx.nd.array(batch[1]))
     loss.backward()
     parameters = zip(arrays, network.collect_params().values())
     gradients = {name: p.grad().asnumpy() / len(batch[1]) for name, p in parameters if p.grad_req != "null"}

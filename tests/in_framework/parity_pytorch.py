@@ -25,10 +25,7 @@ CPU = torch.device("cpu")
 def export_weights(network, config):
     """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
     state = network.state_dict()
-    return {
-        model.neutral_name(name): tensor.detach().float().cpu().numpy().copy()
-        for name, tensor in state.items()
-    }
+    return {model.neutral_name(name): tensor.detach().float().cpu().numpy().copy() for name, tensor in state.items()}
 
 
 def import_weights(network, arrays, config):
@@ -71,9 +68,7 @@ def optimized(config, arrays, gradients, rates):
         trainer.set_learning_rate(rate)
         for name, parameter in network.named_parameters():
             # In the parameter's own memory order, as a backward pass leaves it.
-            parameter.grad = torch.empty_like(parameter).copy_(
-                torch.from_numpy(gradient[model.neutral_name(name)])
-            )
+            parameter.grad = torch.empty_like(parameter).copy_(torch.from_numpy(gradient[model.neutral_name(name)]))
         trainer.step()
     return export_weights(network, config)
 

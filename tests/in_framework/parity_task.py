@@ -17,9 +17,7 @@ LOSSES = 50
 
 def config_of(config_class, **changes):
     """The configuration of all comparisons but for ``changes``: ResNet-18 on small images, fp32, on the CPU."""
-    layout = (
-        {} if config_class.layout == "NHWC" and "mxnet" not in config_class.__module__ else {"layout": "NCHW"}
-    )
+    layout = {} if config_class.layout == "NHWC" and "mxnet" not in config_class.__module__ else {"layout": "NCHW"}
     values = dict(
         device="cpu", precision="fp32", pad_channels=False, depth=18, num_classes=10, image_size=64, eval_resize=64,
         batch_size=16, loss_scale=1.0, label_smoothing=0.1, dali_threads=1, optimizer="sgd", learning_rate=0.1,
@@ -53,9 +51,7 @@ def made_batch(config):
     """Images (N, C, H, W) and labels (N,)."""
     generator = np.random.RandomState(12)
     shape = (config.batch_size, 3, config.image_size, config.image_size)
-    return generator.standard_normal(shape).astype("float32"), generator.randint(
-        0, config.num_classes, shape[0]
-    )
+    return generator.standard_normal(shape).astype("float32"), generator.randint(0, config.num_classes, shape[0])
 
 
 def made_gradients(config):
@@ -63,9 +59,7 @@ def made_gradients(config):
     generator = np.random.default_rng(13)
     shapes = weights.shapes(config)
     for _ in range(OPTIMIZER_STEPS):
-        yield {
-            name: generator.standard_normal(shapes[name], "float32") for name in weights.trained_names(config)
-        }
+        yield {name: generator.standard_normal(shapes[name], "float32") for name in weights.trained_names(config)}
 
 
 def optimizer_config(config_class, name):
@@ -93,9 +87,7 @@ def run(config_class, framework: SimpleNamespace, data):
         found[f"gradients {depth}"] = np.concatenate(
             [gradients[name].ravel() for name in weights.trained_names(config)]
         )
-        found.update(
-            {f"exported {depth} {name}": array for name, array in framework.exported(config, arrays).items()}
-        )
+        found.update({f"exported {depth} {name}": array for name, array in framework.exported(config, arrays).items()})
     for name in ("sgd", "lars"):
         config = optimizer_config(config_class, name)
         steps = framework.optimized(config, made_weights(config), list(made_gradients(config)), rates(config))

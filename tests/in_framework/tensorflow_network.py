@@ -78,9 +78,7 @@ print(
             "scaled loss": difference(scaled[1], plain[1]),
             "bf16": max(abs(a - b) / b for a, b in zip(bf16[0], plain[0])),
             "XLA": max(abs(a - b) / b for a, b in zip(xla[0], plain[0])),
-            "zeroed": [
-                name for name, variable in zeroed.items() if "gamma" in name and not variable.numpy().any()
-            ],
+            "zeroed": [name for name, variable in zeroed.items() if "gamma" in name and not variable.numpy().any()],
         }
     )
 )

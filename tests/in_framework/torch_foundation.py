@@ -56,9 +56,7 @@ def main() -> None:
     builds = {id(build): name for name, build in with_apex.items()}
     for winner in ("apex", "fused"):
         times[winner] = 0.5 - 0.1 * (winner == "fused")
-        name, _ = torch_optimizers.choose(
-            with_apex, parameters, measure=lambda build, _: times[builds[id(build)]]
-        )
+        name, _ = torch_optimizers.choose(with_apex, parameters, measure=lambda build, _: times[builds[id(build)]])
         found[f"{winner} measured best"] = name
     try:
         torch_optimizers.choose(candidates, parameters, "apex")

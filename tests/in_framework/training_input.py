@@ -56,9 +56,7 @@ shape = pipeline.training_pipeline(padded, augmentation, None).run()[0].as_tenso
 
 # Two ranks over the same single shard would draw the same images in the same order, but other crops.
 first = source(0, 1).next()[0].asnumpy()
-other = (
-    training_input(dataclasses.replace(config, seed=6), data, Ranks(0, 1, 0, 1, mx.cpu())).next()[0].asnumpy()
-)
+other = training_input(dataclasses.replace(config, seed=6), data, Ranks(0, 1, 0, 1, mx.cpu())).next()[0].asnumpy()
 print(
     json.dumps(
         {

@@ -72,13 +72,9 @@ def resnet_v07(
     return text + mllog("run_stop", time_ms=round(start_ms + minutes * 60_000), status=status)
 
 
-def v05(
-    key: str, value: str = "", seconds: float = 1_541_720_386.718659639, benchmark: str = "resnet"
-) -> str:
+def v05(key: str, value: str = "", seconds: float = 1_541_720_386.718659639, benchmark: str = "resnet") -> str:
     """One event of v0.5."""
-    return (
-        f":::MLPv0.5.0 {benchmark} {seconds:.9f} (/workspace/log_utils.py:49) {key}{value and ': ' + value}\n"
-    )
+    return f":::MLPv0.5.0 {benchmark} {seconds:.9f} (/workspace/log_utils.py:49) {key}{value and ': ' + value}\n"
 
 
 def resnet_v05(minutes: float = 134.0, quality: float = 0.7497, stop: str = "") -> str:

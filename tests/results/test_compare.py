@@ -96,9 +96,7 @@ def test_further_runs_by_the_textbook() -> None:
     assert further_runs(Sample(estimate=1.0, spread=2.0, count=5), 0.05) is None
 
 
-@pytest.mark.parametrize(
-    ("count", "trimmed", "level"), [(5, 1, 0.95), (10, 1, 0.95), (5, 1, 0.8), (3, 0, 0.95)]
-)
+@pytest.mark.parametrize(("count", "trimmed", "level"), [(5, 1, 0.95), (10, 1, 0.95), (5, 1, 0.8), (3, 0, 0.95)])
 def test_interval_covers_the_truth_as_often_as_it_says(count: int, trimmed: int, level: float) -> None:
     generator = np.random.default_rng(20201)
     sets = generator.normal(40.0, 1.0, (1500, count))
@@ -108,9 +106,7 @@ def test_interval_covers_the_truth_as_often_as_it_says(count: int, trimmed: int,
     assert share == pytest.approx(level, abs=3 * math.sqrt(level * (1 - level) / 1500))
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "spread"), [(5, 5, (1.0, 1.0)), (3, 10, (1.0, 2.0)), (5, 10, (3.0, 0.5))]
-)
+@pytest.mark.parametrize(("ours", "theirs", "spread"), [(5, 5, (1.0, 1.0)), (3, 10, (1.0, 2.0)), (5, 10, (3.0, 0.5))])
 def test_ratio_interval_covers_the_truth_at_least_as_often_as_it_says(
     ours: int, theirs: int, spread: tuple[float, float]
 ) -> None:
@@ -175,9 +171,7 @@ def test_each_verdict(tmp_path: Path, minutes: float, epochs: int, expected: Ver
 
 
 def test_runs_that_missed_are_not_converged(tmp_path: Path) -> None:
-    folder = write_set(
-        tmp_path, [resnet_v07(40.0, quality=(0.3, 0.7), start_ms=START_MS + n) for n in range(5)]
-    )
+    folder = write_set(tmp_path, [resnet_v07(40.0, quality=(0.3, 0.7), start_ms=START_MS + n) for n in range(5)])
     found = verdict(folder)
     assert found.verdict is Verdict.NOT_CONVERGED
     assert any("target" in reason for reason in found.reasons)
@@ -276,9 +270,7 @@ def test_command_prints_and_writes_json(tmp_path: Path) -> None:
 
 # --- damaged input ----------------------------------------------------------------------------------------
 
-BROKEN_NUMBERS = st.sampled_from(
-    ["0", "-1", "1e400", "NaN", "null", '"text"', "[]", "9" * 40, "1592669288183"]
-)
+BROKEN_NUMBERS = st.sampled_from(["0", "-1", "1e400", "NaN", "null", '"text"', "[]", "9" * 40, "1592669288183"])
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

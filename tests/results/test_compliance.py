@@ -129,9 +129,7 @@ def test_a_log_cannot_name_rules_of_its_own(key: str, tmp_path: Path) -> None:
     evil = f"- BEGIN:\n    CODE: \" open({str(proof)!r}, 'w').close() \"\n"
     for name in ("evil.yaml", "evil_common.yaml"):
         (tmp_path / name).write_text(evil)
-    report = check_text(
-        resnet_v07(**{key: f"{'../' * 30}{str(tmp_path).lstrip('/')}/evil"}), tmp_path, "0.7.0"
-    )
+    report = check_text(resnet_v07(**{key: f"{'../' * 30}{str(tmp_path).lstrip('/')}/evil"}), tmp_path, "0.7.0")
     assert not proof.exists()
     assert not report.passed
 
@@ -204,9 +202,7 @@ def test_v05_clock_starts_before_the_model_is_built(tmp_path: Path) -> None:
 
 
 def test_v05_events_written_twice_count_once(tmp_path: Path) -> None:
-    doubled = "".join(
-        f"INFO:mlperf_compliance:{line}{line}" for line in resnet_v05().splitlines(keepends=True)
-    )
+    doubled = "".join(f"INFO:mlperf_compliance:{line}{line}" for line in resnet_v05().splitlines(keepends=True))
     assert check_text(doubled, tmp_path).findings == ()
 
 

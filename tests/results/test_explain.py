@@ -17,9 +17,7 @@ from encore.results.timing import length_of, phases_of
 from tests.results.result_logs import START_MS, mllog, resnet_v07, v05, write_set
 
 
-def timed_log(
-    train_s: float, evaluate_s: float, epochs: int = 4, start_s: float = 5.0, **values: object
-) -> str:
+def timed_log(train_s: float, evaluate_s: float, epochs: int = 4, start_s: float = 5.0, **values: object) -> str:
     """A log with so many seconds of start, and per epoch of training and evaluation."""
     head = resnet_v07(1.0, quality=()).splitlines(keepends=True)
     changed = [
@@ -88,9 +86,7 @@ def test_a_slow_evaluation_is_named_first_and_in_words(tmp_path: Path) -> None:
 def test_hyperparameters_are_ranked_by_what_they_can_do(tmp_path: Path) -> None:
     ours = one(
         tmp_path / "a",
-        timed_log(
-            60, 3, global_batch_size=3328, opt_name="lars", sgd_opt_weight_decay=5e-5, model_bn_span=208
-        ),
+        timed_log(60, 3, global_batch_size=3328, opt_name="lars", sgd_opt_weight_decay=5e-5, model_bn_span=208),
     )
     theirs = one(tmp_path / "b", timed_log(60, 3))
     names = [each.name for each in explain(ours, theirs).differences]
@@ -129,9 +125,7 @@ def test_two_runs_of_encore_are_compared_in_environment_and_configuration(tmp_pa
         code={"commit": "b" * 40},
         configuration={"precision": {"value": "fp16", "origin": "--set"}},
     )
-    result = CliRunner().invoke(
-        app, ["explain", str(tmp_path / "a"), "--other", str(tmp_path / "b"), "--json"]
-    )
+    result = CliRunner().invoke(app, ["explain", str(tmp_path / "a"), "--other", str(tmp_path / "b"), "--json"])
     found = {each["name"]: each for each in json.loads(result.output)["differences"]}
     assert list(found) == ["precision", "code.commit", "environment.NCCL_DEBUG"]
     assert found["precision"]["area"] == "configuration"
@@ -142,9 +136,7 @@ def test_the_command_takes_one_thing_to_compare_with(tmp_path: Path) -> None:
     write_set(tmp_path, [timed_log(60, 3)])
     result = CliRunner().invoke(app, ["explain", str(tmp_path), "--other", str(tmp_path), "--with", "x"])
     assert result.exit_code != 0
-    shown = CliRunner().invoke(
-        app, ["explain", str(tmp_path), "--with", "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"]
-    )
+    shown = CliRunner().invoke(app, ["explain", str(tmp_path), "--with", "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"])
     assert "global_batch_size: 1664, theirs 3264" in shown.output
 
 

@@ -31,9 +31,7 @@ def test_figures_that_the_submitter_published_too() -> None:
         ("gnmt", "pytorch", 1.04), ("transformer", "pytorch", 1.05), ("bert", "pytorch", 6.53),
         ("dlrm", "merlin_hugectr", 0.44), ("minigo", "tensorflow", 39.96),
     ):  # fmt: skip
-        found = select(
-            load_published(), benchmark=benchmark, round_="v0.7", system=f"dgxa100_ngc20.06_{framework}"
-        )
+        found = select(load_published(), benchmark=benchmark, round_="v0.7", system=f"dgxa100_ngc20.06_{framework}")
         assert len(found) == 1
         assert found[0].score_minutes is not None
         assert found[0].score_minutes * 8 / 60 == pytest.approx(hours, abs=0.006)
@@ -78,9 +76,7 @@ def test_tables_1_to_7_are_whole_and_table_7_follows_from_the_others() -> None:
     cells = {(f.model, f.gpus, f.quantity): f.value for f in figures if f.place.startswith("table")}
     assert len(cells) == 6 * 3 * 2 + 6 * 2
     for model in ("resnet", "maskrcnn", "ssd", "gnmt", "transformer", "ncf"):
-        total = {
-            gpus: cells[model, gpus, "minutes_per_epoch"] * cells[model, gpus, "epochs"] for gpus in (1, 4, 8)
-        }
+        total = {gpus: cells[model, gpus, "minutes_per_epoch"] * cells[model, gpus, "epochs"] for gpus in (1, 4, 8)}
         for gpus in (4, 8):
             computed, printed = total[1] / total[gpus], cells[model, gpus, "speedup"]
             assert computed == pytest.approx(printed, rel=0.02), (model, gpus)

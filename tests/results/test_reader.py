@@ -109,9 +109,7 @@ def test_a_torn_event_is_told_and_the_next_one_read(tmp_path: Path) -> None:
     path = tmp_path / "result_0.txt"
     path.write_text(':::MLLOG {"namespace": "", "time_m' + mllog("run_start"))
     torn: list[tuple[int, str]] = []
-    assert [event.key for event in read_events(path, lambda line, text: torn.append((line, text)))] == [
-        "run_start"
-    ]
+    assert [event.key for event in read_events(path, lambda line, text: torn.append((line, text)))] == ["run_start"]
     assert torn[0][0] == 1
 
 
@@ -130,12 +128,7 @@ def test_gzip_cut_off(tmp_path: Path) -> None:
 
 
 def test_broken_utf8_and_nul_bytes(tmp_path: Path) -> None:
-    text = (
-        b"\x00\xff\xfe progress \x80\n"
-        + mllog("run_start").encode()
-        + b"\xc3\x28" * 20
-        + mllog("seed", 1).encode()
-    )
+    text = b"\x00\xff\xfe progress \x80\n" + mllog("run_start").encode() + b"\xc3\x28" * 20 + mllog("seed", 1).encode()
     assert [event.key for event in events_of(text, tmp_path)] == ["run_start", "seed"]
 
 
@@ -197,9 +190,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 START = 1_592_669_288_183
 
 
-@pytest.mark.parametrize(
-    "piece", [':::MLLOG {"a', ":::MLL 1 a: {'", ":::MLPv0.5.0 a 1 (", ":::MLLOG {'", ":::ML"]
-)
+@pytest.mark.parametrize("piece", [':::MLLOG {"a', ":::MLL 1 a: {'", ":::MLPv0.5.0 a 1 (", ":::MLLOG {'", ":::ML"])
 def test_a_line_full_of_torn_events_is_read_in_linear_time(piece: str) -> None:
     text = piece * (MAX_LINE // len(piece))
     start = time.perf_counter()
@@ -256,9 +247,7 @@ def check_mutant(original: bytes, mutant: bytes, minutes: float, path: Path) -> 
 
 @settings(max_examples=400, deadline=None)
 @given(seed=st.integers(0, 2**32), dialect=st.sampled_from(["v0.5", "v0.7"]))
-def test_mutated_logs_are_refused_or_right(
-    seed: int, dialect: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_mutated_logs_are_refused_or_right(seed: int, dialect: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     text = resnet_v07(40.0) if dialect == "v0.7" else resnet_v05(134.0)
     original = text.encode()
     mutant = mutate(original, random.Random(seed))

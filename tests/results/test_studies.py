@@ -47,9 +47,7 @@ def test_tables_1_to_6_as_printed() -> None:
 def test_table_7_is_computed_from_the_others() -> None:
     (table,) = (each for each in tables() if each.title.startswith("Table 7"))
     computed = {row[0]: (row[1], row[3]) for row in table.rows}
-    assert computed["resnet"] == pytest.approx(
-        (16.21 * 83 / (4.56 * 63), 16.21 * 83 / (2.2002 * 63)), rel=1e-3
-    )
+    assert computed["resnet"] == pytest.approx((16.21 * 83 / (4.56 * 63), 16.21 * 83 / (2.2002 * 63)), rel=1e-3)
     assert computed["ssd"] == pytest.approx((3.659, 7.249), abs=1e-3)
     assert computed["maskrcnn"] == pytest.approx((2.471, 6.067), abs=1e-3)
     assert computed["transformer"] == pytest.approx((5.392, 15.779), abs=1e-3)
@@ -179,10 +177,7 @@ def test_figures_have_the_data_behind_them() -> None:
 
 def test_sets_of_logs_fill_the_tables(tmp_path: Path) -> None:
     for name, platform, minutes in (("one", "1xNVIDIA DGX A100", 40.0), ("two", "2xNVIDIA DGX A100", 24.0)):
-        texts = [
-            resnet_v07(minutes + n, start_ms=START_MS + 10**7 * n, submission_platform=platform)
-            for n in range(5)
-        ]
+        texts = [resnet_v07(minutes + n, start_ms=START_MS + 10**7 * n, submission_platform=platform) for n in range(5)]
         write_set(tmp_path / name, texts)
     rows = [of_side(side) for side in load_sides(tmp_path)]
     assert [(row.gpus, row.minutes) for row in rows] == [(8, 42.0), (16, 26.0)]

@@ -56,9 +56,7 @@ def made(results: Path, state: Status, log: str, *stream: dict[str, Any]) -> Exp
     (experiment,) = run.experiments()
     experiment.metrics.write_text("".join(json.dumps(each) + "\n" for each in stream), encoding="utf-8")
     experiment.log.write_text(log, encoding="utf-8")
-    experiment.set_state(
-        ExperimentState(status=state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z")
-    )
+    experiment.set_state(ExperimentState(status=state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z"))
     experiment.publish_log()
     return experiment
 
@@ -125,9 +123,7 @@ def test_every_round_has_a_target_for_each_quality() -> None:
 
 def test_names_in_a_log_default_to_those_in_the_toml() -> None:
     benchmark = of_two_qualities()
-    named = {
-        name: Quality(title=each.title, config=each.config) for name, each in benchmark.qualities.items()
-    }
+    named = {name: Quality(title=each.title, config=each.config) for name, each in benchmark.qualities.items()}
     plain = benchmark.model_copy(update={"qualities": named})
     assert plain.named({"box": 0.1, "mask": 0.2, "loss": 3.0}) == {"box": 0.1, "mask": 0.2}
     assert benchmark.named({"BBOX": 0.1}) == {"box": 0.1}

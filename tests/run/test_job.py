@@ -23,9 +23,7 @@ def configured(system: str, gpus: int) -> Configuration:
 
 def job(system: str, gpus: int) -> Job:
     mounts = (Mount(Path("/data"), "/data", True), Mount(Path("/out"), "/out", False))
-    return training_job(
-        configured(system, gpus), Places("/data", "/out"), mounts, {"NCCL_DEBUG": "INFO"}, node.cores()
-    )
+    return training_job(configured(system, gpus), Places("/data", "/out"), mounts, {"NCCL_DEBUG": "INFO"}, node.cores())
 
 
 TRAIN = (

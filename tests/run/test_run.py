@@ -22,9 +22,7 @@ from tests.conftest import TINY, Encore, losses, only_run, records
 
 
 @pytest.fixture(scope="module")
-def finished(
-    encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any]]:
+def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run on two ranks that reached its target: its folder and what --json printed."""
     results = tmp_path_factory.mktemp("finished")
     done = encore(
@@ -165,17 +163,11 @@ def test_runs_have_their_own_seeds_and_missed_targets_their_exit_code(
 ) -> None:
     folder = train(encore, digits, tmp_path, "--runs", "2", "--set", "epochs=1", "--set", "warmup_epochs=0")
     seeds = [
-        json.loads((folder / f"experiment_{n}" / "config.json").read_text(encoding="utf-8"))["seed"]
-        for n in (0, 1)
+        json.loads((folder / f"experiment_{n}" / "config.json").read_text(encoding="utf-8"))["seed"] for n in (0, 1)
     ]
     assert seeds == [7, 8]
-    assert losses(folder / "experiment_0" / "metrics.jsonl") != losses(
-        folder / "experiment_1" / "metrics.jsonl"
-    )
-    assert (
-        json.loads((folder / "experiment_0" / "state.json").read_text(encoding="utf-8"))["status"]
-        == "not_reached"
-    )
+    assert losses(folder / "experiment_0" / "metrics.jsonl") != losses(folder / "experiment_1" / "metrics.jsonl")
+    assert json.loads((folder / "experiment_0" / "state.json").read_text(encoding="utf-8"))["status"] == "not_reached"
 
 
 # -- the same again -------------------------------------------------------------------------------------
@@ -215,17 +207,14 @@ def test_signal_writes_a_checkpoint_and_resume_is_exact(
     expected = losses(unbroken / "experiment_0" / "metrics.jsonl")
     assert losses(folder / "metrics.jsonl") == expected
     evaluations = [record["qualities"] for record in records(folder / "metrics.jsonl", "eval")]
-    assert evaluations == [
-        r["qualities"] for r in records(unbroken / "experiment_0" / "metrics.jsonl", "eval")
-    ]
+    assert evaluations == [r["qualities"] for r in records(unbroken / "experiment_0" / "metrics.jsonl", "eval")]
     keys = [
         json.loads(line[9:])["key"]
         for line in (folder.parent / "result_0.txt").read_text(encoding="utf-8").splitlines()
     ]
     # One run, whatever happened in between: its log reads like that of an unbroken one.
     assert keys == [
-        json.loads(line[9:])["key"]
-        for line in (unbroken / "result_0.txt").read_text(encoding="utf-8").splitlines()
+        json.loads(line[9:])["key"] for line in (unbroken / "result_0.txt").read_text(encoding="utf-8").splitlines()
     ]
 
 
@@ -262,9 +251,7 @@ def test_disk_that_fills_up_is_told_and_nothing_is_lost(digits: Path, tmp_path: 
         # A checkpoint of ResNet-18 has files of 45 MB: they no longer fit.
         resource.setrlimit(resource.RLIMIT_FSIZE, (20 * 2**20, 20 * 2**20))
 
-    done = encore(
-        "run", "resnet", "1", "--data", str(digits), "--results", str(tmp_path), *TINY, preexec_fn=limit
-    )
+    done = encore("run", "resnet", "1", "--data", str(digits), "--results", str(tmp_path), *TINY, preexec_fn=limit)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "disk is full" in done.stdout
     assert "Traceback" not in done.stderr
@@ -287,8 +274,6 @@ def test_training_runs_by_hand_without_encore(mxnet_python: Path, digits: Path, 
         "--config", str(config), "--data", str(digits), "--output", str(tmp_path),
     ]  # fmt: skip
     environment = {"PATH": os.environ["PATH"], "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    done = subprocess.run(
-        command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert records(tmp_path / "metrics.jsonl", "end")[-1]["outcome"] == "not_reached"

@@ -38,9 +38,7 @@ SQUEUE = """\
 
 def follower(results: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "encore.cli.app", "follow", *arguments, "--results", str(results)]
-    return subprocess.Popen(
-        command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def shown(encore: Encore, results: Path) -> dict[str, Any]:
@@ -55,9 +53,7 @@ def shown(encore: Encore, results: Path) -> dict[str, Any]:
 # -- real runs ------------------------------------------------------------------------------------------
 
 
-def test_run_is_shown_followed_and_cancelled_and_goes_on(
-    encore: Encore, digits: Path, tmp_path: Path
-) -> None:
+def test_run_is_shown_followed_and_cancelled_and_goes_on(encore: Encore, digits: Path, tmp_path: Path) -> None:
     started = Started(digits, tmp_path, *TINY)
     folder = started.wait_for_step(3)
     run, ranks = folder.parent, started.ranks(folder)
@@ -97,9 +93,7 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     assert encore("follow", str(run)).returncode == ExitCode.NOT_REACHED
 
 
-def test_killed_run_is_lost(
-    encore: Encore, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_run_is_lost(encore: Encore, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(digits, tmp_path, *TINY)
     folder = started.wait_for_step(1)
     launcher = processes.family(started.process.pid)
@@ -327,9 +321,7 @@ def test_jobs_and_single_tasks_are_cancelled(cancelled: list[tuple[str, ...]], t
     # Slurm's own number of the task, and the run folder of the job.
     control.cancel(control.named("12001", tmp_path))
     control.cancel(control.named(str(run.path), tmp_path))
-    assert (
-        control.cancel(control.named("16", tmp_path))[-1] == "it has no run folder yet: nothing is left of it"
-    )
+    assert control.cancel(control.named("16", tmp_path))[-1] == "it has no run folder yet: nothing is left of it"
     assert [command[1] for command in cancelled] == ["12", "12_1", "12_1", "12", "16"]
     assert {command[0] for command in cancelled} == {"scancel"}
 

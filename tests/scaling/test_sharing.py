@@ -150,9 +150,7 @@ def test_the_study_gives_its_own_minutes() -> None:
 def test_a_tree_of_runs_is_a_curve(tmp_path: Path) -> None:
     for ranks, minutes in ((1, 80), (2, 45)):
         passport = {"benchmark": "resnet", "round": "v0.7", "nodes": 1, "ranks_per_node": ranks}
-        run = run_folder.create(
-            tmp_path / f"1x{ranks}", "resnet-mxnet-cpu", lambda path, p=passport: p, {}, {}, [0, 1]
-        )
+        run = run_folder.create(tmp_path / f"1x{ranks}", "resnet-mxnet-cpu", lambda path, p=passport: p, {}, {}, [0, 1])
         for experiment in run.experiments():
             start = 1_592_669_288_183 + 10**8 * experiment.number
             experiment.log.write_text(resnet_v07(minutes, start_ms=start), encoding="utf-8")

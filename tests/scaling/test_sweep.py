@@ -27,9 +27,7 @@ from tests.conftest import TINY, Encore, records
 NOWHERE = Here(lambda point, folder: pytest.fail("a point was run"), 600.0)
 
 
-def made_point(
-    study: sweep_folder.Study, point: GridPoint, speed: float, status: Any = "not_reached"
-) -> Path:
+def made_point(study: sweep_folder.Study, point: GridPoint, speed: float, status: Any = "not_reached") -> Path:
     """A run folder of a point as a run of three epochs leaves it: the first one slow, the others fast."""
     passport = {"benchmark": "resnet", "round": "v0.7"}
     run = run_folder.create(study.folder(point), "resnet-mxnet-cpu", lambda path: passport, {}, {}, [1])
@@ -112,9 +110,7 @@ def test_a_sweep_is_run_told_and_not_run_again(encore: Encore, digits: Path, tmp
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     study = Path(told["study"])
-    rows = {
-        row[0]: dict(zip(told["tables"][0]["columns"], row, strict=True)) for row in told["tables"][0]["rows"]
-    }
+    rows = {row[0]: dict(zip(told["tables"][0]["columns"], row, strict=True)) for row in told["tables"][0]["rows"]}
     assert set(rows) == {"1x1", "1x2"}
     assert [row["batch"] for row in rows.values()] == [64, 64]
     assert rows["1x1"]["speed-up"] == rows["1x1"]["efficiency"] == 1
@@ -136,14 +132,10 @@ def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path:
         sys.executable, "-m", "encore.cli.app", "sweep", "resnet", "--gpus", "1", "--data", str(digits),
         "--results", str(tmp_path), *TINY, "--set", "epochs=3", "--seed", "7",
     ]  # fmt: skip
-    process = subprocess.Popen(
-        command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     end = time.monotonic() + 240
     # Behind the checkpoint of the first epoch, which 24 steps make.
-    while not any(
-        len(records(path, "step")) >= 26 for path in tmp_path.glob("*/1x1/[!.]*/experiment_0/metrics.jsonl")
-    ):
+    while not any(len(records(path, "step")) >= 26 for path in tmp_path.glob("*/1x1/[!.]*/experiment_0/metrics.jsonl")):
         assert time.monotonic() < end and process.poll() is None, "the run never came so far"
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGINT)
@@ -211,9 +203,7 @@ def test_all_points_can_be_submitted(tmp_path: Path) -> None:
 def test_a_point_is_the_job_of_encore_submit(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.toml"
     cluster.write_text('partition = "main"\n', encoding="utf-8")
-    grid = Grid(
-        benchmark="resnet", gpus=(2,), nodes=(2,), mode="weak", system="cpu", seed=3, cluster=str(cluster)
-    )
+    grid = Grid(benchmark="resnet", gpus=(2,), nodes=(2,), mode="weak", system="cpu", seed=3, cluster=str(cluster))
     (point,) = points(grid)
     made = batch.prepared(point, request_of(grid, point, tmp_path / "2x2"), cluster)
     assert (made.submission.nodes, made.plan.configuration.ranks) == (2, 4)

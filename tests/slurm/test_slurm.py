@@ -59,9 +59,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prepared(runtime: str, nodes: int, *more: str, **wanted: Any) -> Prepared:
     """Eight GPUs a node of DGX A100, by the given runtime; on the host the small CPU system."""
-    of_gpus = (
-        ("--system", "dgxa100", "--data", "/data/imagenet") if runtime != "host" else ("--data", "/data/d")
-    )
+    of_gpus = ("--system", "dgxa100", "--data", "/data/imagenet") if runtime != "host" else ("--data", "/data/d")
     rest = ("--results", "/results", *of_gpus, *IMAGES[runtime], *more)
     per_node = wanted.pop("gpus_per_node", 8 if runtime != "host" else 2)
     asked = Wanted(nodes=nodes, gpus_per_node=per_node, **wanted)
@@ -199,9 +197,7 @@ def test_the_allocation_comes_from_slurms_variables() -> None:
     assert task is not None
     assert (task.name, task.folder_mark, task.array_index, task.array_count) == ("10_5", "job10", 2, 5)
     with pytest.raises(EncoreError, match="not numbered evenly"):
-        allocation.current(
-            {**SLURM, **{f"SLURM_ARRAY_{n}": v for n, v in array.items()}, "SLURM_ARRAY_TASK_MAX": "19"}
-        )
+        allocation.current({**SLURM, **{f"SLURM_ARRAY_{n}": v for n, v in array.items()}, "SLURM_ARRAY_TASK_MAX": "19"})
 
 
 @pytest.mark.parametrize(
@@ -254,15 +250,11 @@ def test_what_would_wait_for_ever_is_refused(wanted: dict[str, int], said: str) 
     asked = script.Submission(**{"nodes": 1, "gpus_per_node": 8, "minutes": 60, **wanted}, name="resnet",
                               results=Path("/r"), arguments=())  # fmt: skip
     with pytest.raises(EncoreError, match=said):
-        partitions.refuse_impossible(
-            asked, Partition(name="gpu", is_default=True, nodes=7, max_minutes=2880, gpus=8)
-        )
+        partitions.refuse_impossible(asked, Partition(name="gpu", is_default=True, nodes=7, max_minutes=2880, gpus=8))
 
 
 def test_slurms_refusals_name_the_remedy() -> None:
-    error = commands.explain(
-        "sbatch", "sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job"
-    )
+    error = commands.explain("sbatch", "sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job")
     assert error.found == "sbatch: invalid partition specified: gpuu"
     assert "sinfo" in error.remedy
 

@@ -30,9 +30,7 @@ PAIR = (Host("n1", 4), Host("n2", 4))
 def test_host_lists_and_files(tmp_path: Path) -> None:
     assert hosts.parse("n1:4, n2.cluster:4") == (Host("n1", 4), Host("n2.cluster", 4))
     file = tmp_path / "hosts"
-    file.write_text(
-        "# the first rack\nn1 slots=4\n\nn2:4 # spare\nn3  slots = 4 max_slots=8\n", encoding="utf-8"
-    )
+    file.write_text("# the first rack\nn1 slots=4\n\nn2:4 # spare\nn3  slots = 4 max_slots=8\n", encoding="utf-8")
     assert hosts.read(file) == (Host("n1", 4), Host("n2", 4), Host("n3", 4))
     file.write_text(hosts.as_file(PAIR), encoding="utf-8")
     assert hosts.read(file) == PAIR
@@ -121,9 +119,7 @@ def test_a_launcher_fits_its_framework() -> None:
 
 
 def test_each_host_gets_its_number_and_the_variables() -> None:
-    text = each_host.script(
-        ("torchrun", "--no-python", "a b"), {"A": "x'y", "SSH_AUTH_SOCK": "/s"}, "/r t", 1
-    )
+    text = each_host.script(("torchrun", "--no-python", "a b"), {"A": "x'y", "SSH_AUTH_SOCK": "/s"}, "/r t", 1)
     assert text.startswith("cd '/r t' && exec env -i ")
     done = subprocess.run(
         ["sh", "-s"], input=each_host.script(("/usr/bin/env",), {"A": "x'y", "SSH_AUTH_SOCK": "/s"}, "/", 1),
@@ -206,24 +202,17 @@ def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
 
 def test_the_first_host_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     here = (Host("127.0.0.1", 1), Host("127.0.0.2", 1))
-    assert (
-        multi_host.local_checks(here, "mpirun", "docker")[0].found == "runtime docker is not started over ssh"
-    )
+    assert multi_host.local_checks(here, "mpirun", "docker")[0].found == "runtime docker is not started over ssh"
     assert multi_host.all_loopback(here)
     monkeypatch.setattr(multi_host, "addresses", lambda name: frozenset({"192.0.2.77"}))
-    (check,) = [each for each in multi_host.local_checks(PAIR, "horovodrun", "host") if each.level == "FAIL"][
-        :1
-    ]
+    (check,) = [each for each in multi_host.local_checks(PAIR, "horovodrun", "host") if each.level == "FAIL"][:1]
     assert "n1, is not this machine" in check.found
     assert not multi_host.all_loopback(PAIR)
 
 
 def test_a_missing_launcher_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_host.shutil, "which", lambda name: None)
-    found = {
-        check.found: check.remedy
-        for check in multi_host.local_checks((Host("127.0.0.1", 1),), "mpirun", "host")
-    }
+    found = {check.found: check.remedy for check in multi_host.local_checks((Host("127.0.0.1", 1),), "mpirun", "host")}
     assert "openmpi-bin" in found["no mpirun on PATH"]
     found = {check.found: check.remedy for check in multi_host.local_checks(PAIR, "horovodrun", "host")}
     assert "openssh-client" in found["no ssh on PATH"]
@@ -243,9 +232,7 @@ def test_bad_input_is_refused_with_a_remedy(
     encore: Encore, arguments: tuple[str, ...], told: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     data = request.getfixturevalue("digits") if "cannot be reached" in told else tmp_path
-    done = encore(
-        "run", "resnet", "2", "--data", str(data), "--results", str(tmp_path / "results"), *arguments
-    )
+    done = encore("run", "resnet", "2", "--data", str(data), "--results", str(tmp_path / "results"), *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
@@ -265,9 +252,7 @@ def test_bad_input_is_refused_with_a_remedy(
         ),
     ],
 )
-def test_what_mpirun_says_of_a_failure_is_understood(
-    text: str, told: tuple[int, str], tmp_path: Path
-) -> None:
+def test_what_mpirun_says_of_a_failure_is_understood(text: str, told: tuple[int, str], tmp_path: Path) -> None:
     experiment = Experiment(0, tmp_path)
     (experiment.folder / "ranks").mkdir(parents=True)
     (experiment.folder / "ranks" / "launcher.txt").write_text(text, encoding="utf-8")

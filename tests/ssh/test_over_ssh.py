@@ -74,9 +74,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     # ssh reads the configuration of the user in /etc/passwd, whatever HOME says: the test brings its own ssh.
     programs = folder / "bin"
     programs.mkdir()
-    (programs / "ssh").write_text(
-        f'#!/bin/sh\nexec {NEEDED["ssh"]} -F {folder}/ssh_config "$@"\n', encoding="utf-8"
-    )
+    (programs / "ssh").write_text(f'#!/bin/sh\nexec {NEEDED["ssh"]} -F {folder}/ssh_config "$@"\n', encoding="utf-8")
     (programs / "ssh").chmod(0o755)
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
@@ -84,9 +82,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     with (folder / "sshd.log").open("wb") as log:
         child = subprocess.Popen([*another_host(), *command], stdout=log, stderr=subprocess.STDOUT)
     try:
-        yield Sshd(
-            f"{programs}{os.pathsep}{os.environ['PATH']}", wait_for(programs / "ssh", folder / "sshd.log")
-        )
+        yield Sshd(f"{programs}{os.pathsep}{os.environ['PATH']}", wait_for(programs / "ssh", folder / "sshd.log"))
     finally:
         processes.end(processes.family(child.pid), grace_seconds=2.0)
         child.wait(timeout=5)
@@ -182,9 +178,7 @@ def test_horovodrun_stops_resumes_and_trains_the_same(
     assert not ssh_sessions()
 
 
-def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended(
-    sshd: Sshd, digits: Path, tmp_path: Path
-) -> None:
+def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended(sshd: Sshd, digits: Path, tmp_path: Path) -> None:
     child = started(sshd, digits, tmp_path, "horovodrun", "--hang-seconds", "3")
     folder = experiment_at(3, child, tmp_path)
     ranks = ranks_of(folder)

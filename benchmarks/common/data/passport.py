@@ -158,9 +158,7 @@ def verify(
     problems = []
     if benchmark is not None and passport["benchmark"] != benchmark:
         found = f"{directory} is a data set of {passport['benchmark']}"
-        problems.append(
-            Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set")
-        )
+        problems.append(Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
     if data_id(passport) != passport["id"]:
         found = f"{directory / FILE_NAME} was edited: its id is not that of its content"
         problems.append(Problem(found, "the passport as it was written", again))

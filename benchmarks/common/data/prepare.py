@@ -108,9 +108,7 @@ def fraction(text: str) -> float:
 def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
     """The options that every benchmark has, and those of this one."""
     module = f"benchmarks.{data_set.benchmark}.prepare"
-    parser = _Parser(
-        prog=f"python -m {module}", description=f"Prepare or verify {data_set.benchmark}'s data set."
-    )
+    parser = _Parser(prog=f"python -m {module}", description=f"Prepare or verify {data_set.benchmark}'s data set.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--to", type=Path, metavar="DIR", help="folder to prepare the data set in")
     what.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")

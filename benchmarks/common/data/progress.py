@@ -40,9 +40,7 @@ class Progress:
         self._first_done = 0
         self._last: Tuple[int, int] = (-1, -1)
 
-    def update(
-        self, phase: str, done: int, total: Optional[int] = None, size: int = 0, unit: str = "bytes"
-    ) -> None:
+    def update(self, phase: str, done: int, total: Optional[int] = None, size: int = 0, unit: str = "bytes") -> None:
         """Set a phase to ``done`` of ``total`` units and ``size`` bytes; most calls print nothing."""
         now = time.monotonic()
         if phase != self._phase:

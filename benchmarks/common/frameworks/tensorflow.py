@@ -98,9 +98,7 @@ def average_variables(variables: Sequence[tf.Variable], name: str) -> None:
     """Set each variable to its mean over all ranks."""
     if hvd.size() == 1:
         return
-    means = hvd.grouped_allreduce(
-        [variable.read_value() for variable in variables], op=hvd.Average, name=name
-    )
+    means = hvd.grouped_allreduce([variable.read_value() for variable in variables], op=hvd.Average, name=name)
     for variable, mean in zip(variables, means):
         variable.assign(mean)
 

@@ -27,9 +27,7 @@ class Config:
     # The network (arXiv 1906.00091); the last width of bottom_mlp is that of the tables
     bottom_mlp: Tuple[int, ...] = (512, 256, 128)  # widths of the layers over the 13 numbers
     top_mlp: Tuple[int, ...] = (1024, 1024, 512, 256, 1)  # widths of the layers over the interaction
-    precision: Literal["fp16", "bf16", "tf32", "fp32"] = (
-        "fp16"  # of activations; weights and tables stay fp32
-    )
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and tables stay fp32
 
     # The loss
     loss_scale: float = 1024.0  # for fp16: factor on the loss so that gradients do not underflow
@@ -81,8 +79,7 @@ class Config:
             ("top_mlp must end in 1", not self.top_mlp or self.top_mlp[-1] != 1),
             ("widths of layers must be at least 1", min((*self.bottom_mlp, *self.top_mlp, 1)) < 1),
             (
-                f"decay_start_step={self.decay_start_step} must not come before "
-                f"warmup_steps={self.warmup_steps}",
+                f"decay_start_step={self.decay_start_step} must not come before warmup_steps={self.warmup_steps}",
                 self.decay_steps > 0 and self.decay_start_step < self.warmup_steps,
             ),
         )

@@ -127,9 +127,7 @@ def read(
 class Reader:
     """Batches of one split for one rank, as tensors on the CPU."""
 
-    def __init__(
-        self, content: np.ndarray, rows: int, batch_size: int, tables: Sequence[int], ranks: Ranks
-    ) -> None:
+    def __init__(self, content: np.ndarray, rows: int, batch_size: int, tables: Sequence[int], ranks: Ranks) -> None:
         self._content = content
         self._rows = rows
         self._batch_size = batch_size
@@ -142,9 +140,7 @@ class Reader:
         size = self._batch_size
         total = size * self._ranks.size
         mine = step * total + self._ranks.rank * size
-        own = torch.from_numpy(
-            np.ascontiguousarray(read(self._content, order, self._own, mine, size, self._rows))
-        )
+        own = torch.from_numpy(np.ascontiguousarray(read(self._content, order, self._own, mine, size, self._rows)))
         indices = read(self._content, order, self._tables, step * total, total, self._rows)
         return Batch(
             own[1 : 1 + NUMBERS].view(torch.float32).t().contiguous(),
@@ -156,9 +152,7 @@ class Reader:
 class TrainingInput:
     """An endless stream of training batches on this rank's device, from ``first_step`` of the run on."""
 
-    def __init__(
-        self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int
-    ) -> None:
+    def __init__(self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> None:
         self._seed = config.seed
         self._rows = data.train_rows
         self._ranks = ranks
@@ -249,9 +243,7 @@ class HeldRows:
         whole = [FIRST_TABLE + table for table in tables]
         order = np.arange(len(data.train))
         rows = data.train_rows
-        own = torch.from_numpy(
-            np.ascontiguousarray(read(data.train, order, range(FIRST_TABLE), 0, rows, rows))
-        )
+        own = torch.from_numpy(np.ascontiguousarray(read(data.train, order, range(FIRST_TABLE), 0, rows, rows)))
         self._labels = own[0].float().to(ranks.context)
         self._numbers = own[1:].view(torch.float32).t().contiguous().to(ranks.context)
         indices = read(data.train, order, whole, 0, rows, rows)

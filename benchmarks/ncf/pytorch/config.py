@@ -31,18 +31,14 @@ class Config:
         128,
         64,
     )  # the MLP: both its embeddings side by side, then each layer
-    precision: Literal["fp16", "bf16", "tf32", "fp32"] = (
-        "fp16"  # of activations; weights and Adam stay in fp32
-    )
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and Adam stay in fp32
     loss_scale: float = 8192.0  # factor on the loss so that fp16 gradients do not underflow
     first_layer: Literal["auto", "tables", "rows"] = "auto"  # tables: multiply each user and item once a step
 
     # The optimizer
     batch_size: int = 131072  # pairs per rank and step, negatives included
     optimizer: Literal["adam"] = "adam"  # Kingma and Ba 2015, over all rows of all tables
-    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = (
-        "auto"  # auto: measured before the first step
-    )
+    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
     learning_rate: float = 0.0045  # constant
     beta1: float = 0.25  # decay of the first moment
     beta2: float = 0.5  # decay of the second moment
@@ -50,9 +46,7 @@ class Config:
     negatives: int = 4  # items drawn per training pair and epoch that the user does not train on
 
     # Evaluation
-    tie_rule: Literal["listed", "worst"] = (
-        "worst"  # who wins a tie: listed, the earlier candidate; worst, the other
-    )
+    tie_rule: Literal["listed", "worst"] = "worst"  # who wins a tie: listed, the earlier candidate; worst, the other
     eval_batch_size: int = 1048576  # users times candidates scored at once, per rank
 
     # How it runs

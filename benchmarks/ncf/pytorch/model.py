@@ -51,9 +51,7 @@ class NeuMF(torch.nn.Module):
     pairs than there are users and items. The result is the same up to rounding.
     """
 
-    def __init__(
-        self, users: int, items: int, factors: int, layers: Tuple[int, ...], by_tables: bool
-    ) -> None:
+    def __init__(self, users: int, items: int, factors: int, layers: Tuple[int, ...], by_tables: bool) -> None:
         super().__init__()
         width = layers[0] // 2
         self.by_tables = by_tables

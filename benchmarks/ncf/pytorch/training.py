@@ -62,9 +62,7 @@ def build(
     return training
 
 
-def assemble(
-    config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, kernel: Optional[str] = None
-) -> Training:
+def assemble(config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, kernel: Optional[str] = None) -> Training:
     """Optimizer, gradients and losses for ``network``; ``kernel`` is what a checkpoint names, None if fresh."""
     candidates = torch_optimizers.adam_candidates(
         config.learning_rate,

@@ -32,9 +32,7 @@ class Interactions(NamedTuple):
     notes: Tuple[str, ...] = ()
 
 
-def leave_one_out(
-    users: np.ndarray, items: np.ndarray, times: np.ndarray
-) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def leave_one_out(users: np.ndarray, items: np.ndarray, times: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Training users and items, sorted, and each user's last item in time (He et al. 2017, section 4.1).
 
     Of ratings given in the same second the one that stands last in the source counts as the last.
@@ -94,17 +92,13 @@ def check_pairs(users: np.ndarray, items: np.ndarray, source: str) -> None:
         raise Problem("{} has no interactions".format(source), "users and items", "name another source")
     lowest = min(int(users.min()), int(items.min()))
     if lowest < 0:
-        raise Problem(
-            "{} has the id {}".format(source, lowest), "ids from 0 on", "mend the source: ids count from 0"
-        )
+        raise Problem("{} has the id {}".format(source, lowest), "ids from 0 on", "mend the source: ids count from 0")
     keys = np.sort(users.astype(np.int64) * (int(items.max()) + 1) + items)
     repeated = keys[1:][keys[1:] == keys[:-1]]
     if len(repeated):
         user, item = divmod(int(repeated[0]), int(items.max()) + 1)
         raise Problem(
-            "{} has {:,} pairs twice, the first is user {} with item {}".format(
-                source, len(repeated), user, item
-            ),
+            "{} has {:,} pairs twice, the first is user {} with item {}".format(source, len(repeated), user, item),
             "each user with each item once",
             "remove the repeated lines",
         )

@@ -39,14 +39,10 @@ def read(folder: Path, name: Optional[str]) -> Interactions:
     """The interactions of the files in ``folder``, their ids and negatives unchanged."""
     files = find(folder)
     if files is None:
-        raise Problem(
-            "no *.test.negative in {}".format(folder), "the files of the NCF paper", "name their folder"
-        )
+        raise Problem("no *.test.negative in {}".format(folder), "the files of the NCF paper", "name their folder")
     for path in (files.train, files.test):
         if not path.is_file():
-            raise Problem(
-                "{} is missing".format(path), "the three files of the NCF paper", "complete the folder"
-            )
+            raise Problem("{} is missing".format(path), "the three files of the NCF paper", "complete the folder")
     users, items = _read_pairs(files.train)
     check_pairs(users, items, str(files.train))
     test_users, test_items = _read_pairs(files.test)
@@ -63,9 +59,7 @@ def read(folder: Path, name: Optional[str]) -> Interactions:
         train_items=items[order],
         test_items=test_items,
         negatives=negatives,
-        made="the NCF paper's files {0}.*: as they are, {1} negatives listed".format(
-            files.name, negatives.shape[1]
-        ),
+        made="the NCF paper's files {0}.*: as they are, {1} negatives listed".format(files.name, negatives.shape[1]),
         notes=untrained_note(test_items, items, count),
     )
 
@@ -121,14 +115,10 @@ def _read_negatives(path: Path, test_users: np.ndarray, test_items: np.ndarray) 
             except ValueError:
                 raise _bad_line(path, number, "(user,item) TAB item TAB item ...") from None
             if number >= len(test_users) or pair != (number, int(test_items[number])):
-                wanted = (
-                    "({},{})".format(number, test_items[number]) if number < len(test_users) else "no line"
-                )
+                wanted = "({},{})".format(number, test_items[number]) if number < len(test_users) else "no line"
                 raise _bad_line(path, number, "{}, as in the test file".format(wanted))
             if min(row) < 0 or (rows and len(row) != len(rows[0])):
-                raise _bad_line(
-                    path, number, "{} items, ids from 0 on".format(len(rows[0]) if rows else "1 or more")
-                )
+                raise _bad_line(path, number, "{} items, ids from 0 on".format(len(rows[0]) if rows else "1 or more"))
             rows.append(row)
     if len(rows) != len(test_users):
         raise Problem(
@@ -143,9 +133,7 @@ def _bad_line(path: Path, number: int, expected: str) -> Problem:
     return Problem("{}, line {:,} does not fit".format(path, number + 1), expected, "restore the file")
 
 
-def _check_held_out(
-    users: np.ndarray, items: np.ndarray, test_items: np.ndarray, count: int, files: Files
-) -> None:
+def _check_held_out(users: np.ndarray, items: np.ndarray, test_items: np.ndarray, count: int, files: Files) -> None:
     held_out = np.arange(len(test_items), dtype=np.int64) * count + test_items
     trained = np.isin(held_out, users.astype(np.int64) * count + items)
     if trained.any():

@@ -18,9 +18,7 @@ Batch = Tuple[mx.nd.NDArray, mx.nd.NDArray]
 
 def _to_ndarray(context: mx.Context, output: Any) -> mx.nd.NDArray:
     tensor = output.as_tensor()
-    array = mx.nd.empty(
-        tensor.shape(), context, tensor.dtype_name() if hasattr(tensor, "dtype_name") else None
-    )
+    array = mx.nd.empty(tensor.shape(), context, tensor.dtype_name() if hasattr(tensor, "dtype_name") else None)
     feed_ndarray(tensor, array)
     return array
 

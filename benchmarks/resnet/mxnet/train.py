@@ -25,9 +25,7 @@ from benchmarks.resnet.mxnet.training import Training, build, content
 from benchmarks.resnet.schedule import learning_rate
 
 
-def train_step(
-    training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray, rate: float
-) -> mx.nd.NDArray:
+def train_step(training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray, rate: float) -> mx.nd.NDArray:
     """Forward, backward and update on one batch; returns the mean loss of this rank, which nobody has waited for."""
     training.trainer.set_learning_rate(rate)
     with autograd.record():

@@ -28,9 +28,7 @@ from benchmarks.resnet.pytorch.training import build, synthetic_batch
 def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[], None]:
     """A step of a plain loop with the same network and batch."""
     network = model.place(model.build(config), config, device)
-    sgd = torch.optim.SGD(
-        network.parameters(), lr=0.01, momentum=config.momentum, weight_decay=config.weight_decay
-    )
+    sgd = torch.optim.SGD(network.parameters(), lr=0.01, momentum=config.momentum, weight_decay=config.weight_decay)
     if config.compile != "none":
         network = torch.compile(network, mode=config.compile, dynamic=False)
 

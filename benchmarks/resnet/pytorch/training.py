@@ -61,9 +61,7 @@ class Training(NamedTuple):
 ForwardBackward = Callable[[Training, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def build(
-    config: Config, ranks: Ranks, saved: Mapping[str, Any], forward_backward: ForwardBackward
-) -> Training:
+def build(config: Config, ranks: Ranks, saved: Mapping[str, Any], forward_backward: ForwardBackward) -> Training:
     """Build with what ``content`` and ``own_content`` saved, or with rank 0's fresh weights, and warm up."""
     network = model.place(model.build(config), config, ranks.context)
     sgd = optimizer.build(network, config)
@@ -126,9 +124,7 @@ def _distributed(network: nn.Module, config: Config, ranks: Ranks) -> Distribute
 def synthetic_batch(config: Config, device: torch.device) -> Batch:
     """One batch of noise on the device, in the type and memory order of the real one."""
     dtype = torch.float16 if config.precision == "fp16" else torch.float32
-    images = torch.rand(model.input_shape(config)).to(
-        device, dtype, memory_format=model.memory_format(config)
-    )
+    images = torch.rand(model.input_shape(config)).to(device, dtype, memory_format=model.memory_format(config))
     return images, torch.randint(0, config.num_classes, (config.batch_size,)).to(device)
 
 

@@ -91,9 +91,7 @@ def label_by_folder(items: List[Item], classes: Sequence[str]) -> List[Item]:
     return [item._replace(label=labels[item.name.split("/", 1)[0]]) for item in items]
 
 
-def hold_out(
-    items: List[Item], classes: Sequence[str], seed: int, fraction: float
-) -> Tuple[List[Item], List[Item]]:
+def hold_out(items: List[Item], classes: Sequence[str], seed: int, fraction: float) -> Tuple[List[Item], List[Item]]:
     """Holds the same fraction of every class out, at least one image, chosen by seed and name."""
     by_label: Dict[int, List[Item]] = {}
     for item in items:

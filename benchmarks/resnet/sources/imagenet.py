@@ -77,9 +77,7 @@ def members(tar: Path, begin: int, size: Optional[int], within: str = "") -> Ite
                         name = member.name[2:] if member.name.startswith("./") else member.name
                         yield Item(name, -1, str(tar), offset, member.size, facts.st_mtime_ns)
         except tarfile.TarError as error:
-            raise Problem(
-                f"{place} is no whole tar: {error}", "the whole file", "download it again"
-            ) from None
+            raise Problem(f"{place} is no whole tar: {error}", "the whole file", "download it again") from None
 
 
 class _Window(io.RawIOBase):

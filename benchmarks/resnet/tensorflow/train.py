@@ -25,9 +25,7 @@ from benchmarks.resnet.tensorflow.training import Training, build, content, own_
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 
 
-def forward_backward(
-    training: Training, images: tf.Tensor, labels: tf.Tensor
-) -> Tuple[tf.Tensor, List[tf.Tensor]]:
+def forward_backward(training: Training, images: tf.Tensor, labels: tf.Tensor) -> Tuple[tf.Tensor, List[tf.Tensor]]:
     """Mean loss of a batch, and the gradients of loss_scale times it."""
     network, config = training.network, training.config
     with tf.GradientTape() as tape:
