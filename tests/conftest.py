@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from encore import data, environment, paths
+from encore.machine import node
 
 Encore = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -30,11 +32,14 @@ MARKS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests by the fixtures that they use."""
+    """Mark the tests by the fixtures that they use; skip those that need a GPU where there is none."""
+    without_gpu = pytest.mark.skip(reason="NO GPU: nothing was tested on one")
     for item in items:
         for mark, fixtures in MARKS.items():
             if fixtures & set(getattr(item, "fixturenames", ())):
                 item.add_marker(mark)
+        if item.get_closest_marker("gpu") and not node.gpus():
+            item.add_marker(without_gpu)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -113,8 +118,9 @@ def study(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory
     return Study(Path(printed["study"]), printed)
 
 
+@cache
 def inside(python: Path, launcher: tuple[str, ...], program: str, *arguments: str) -> str:
-    """Runs a program of tests/in_framework in a framework's environment; returns its output."""
+    """Runs a program of tests/in_framework in a framework's environment, once for the same arguments; its output."""
     command = [*launcher, "python", f"tests/in_framework/{program}", *arguments]
     if launcher[:1] == ("torchrun",):
         command.remove("python")
@@ -176,6 +182,12 @@ def evaluations(path: Path) -> list[dict[str, Any]]:
     """What every evaluation of a metrics stream found, without its times."""
     found = records(path, "eval")
     return [{key: value for key, value in each.items() if key not in ("time", "seconds")} for each in found]
+
+
+def quality(evaluation: dict[str, Any]) -> float:
+    """The only quality of an evaluation."""
+    (value,) = evaluation.get("qualities", {"": evaluation.get("quality")}).values()
+    return float(value)
 
 
 def logged(path: Path) -> list[dict[str, Any]]:
