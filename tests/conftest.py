@@ -6,18 +6,50 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from encore import data, environment, paths
+from encore.machine import node
 
 Encore = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Small enough for seconds on two cores, and the real network, input and optimizer all the same.
 TINY = ("--set", "epochs=2", "--set", "quality_target=1.0")
+
+
+MARKS = {
+    "training": {"mxnet_python", "pytorch_python", "tensorflow_python"},
+    "cluster": {"cluster"},
+    "engine": {"docker", "engine"},
+}
+"""Which fixtures give a test its mark: nobody can forget it. `gpu` is written at the test."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests by the fixtures that they use; skip those that need a GPU where there is none."""
+    without_gpu = pytest.mark.skip(reason="NO GPU: nothing was tested on one")
+    for item in items:
+        for mark, fixtures in MARKS.items():
+            if fixtures & set(getattr(item, "fixturenames", ())):
+                item.add_marker(mark)
+        if item.get_closest_marker("gpu") and not node.gpus():
+            item.add_marker(without_gpu)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runs_on_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runtime `host` where a test names none: an engine of this machine may have images of the benchmarks."""
+    file = tmp_path_factory.mktemp("cluster") / "cluster.toml"
+    file.write_text('runtime = "host"\n', encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENCORE_CLUSTER", str(file))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -60,8 +92,33 @@ def encore() -> Encore:
     return run
 
 
+@dataclass(frozen=True)
+class Study:
+    """A finished sweep of resnet over one and two ranks with seed 7, and what it printed."""
+
+    folder: Path
+    printed: dict[str, Any]
+
+    def of_ranks(self, ranks: int) -> Path:
+        """The folder of the experiment on so many ranks: what every other training with this seed is held against."""
+        (found,) = self.folder.glob(f"1x{ranks}/*/experiment_0")
+        return found
+
+
+@pytest.fixture(scope="session")
+def study(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Trains twice: the tests of runs and of sweeps look at it."""
+    results = tmp_path_factory.mktemp("study")
+    where = ("--data", str(digits), "--results", str(results))
+    done = encore("sweep", "resnet", "--gpus", "1,2", "--seed", "7", *where, *TINY, "--predict", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    return Study(Path(printed["study"]), printed)
+
+
+@cache
 def inside(python: Path, launcher: tuple[str, ...], program: str, *arguments: str) -> str:
-    """Runs a program of tests/in_framework in a framework's environment; returns its output."""
+    """Runs a program of tests/in_framework in a framework's environment, once for the same arguments; its output."""
     command = [*launcher, "python", f"tests/in_framework/{program}", *arguments]
     if launcher[:1] == ("torchrun",):
         command.remove("python")
@@ -117,6 +174,25 @@ def records(path: Path, kind: str) -> list[dict[str, Any]]:
     """Records of one kind of a metrics stream."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def evaluations(path: Path) -> list[dict[str, Any]]:
+    """What every evaluation of a metrics stream found, without its times."""
+    found = records(path, "eval")
+    return [{key: value for key, value in each.items() if key not in ("time", "seconds")} for each in found]
+
+
+def quality(evaluation: dict[str, Any]) -> float:
+    """The only quality of an evaluation."""
+    (value,) = evaluation["qualities"].values()
+    return float(value)
+
+
+def logged(path: Path) -> list[dict[str, Any]]:
+    """The events of a log that holds nothing else."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert all(line.startswith(":::MLLOG ") for line in lines)
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 
 
 def losses(path: Path) -> list[float]:

@@ -46,7 +46,7 @@ def random_line(rng: random.Random) -> bytes:
 
 
 def judge(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
-    from tests.results.test_reader import check_mutant
+    from tests.results.mutants import check_mutant
 
     start = time.perf_counter()
     check_mutant(original, mutant, minutes, path)
@@ -56,7 +56,7 @@ def judge(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
 
 
 def fuzz_lines(count: int) -> None:
-    from tests.results.test_reader import mutate
+    from tests.results.mutants import mutate
 
     rng = random.Random()
     logs = originals()

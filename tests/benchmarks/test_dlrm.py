@@ -11,6 +11,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,16 +20,12 @@ import pytest
 
 from benchmarks.dlrm import schedule
 from encore import catalogue, configuration, data, paths
-from tests.conftest import Encore, losses, only_run, records
+from tests.conftest import Encore, evaluations, losses, only_run, quality, records
+from tests.trainings import InFramework, result
 
-InPytorch = Callable[..., str]
 CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
 CONSTANT_RATE_LOSS = 0.5269
 """Log loss on the sample's test rows of always giving the training rows' rate of clicks."""
-
-
-def result(output: str) -> Any:
-    return json.loads(output.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +64,7 @@ def write_days(folder: Path, days: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_step_is_that_of_a_plain_model(in_pytorch: InPytorch, ranks: int) -> None:
+def test_step_is_that_of_a_plain_model(in_pytorch: InFramework, ranks: int) -> None:
     found = result(in_pytorch("dlrm_step.py", ranks=ranks))
     assert all(error < 2e-6 for error in found["one step"].values()), found
     assert found["bf16 scores"] < 0.02
@@ -76,14 +73,14 @@ def test_step_is_that_of_a_plain_model(in_pytorch: InPytorch, ranks: int) -> Non
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_auc_is_exact_with_ties(in_pytorch: InPytorch, ranks: int) -> None:
+def test_auc_is_exact_with_ties(in_pytorch: InFramework, ranks: int) -> None:
     found = result(in_pytorch("dlrm_auc.py", ranks=ranks))
     assert set(found["differences"].values()) == {0.0}, found
     assert "not a number" in found["not a number"]
     assert "0 negative rows" in found["one class"]
 
 
-def test_input(in_pytorch: InPytorch, pytorch_python: Path, tmp_path: Path) -> None:
+def test_input(in_pytorch: InFramework, pytorch_python: Path, tmp_path: Path) -> None:
     write_days(tmp_path / "raw", 3, 5001)
     assert prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "to").returncode == 0
     found = result(in_pytorch("dlrm_data.py", str(tmp_path / "to")))
@@ -237,18 +234,28 @@ def train(python: Path, folder: Path, output: Path, ranks: int, *settings: str) 
 SHORT = ("epochs=2", "quality_target=1.0")
 
 
-def test_same_seed_same_losses_on_one_rank_and_alike_on_two(pytorch_python: Path, clicks: Path, tmp_path: Path) -> None:
-    for name, ranks in (("one", 1), ("again", 1), ("two", 2)):
-        ended = train(pytorch_python, clicks, tmp_path / name, ranks, *SHORT)
+@pytest.fixture(scope="module")
+def unbroken(pytorch_python: Path, clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Trains two epochs without disturbance, once for each number of ranks and settings; the metrics stream."""
+
+    @cache
+    def trained(ranks: int, *settings: str) -> Path:
+        output = tmp_path_factory.mktemp("unbroken") / "run"
+        ended = train(pytorch_python, clicks, output, ranks, *SHORT, *settings)
         assert [code for code, _ in ended] == [0] * ranks, ended
-    one, again, two = (losses(tmp_path / name / "metrics.jsonl") for name in ("one", "again", "two"))
-    assert one == again
+        return output / "metrics.jsonl"
+
+    return trained
+
+
+def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
+    one, two = (losses(unbroken(ranks)) for ranks in (1, 2))
     assert len(one) == 256
     # The same rows and weights: sums in another order are the only difference, and training lets it grow.
     assert two[:128] == pytest.approx(one[:128], abs=1e-4)
     assert two == pytest.approx(one, abs=5e-3)
-    found = [records(tmp_path / name / "metrics.jsonl", "eval")[-1] for name in ("one", "two")]
-    assert found[1]["quality"] == pytest.approx(found[0]["quality"], abs=1e-3)
+    found = [evaluations(unbroken(ranks))[-1] for ranks in (1, 2)]
+    assert quality(found[1]) == pytest.approx(quality(found[0]), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -261,9 +268,14 @@ def test_same_seed_same_losses_on_one_rank_and_alike_on_two(pytorch_python: Path
     ],
 )
 def test_stopped_and_resumed_run_is_an_unbroken_one(
-    pytorch_python: Path, clicks: Path, tmp_path: Path, ranks: int, settings: tuple[str, ...], steps: int
+    pytorch_python: Path,
+    clicks: Path,
+    unbroken: Callable[..., Path],
+    tmp_path: Path,
+    ranks: int,
+    settings: tuple[str, ...],
+    steps: int,
 ) -> None:
-    train(pytorch_python, clicks, tmp_path / "unbroken", ranks, *SHORT, *settings)
     config = write_config(tmp_path / "config.json", ranks, *SHORT, *settings)
     output = tmp_path / "stopped"
     children = start_ranks(pytorch_python, config, clicks, output, ranks)
@@ -277,11 +289,9 @@ def test_stopped_and_resumed_run_is_an_unbroken_one(
     assert [path.name[:5] for path in (output / "checkpoint").iterdir()] == ["step_"]
     ended = finish(start_ranks(pytorch_python, config, clicks, output, ranks))
     assert [code for code, _ in ended] == [0] * ranks, ended
-    unbroken = tmp_path / "unbroken" / "metrics.jsonl"
-    assert losses(metrics) == losses(unbroken)
-    quality = [[each["quality"] for each in records(path, "eval")] for path in (metrics, unbroken)]
-    assert len(quality[1]) == 2
-    assert quality[0] == quality[1]
+    assert losses(metrics) == losses(unbroken(ranks, *settings))
+    assert len(evaluations(metrics)) == 2
+    assert evaluations(metrics) == evaluations(unbroken(ranks, *settings))
 
 
 def test_bad_data_is_told_before_the_clock_starts(pytorch_python: Path, clicks: Path, tmp_path: Path) -> None:

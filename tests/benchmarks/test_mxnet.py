@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import Encore, losses, only_run
-
-InMxnet = Callable[..., str]
-
-
-def result(output: str) -> Any:
-    return json.loads(output.splitlines()[-1].split("<stdout>:")[-1])
+from tests.trainings import InFramework, result
 
 
-def test_network(in_mxnet: InMxnet) -> None:
+def test_network(in_mxnet: InFramework) -> None:
     found = result(in_mxnet("network.py"))
     # torchvision's documentation gives the same counts for its ResNets.
     assert found["parameters"] == {
@@ -34,14 +27,14 @@ def test_network(in_mxnet: InMxnet) -> None:
     assert found["other seed"] > 0.0
 
 
-def test_fused_operators_are_found_by_asking(in_mxnet: InMxnet) -> None:
+def test_fused_operators_are_found_by_asking(in_mxnet: InFramework) -> None:
     found = result(in_mxnet("network.py"))
     assert found["fused on NGC"] == [True, True]
     assert found["fused upstream"] == [False, False]
     assert found["fused in fp32"] == [False, False]
 
 
-def test_optimizers_follow_the_papers(in_mxnet: InMxnet) -> None:
+def test_optimizers_follow_the_papers(in_mxnet: InFramework) -> None:
     errors = result(in_mxnet("optimizer.py"))
     assert errors["sgd fp32"] < 1e-5
     assert errors["lars fp32"] < 1e-5
@@ -50,7 +43,7 @@ def test_optimizers_follow_the_papers(in_mxnet: InMxnet) -> None:
     assert errors["lars fp16"] < 5e-4
 
 
-def test_evaluation_counts_each_image_once_whatever_the_ranks(in_mxnet: InMxnet, digits: Path) -> None:
+def test_evaluation_counts_each_image_once_whatever_the_ranks(in_mxnet: InFramework, digits: Path) -> None:
     one = result(in_mxnet("evaluation.py", str(digits), "1"))
     assert one["total"] == 297
     for ranks, batch in ((1, 64), (2, 40), (3, 7)):
@@ -60,7 +53,7 @@ def test_evaluation_counts_each_image_once_whatever_the_ranks(in_mxnet: InMxnet,
     assert one["passes"][0] == pytest.approx(one["by hand"], abs=2 / 297)
 
 
-def test_training_input_goes_over_every_image_and_resumes(in_mxnet: InMxnet, digits: Path) -> None:
+def test_training_input_goes_over_every_image_and_resumes(in_mxnet: InFramework, digits: Path) -> None:
     found = result(in_mxnet("training_input.py", str(digits)))
     assert found["labels of two shards over an epoch"] == found["labels of the files"]
     assert found["resumed equals unbroken"] is True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,9 +17,9 @@ import pytest
 from encore import data, paths
 from encore.errors import EncoreError
 from encore.results.compliance import check
-from tests.conftest import Encore, losses, only_run, records
+from tests.conftest import Encore, evaluations, losses, only_run, quality, records
+from tests.trainings import InFramework, result
 
-InPytorch = Callable[..., str]
 ARCHIVE = paths.ROOT.parent / "shared" / "data" / "ncf_ml-1m.tar.xz"
 # The real model on a tenth of the small system's width, for runs of seconds.
 SMALL = ("--set", "layers=[32,16,8]", "--set", "factors=8", "--set", "stop_at_target=false")
@@ -34,13 +33,8 @@ def tastes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def last_line(output: str) -> dict:
-    found: dict = json.loads(output.splitlines()[-1])
-    return found
-
-
-def test_network_is_the_papers(in_pytorch: InPytorch) -> None:
-    found = last_line(in_pytorch("ncf_model.py"))
+def test_network_is_the_papers(in_pytorch: InFramework) -> None:
+    found = result(in_pytorch("ncf_model.py"))
     for name, errors in found["steps"].items():
         assert errors["by tables"] is not name.startswith("rows")
         assert errors["scores"] < 1e-5, name
@@ -50,10 +44,10 @@ def test_network_is_the_papers(in_pytorch: InPytorch) -> None:
     assert 0 < found["bf16"] < 0.05
 
 
-def test_sampler(in_pytorch: InPytorch) -> None:
-    one = last_line(in_pytorch("ncf_sampler.py"))
-    two = last_line(in_pytorch("ncf_sampler.py", ranks=2))
-    three = last_line(in_pytorch("ncf_sampler.py", ranks=3))
+def test_sampler(in_pytorch: InFramework) -> None:
+    one = result(in_pytorch("ncf_sampler.py"))
+    two = result(in_pytorch("ncf_sampler.py", ranks=2))
+    three = result(in_pytorch("ncf_sampler.py", ranks=3))
     assert one["first epoch"] == two["first epoch"] == three["first epoch"]
     assert one["again"] and one["another seed"]
     samples = one["first epoch"]
@@ -67,8 +61,8 @@ def test_sampler(in_pytorch: InPytorch) -> None:
     assert one["evaluation draws every other item"] is True
 
 
-def test_ties(in_pytorch: InPytorch) -> None:
-    found = last_line(in_pytorch("ncf_sampler.py"))
+def test_ties(in_pytorch: InFramework) -> None:
+    found = result(in_pytorch("ncf_sampler.py"))
     assert found["places"] == {
         "none ahead, listed": 0, "none ahead, worst": 0,
         "two ahead, listed": 2, "two ahead, worst": 2,
@@ -86,13 +80,13 @@ def test_ties(in_pytorch: InPytorch) -> None:
 
 
 @pytest.mark.skipif(not ARCHIVE.exists(), reason="the NCF authors' weights are not at hand")
-def test_evaluator_gives_the_authors_figures(in_pytorch: InPytorch, pytorch_python: Path, tmp_path: Path) -> None:
+def test_evaluator_gives_the_authors_figures(in_pytorch: InFramework, pytorch_python: Path, tmp_path: Path) -> None:
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     source = tmp_path / "ncf_ml-1m"
     data.prepare("ncf", tmp_path / "set", data.Preparation(source=source), pytorch_python)
     weights = sorted(str(path) for path in (source / "reference_weights").glob("*.h5"))
-    found = last_line(in_pytorch("ncf_evaluator.py", str(tmp_path / "set"), *weights))
+    found = result(in_pytorch("ncf_evaluator.py", str(tmp_path / "set"), *weights))
     assert round(found["GMF"]["HR@10 listed"], 6) == 0.636755
     assert round(found["GMF"]["NDCG@10 listed"], 6) == 0.369085
     assert round(found["MLP"]["HR@10 listed"], 6) == 0.671026
@@ -122,21 +116,26 @@ def train(encore: Encore, data_set: Path, results: Path, ranks: int, *more: str)
     return only_run(results) / "experiment_0" / "metrics.jsonl"
 
 
-def test_ranks_agree(encore: Encore, tastes: Path, tmp_path: Path) -> None:
-    curves, scores = [], []
-    for ranks in (1, 2):
-        metrics = train(encore, tastes, tmp_path / str(ranks), ranks, "--set", "epochs=3")
-        curves.append(losses(metrics))
-        scores.append([record["quality"] for record in records(metrics, "eval")])
-    assert len(curves[0]) == len(curves[1]) == 45
+# Three epochs of 15 steps; each evaluation takes many batches, so that a signal may come within one.
+THREE_EPOCHS = ("--set", "epochs=3", "--set", "eval_batch_size=16384")
+
+
+@pytest.fixture(scope="module")
+def whole(encore: Encore, tastes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The metrics stream of a run on one rank that nothing disturbed."""
+    return train(encore, tastes, tmp_path_factory.mktemp("whole") / "results", 1, *THREE_EPOCHS)
+
+
+def test_ranks_agree(encore: Encore, tastes: Path, tmp_path: Path, whole: Path) -> None:
+    two = train(encore, tastes, tmp_path / "two", 2, *THREE_EPOCHS)
+    assert len(losses(two)) == len(losses(whole)) == 45
     # The same pairs in the same steps: only the order of the sums differs.
-    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
-    assert scores[1] == pytest.approx(scores[0], abs=0.01)
+    assert losses(two) == pytest.approx(losses(whole), rel=1e-4)
+    scores = [[quality(each) for each in evaluations(path)] for path in (two, whole)]
+    assert scores[0] == pytest.approx(scores[1], abs=0.01)
 
 
-def test_resume_is_exact(encore: Encore, tastes: Path, tmp_path: Path, pytorch_python: Path) -> None:
-    more = ("--set", "epochs=6", "--set", "eval_batch_size=16384")
-    whole = train(encore, tastes, tmp_path / "whole", 1, *more)
+def test_resume_is_exact(tastes: Path, tmp_path: Path, pytorch_python: Path, whole: Path) -> None:
     expected = losses(whole)
     # The same run, stopped in the middle of an epoch and resumed, by hand as in a container.
     output = tmp_path / "stopped"
@@ -159,8 +158,7 @@ def test_resume_is_exact(encore: Encore, tastes: Path, tmp_path: Path, pytorch_p
     assert 0 < len(losses(output / "metrics.jsonl")) < len(expected)
     subprocess.run(command, cwd=paths.ROOT, env=variables, check=True)
     assert losses(output / "metrics.jsonl") == expected
-    quality = [[record["quality"] for record in records(path, "eval")] for path in (output / "metrics.jsonl", whole)]
-    assert quality[0] == quality[1]
+    assert evaluations(output / "metrics.jsonl") == evaluations(whole)
 
 
 # -- data ---------------------------------------------------------------------------------------------

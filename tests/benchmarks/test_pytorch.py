@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-InPytorch = Callable[..., str]
+from tests.trainings import InFramework, result
+
+
+@pytest.fixture(scope="module")
+def foundation(in_pytorch: InFramework, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Any]:
+    """What tests/in_framework/torch_foundation.py finds on so many ranks."""
+    folder = tmp_path_factory.mktemp("foundation")
+
+    def found(ranks: int) -> Any:
+        (folder / str(ranks)).mkdir(exist_ok=True)
+        return result(in_pytorch("torch_foundation.py", str(folder / str(ranks)), ranks=ranks))
+
+    return found
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_foundation(in_pytorch: InPytorch, tmp_path: Path, ranks: int) -> None:
-    found = json.loads(in_pytorch("torch_foundation.py", str(tmp_path), ranks=ranks).splitlines()[-1])
+def test_foundation(foundation: Callable[[int], Any], ranks: int) -> None:
+    found = foundation(ranks)
     assert found["size"] == found["local size"] == ranks
     rank_sum = sum(range(ranks))
     assert found["lagged sums"] == [
@@ -31,8 +42,8 @@ def test_foundation(in_pytorch: InPytorch, tmp_path: Path, ranks: int) -> None:
     assert found["step found again"] == 13
 
 
-def test_optimizer_is_chosen_by_asking_and_measuring(in_pytorch: InPytorch, tmp_path: Path) -> None:
-    found = json.loads(in_pytorch("torch_foundation.py", str(tmp_path)).splitlines()[-1])
+def test_optimizer_is_chosen_by_asking_and_measuring(foundation: Callable[[int], Any]) -> None:
+    found = foundation(1)
     assert found["candidates"] == ["fused", "plain"]
     assert found["chosen"] in ("fused", "plain")
     assert found["apex measured best"] == "apex"
@@ -40,7 +51,7 @@ def test_optimizer_is_chosen_by_asking_and_measuring(in_pytorch: InPytorch, tmp_
     assert "use auto or one of ['fused', 'plain']" in found["refusal"]
 
 
-def test_implementations_of_an_optimizer_are_compared(in_pytorch: InPytorch) -> None:
+def test_implementations_of_an_optimizer_are_compared(in_pytorch: InFramework) -> None:
     same, different = in_pytorch("compare_optimizers.py").splitlines()[-2:]
     assert same.startswith("fused, plain on c")
     assert different == "['apex']"

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.test_resnet_frameworks import Inside, result, train
 from tests.conftest import Encore, losses
+from tests.trainings import InFramework, result, settings, train
 
-FRAMEWORK = "pytorch"
-NAME = f"resnet-{FRAMEWORK}"
+NAME = "resnet-pytorch"
 
 
-def test_network(in_pytorch: Inside) -> None:
+def test_network(in_pytorch: InFramework) -> None:
     found = result(in_pytorch("pytorch_network.py"))
     # torchvision's documentation gives the same counts for its ResNets.
     assert found["parameters"] == {
@@ -32,7 +31,7 @@ def test_network(in_pytorch: Inside) -> None:
     assert found["warm-up keeps"] is True
 
 
-def test_evaluation_counts_each_image_once_whatever_the_ranks(in_pytorch: Inside, digits: Path) -> None:
+def test_evaluation_counts_each_image_once_whatever_the_ranks(in_pytorch: InFramework, digits: Path) -> None:
     one = result(in_pytorch("pytorch_evaluation.py", str(digits), "64"))
     assert one["total"] == 297
     assert one["error of statistics"] == 0.0
@@ -57,7 +56,7 @@ def test_impossible_settings_are_refused(encore: Encore) -> None:
 
 def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path) -> None:
     """torch.compile over two ranks, bf16, LARS, a scaled loss, fp16 on the wire, small buckets."""
-    settings = {
+    changed = {
         "compile": "default",
         "precision": "bf16",
         "optimizer": "lars",
@@ -68,7 +67,6 @@ def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path:
         "epochs": "1",
         "warmup_epochs": "0.5",
     }
-    changes = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    curve = losses(train(encore, FRAMEWORK, digits, tmp_path, *changes, ranks=2) / "metrics.jsonl")
+    curve = losses(train(encore, NAME, digits, tmp_path, *settings(changed), ranks=2) / "metrics.jsonl")
     assert len(curve) == 24
     assert curve[-1] < 0.8 * curve[0]

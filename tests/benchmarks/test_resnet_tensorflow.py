@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.test_resnet_frameworks import Inside, result, train
 from tests.conftest import Encore, losses
+from tests.trainings import InFramework, result, settings, train
 
-FRAMEWORK = "tensorflow"
-NAME = f"resnet-{FRAMEWORK}"
+NAME = "resnet-tensorflow"
 
 
-def test_network(in_tensorflow: Inside) -> None:
+def test_network(in_tensorflow: InFramework) -> None:
     found = result(in_tensorflow("tensorflow_network.py"))
     # torchvision's documentation gives the same counts for its ResNets.
     assert found["parameters"] == {
@@ -34,7 +33,7 @@ def test_network(in_tensorflow: Inside) -> None:
     assert all(name.endswith("norm2.gamma") for name in found["zeroed"])
 
 
-def test_evaluation_counts_each_image_once_whatever_the_ranks(in_tensorflow: Inside, digits: Path) -> None:
+def test_evaluation_counts_each_image_once_whatever_the_ranks(in_tensorflow: InFramework, digits: Path) -> None:
     one = result(in_tensorflow("tensorflow_evaluation.py", str(digits), "64"))
     assert one["total"] == 297
     for ranks, batch in ((2, 40), (3, 7)):
@@ -63,7 +62,7 @@ def test_system_of_another_framework_is_not_a_submitted_configuration(encore: En
 
 def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path) -> None:
     """LARS, bf16, a scaled loss, fp16 on the wire in groups: two ranks, one epoch."""
-    settings = {
+    changed = {
         "optimizer": "lars",
         "learning_rate": "4.0",
         "precision": "bf16",
@@ -73,7 +72,6 @@ def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path:
         "epochs": "1",
         "warmup_epochs": "0.5",
     }
-    changes = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    curve = losses(train(encore, FRAMEWORK, digits, tmp_path, *changes, ranks=2) / "metrics.jsonl")
+    curve = losses(train(encore, NAME, digits, tmp_path, *settings(changed), ranks=2) / "metrics.jsonl")
     assert len(curve) == 24
     assert curve[-1] < 0.8 * curve[0]

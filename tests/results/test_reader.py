@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from encore.results.reader import MAX_LINE, Event, parse_line, read_events
 from encore.results.run_log import read_run
+from tests.results.mutants import check_mutant, mutate
 from tests.results.result_logs import mll, mllog, resnet_v05, resnet_v07, v05
 
 
@@ -204,45 +205,6 @@ def test_random_text_after_each_mark(text: str) -> None:
     for mark in (":::MLLOG ", ":::MLL ", ":::MLPv0.5.0 ", "MLPerf: ", ":::MLLOG {"):
         for event in parse_line(mark + text):
             assert isinstance(event.key, str)
-
-
-def mutate(data: bytes, rng: random.Random) -> bytes:
-    """A few of the accidents that happen to logs."""
-    for _ in range(rng.randint(1, 3)):
-        at, length = rng.randrange(len(data) + 1), rng.randint(0, 60)
-        kind = rng.randrange(6)
-        if kind == 0:
-            data = data[:at]
-        elif kind == 1:
-            data = data[:at] + data[at + length :]
-        elif kind == 2:
-            data = data[:at] + rng.randbytes(length) + data[at:]
-        elif kind == 3:
-            data = data[:at] + data[at : at + length] + data[at:]
-        elif kind == 4:
-            flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in data[at : at + 2])
-            data = data[:at] + flipped + data[at + 2 :]
-        else:
-            other = rng.randrange(len(data) + 1)
-            data = data[:at] + data[other : other + length] + data[at:]
-    return data
-
-
-def times_of(data: bytes, keys: tuple[bytes, ...]) -> set[bytes]:
-    """The lines that hold the times, digits and all."""
-    return {line for line in data.split(b"\n") if any(key in line for key in keys)}
-
-
-def check_mutant(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
-    """A mutant has no time, or the right one, or a whole run_start or run_stop that says another."""
-    path.write_bytes(mutant)
-    run = read_run(path, "v0.5" if b"MLPv0.5" in original else "v0.7")
-    if run.minutes is None:
-        assert run.reason is not None
-        return
-    keys = (b"run_start", b"run_stop")
-    if times_of(mutant, keys) == times_of(original, keys):
-        assert run.minutes == pytest.approx(minutes, abs=1e-6)
 
 
 @settings(max_examples=400, deadline=None)

@@ -9,16 +9,14 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from encore import paths
-from encore.machine import processes
-from tests.conftest import TINY, Encore, losses, only_run, records
+from tests.conftest import TINY, Encore, Study, logged, losses, only_run, records
+from tests.trainings import Started, assert_none_left, assert_same_run, train
 
 
 @pytest.fixture(scope="module")
@@ -31,65 +29,6 @@ def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFact
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return only_run(results), json.loads(done.stdout)
-
-
-def train(encore: Encore, digits: Path, results: Path, *arguments: str, ranks: int = 1) -> Path:
-    """A short run of two epochs that cannot reach its target."""
-    done = encore(
-        "run",
-        "resnet",
-        str(ranks),
-        "--seed",
-        "7",
-        "--data",
-        str(digits),
-        "--results",
-        str(results),
-        *TINY,
-        *arguments,
-    )
-    assert done.returncode == 3, done.stdout + done.stderr
-    return only_run(results)
-
-
-class Started:
-    """A run in the background."""
-
-    def __init__(self, digits: Path, results: Path, *arguments: str, name: str = "resnet") -> None:
-        command = [
-            sys.executable, "-m", "encore.cli.app", "run", name, "2", "--seed", "7",
-            "--data", str(digits), "--results", str(results), *arguments,
-        ]  # fmt: skip
-        self.process = subprocess.Popen(
-            command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.results = results
-
-    def wait_for_step(self, step: int) -> Path:
-        """Wait until the run has come to ``step``; returns the experiment's folder."""
-        end = time.monotonic() + 120
-        while time.monotonic() < end:
-            for folder in self.results.glob("[!.]*/experiment_0"):
-                metrics = folder / "metrics.jsonl"
-                if metrics.exists() and len(records(metrics, "step")) >= step:
-                    return folder
-            assert self.process.poll() is None, self.process.communicate()[0]
-            time.sleep(0.1)
-        raise AssertionError("the run never came so far")
-
-    def ranks(self, folder: Path) -> list[psutil.Process]:
-        """Processes of the ranks."""
-        return [psutil.Process(beat.pid) for beat in processes.heartbeats(folder / "heartbeat")]
-
-    def end(self) -> tuple[int, str, float]:
-        """Wait for the end: exit code, output, seconds."""
-        started = time.monotonic()
-        output, _ = self.process.communicate(timeout=60)
-        return self.process.returncode, output, time.monotonic() - started
-
-
-def assert_none_left(ranks: list[psutil.Process]) -> None:
-    assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
 
 
 # -- a run that reaches its target ----------------------------------------------------------------------
@@ -116,9 +55,7 @@ def test_log_breaks_no_rule_but_what_small_data_cannot_satisfy(finished: tuple[P
 
 
 def test_only_rank_0_writes_the_log(finished: tuple[Path, dict[str, Any]]) -> None:
-    lines = (finished[0] / "result_0.txt").read_text(encoding="utf-8").splitlines()
-    assert all(line.startswith(":::MLLOG ") for line in lines)
-    keys = [json.loads(line[9:])["key"] for line in lines]
+    keys = [event["key"] for event in logged(finished[0] / "result_0.txt")]
     for key in ("init_start", "init_stop", "run_start", "run_stop", "seed", "global_batch_size"):
         assert keys.count(key) == 1, key
 
@@ -158,45 +95,41 @@ def test_finished_run_is_not_run_again(encore: Encore, finished: tuple[Path, dic
     assert (folder / "result_0.txt").stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_runs_have_their_own_seeds_and_missed_targets_their_exit_code(
-    encore: Encore, digits: Path, tmp_path: Path
+# -- the same again: each training is held against those of the study --------------------------------------
+
+
+def test_runs_have_their_own_seeds_and_the_same_seed_the_same_curve(
+    encore: Encore, digits: Path, tmp_path: Path, study: Study
 ) -> None:
-    folder = train(encore, digits, tmp_path, "--runs", "2", "--set", "epochs=1", "--set", "warmup_epochs=0")
+    folder = train(encore, "resnet", digits, tmp_path, "--runs", "2").parent
     seeds = [
         json.loads((folder / f"experiment_{n}" / "config.json").read_text(encoding="utf-8"))["seed"] for n in (0, 1)
     ]
     assert seeds == [7, 8]
-    assert losses(folder / "experiment_0" / "metrics.jsonl") != losses(folder / "experiment_1" / "metrics.jsonl")
-    assert json.loads((folder / "experiment_0" / "state.json").read_text(encoding="utf-8"))["status"] == "not_reached"
+    first, second = (losses(folder / f"experiment_{n}" / "metrics.jsonl") for n in (0, 1))
+    assert first == losses(study.of_ranks(1) / "metrics.jsonl")
+    assert first != second
+    state = json.loads((folder / "experiment_0" / "state.json").read_text(encoding="utf-8"))
+    assert state["status"] == "not_reached"
 
 
-# -- the same again -------------------------------------------------------------------------------------
-
-
-def test_same_seed_same_curve_and_two_ranks_agree(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    curves = {}
-    for name, ranks in (("one", 1), ("again", 1), ("two", 2)):
-        folder = train(encore, digits, tmp_path / name, ranks=ranks)
-        curves[name] = losses(folder / "experiment_0" / "metrics.jsonl")
-    assert curves["one"] == curves["again"]
+def test_two_ranks_agree_with_one(study: Study) -> None:
+    one, two = (losses(study.of_ranks(ranks) / "metrics.jsonl") for ranks in (1, 2))
     # Two ranks draw other images into a step and normalize over half of the batch: the curves agree on
     # average, not step by step (documented in benchmarks/resnet/README.md).
-    last = slice(-12, None)
-    one, two = (sum(curves[name][last]) / 12 for name in ("one", "two"))
-    assert two == pytest.approx(one, rel=0.25)
+    assert sum(two[-12:]) == pytest.approx(sum(one[-12:]), rel=0.25)
     # The first step sees the same weights: its loss is that of guessing.
-    assert curves["two"][0] == pytest.approx(curves["one"][0], rel=0.1)
+    assert two[0] == pytest.approx(one[0], rel=0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_writes_a_checkpoint_and_resume_is_exact(
-    encore: Encore, digits: Path, tmp_path: Path, number: signal.Signals
+    encore: Encore, digits: Path, tmp_path: Path, study: Study
 ) -> None:
-    unbroken = train(encore, digits, tmp_path / "unbroken", ranks=2)
-    started = Started(digits, tmp_path / "broken", *TINY)
-    folder = started.wait_for_step(30 if number == signal.SIGTERM else 5)
+    """SIGINT in the second epoch; tests/run/test_status.py stops the same run in the first one by SIGTERM."""
+    started = Started.run(digits, tmp_path, *TINY)
+    folder = started.wait_for_step(30)
     ranks = started.ranks(folder)
-    started.process.send_signal(number)
+    started.process.send_signal(signal.SIGINT)
     code, output, seconds = started.end()
     assert code == 130, output
     assert seconds < 10
@@ -204,25 +137,14 @@ def test_signal_writes_a_checkpoint_and_resume_is_exact(
     assert_none_left(ranks)
     done = encore("run", "--resume", str(folder.parent))
     assert done.returncode == 3, done.stdout + done.stderr
-    expected = losses(unbroken / "experiment_0" / "metrics.jsonl")
-    assert losses(folder / "metrics.jsonl") == expected
-    evaluations = [record["qualities"] for record in records(folder / "metrics.jsonl", "eval")]
-    assert evaluations == [r["qualities"] for r in records(unbroken / "experiment_0" / "metrics.jsonl", "eval")]
-    keys = [
-        json.loads(line[9:])["key"]
-        for line in (folder.parent / "result_0.txt").read_text(encoding="utf-8").splitlines()
-    ]
-    # One run, whatever happened in between: its log reads like that of an unbroken one.
-    assert keys == [
-        json.loads(line[9:])["key"] for line in (unbroken / "result_0.txt").read_text(encoding="utf-8").splitlines()
-    ]
+    assert_same_run(folder, study.of_ranks(2))
 
 
 # -- what goes wrong ------------------------------------------------------------------------------------
 
 
 def test_rank_that_dies_ends_the_run_and_is_named(digits: Path, tmp_path: Path) -> None:
-    started = Started(digits, tmp_path)
+    started = Started.run(digits, tmp_path)
     folder = started.wait_for_step(5)
     ranks = started.ranks(folder)
     os.kill(ranks[1].pid, signal.SIGKILL)
@@ -235,7 +157,7 @@ def test_rank_that_dies_ends_the_run_and_is_named(digits: Path, tmp_path: Path) 
 
 
 def test_rank_that_hangs_ends_the_run_and_is_named(digits: Path, tmp_path: Path) -> None:
-    started = Started(digits, tmp_path, "--hang-seconds", "4")
+    started = Started.run(digits, tmp_path, "--hang-seconds", "4")
     folder = started.wait_for_step(5)
     ranks = started.ranks(folder)
     ranks[1].suspend()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from encore import paths
 from encore.cli.jobs import describe, exit_code
 from encore.errors import EncoreError, ExitCode
 from encore.machine import processes
@@ -22,8 +20,8 @@ from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.status import Queue, State
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
-from tests.conftest import TINY, Encore
-from tests.run.test_run import Started, assert_none_left
+from tests.conftest import TINY, Encore, Study
+from tests.trainings import Started, assert_none_left, assert_same_run, in_background
 
 # squeue of Slurm 22.05 on two nodes: an array of four, a run of several hours, jobs of other names.
 SQUEUE = """\
@@ -37,8 +35,18 @@ SQUEUE = """\
 
 
 def follower(results: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "encore.cli.app", "follow", *arguments, "--results", str(results)]
-    return subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return in_background("follow", *arguments, "--results", str(results))
+
+
+def first_lines(watcher: subprocess.Popen[str]) -> str:
+    """What a follower prints until it has seen a step."""
+    assert watcher.stdout is not None
+    text = ""
+    for line in watcher.stdout:
+        text += line
+        if "epoch" in line:
+            break
+    return text
 
 
 def shown(encore: Encore, results: Path) -> dict[str, Any]:
@@ -53,9 +61,11 @@ def shown(encore: Encore, results: Path) -> dict[str, Any]:
 # -- real runs ------------------------------------------------------------------------------------------
 
 
-def test_run_is_shown_followed_and_cancelled_and_goes_on(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    started = Started(digits, tmp_path, *TINY)
-    folder = started.wait_for_step(3)
+def test_run_is_shown_followed_and_cancelled_and_goes_on(
+    encore: Encore, digits: Path, tmp_path: Path, study: Study
+) -> None:
+    started = Started.run(digits, tmp_path, *TINY)
+    folder = started.wait_for_step(1)
     run, ranks = folder.parent, started.ranks(folder)
     row = shown(encore, tmp_path)
     assert (row["state"], row["epochs"], row["job"]) == ("running", 2, None)
@@ -64,7 +74,7 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(encore: Encore, digits:
 
     left = follower(tmp_path)
     watching = follower(tmp_path, run.name)
-    time.sleep(4)
+    begun = [first_lines(each) for each in (left, watching)]
     left.send_signal(signal.SIGINT)
     output, _ = left.communicate(timeout=20)
     assert left.returncode == ExitCode.INTERRUPTED, output
@@ -79,7 +89,7 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(encore: Encore, digits:
     assert_none_left(ranks)
     output, _ = watching.communicate(timeout=30)
     assert watching.returncode == ExitCode.INTERRUPTED, output
-    assert "experiment 1/1: epoch 1/2" in output
+    assert all("experiment 1/1: epoch 1/2" in text for text in begun)
 
     row = shown(encore, tmp_path)
     assert row["state"] == "interrupted"
@@ -89,19 +99,21 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(encore: Encore, digits:
     assert "does not run: interrupted" in again.stderr
 
     assert encore("run", "--resume", str(run)).returncode == ExitCode.NOT_REACHED
+    assert_same_run(folder, study.of_ranks(2))
     assert shown(encore, tmp_path)["state"] == "not reached"
     assert encore("follow", str(run)).returncode == ExitCode.NOT_REACHED
 
 
 def test_killed_run_is_lost(encore: Encore, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = Started(digits, tmp_path, *TINY)
+    started = Started.run(digits, tmp_path, *TINY)
     folder = started.wait_for_step(1)
     launcher = processes.family(started.process.pid)
     for process in launcher:
         process.kill()
     started.process.communicate()
-    monkeypatch.setattr(status, "SILENT_SECONDS", 1.0)
-    time.sleep(1.5)
+    psutil.wait_procs(launcher, timeout=10)
+    assert status.rows_of(RunFolder(folder.parent), Queue())[0].state == "running", "a moment ago it was"
+    monkeypatch.setattr(status, "SILENT_SECONDS", 0.0)
     (row,) = status.rows_of(RunFolder(folder.parent), Queue())
     assert (row.state, row.reason) == ("lost", "its processes are gone")
     with pytest.raises(EncoreError, match="does not run: lost"):

@@ -6,23 +6,21 @@ import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from encore import catalogue, paths
+from encore import catalogue
 from encore.errors import EncoreError, ExitCode
 from encore.run import planning, run_folder
 from encore.run.run_folder import ExperimentState
 from encore.scaling import batch, sweep_folder, throughput
 from encore.scaling.grid import Grid, GridPoint, batch_settings, points, request_of
 from encore.scaling.sweep_folder import Here, Submitter
-from tests.conftest import TINY, Encore, records
+from tests.conftest import TINY, Encore, Study, records
+from tests.trainings import in_background, wait_for_step
 
 NOWHERE = Here(lambda point, folder: pytest.fail("a point was run"), 600.0)
 
@@ -104,40 +102,30 @@ def test_sweep_refuses(encore: Encore, tmp_path: Path, arguments: tuple[str, ...
 # -- real points ----------------------------------------------------------------------------------------
 
 
-def test_a_sweep_is_run_told_and_not_run_again(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    common = ("--data", str(digits), "--results", str(tmp_path), *TINY)
-    done = encore("sweep", "resnet", "--gpus", "1,2", "--seed", "7", *common, "--predict", "4", "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    study = Path(told["study"])
+def test_a_sweep_is_run_told_and_not_run_again(encore: Encore, study: Study) -> None:
+    told, folder = study.printed, study.folder
     rows = {row[0]: dict(zip(told["tables"][0]["columns"], row, strict=True)) for row in told["tables"][0]["rows"]}
     assert set(rows) == {"1x1", "1x2"}
     assert [row["batch"] for row in rows.values()] == [64, 64]
     assert rows["1x1"]["speed-up"] == rows["1x1"]["efficiency"] == 1
     assert rows["1x2"]["efficiency"] == pytest.approx(rows["1x2"]["speed-up"] / 2)
     assert told["tables"][1]["rows"][0][0] == 4
-    assert "Throughput by number of GPUs" in (study / "report" / "report.md").read_text(encoding="utf-8")
-    assert (study / "report" / "speed-up.svg").exists()
-    before = sorted(path for path in study.glob("1x*/*/experiment_0/metrics.jsonl"))
+    assert "Throughput by number of GPUs" in (folder / "report" / "report.md").read_text(encoding="utf-8")
+    assert (folder / "report" / "speed-up.svg").exists()
+    before = sorted(path for path in folder.glob("1x*/*/experiment_0/metrics.jsonl"))
     stamps = [path.stat().st_mtime_ns for path in before]
-    again = encore("sweep", "--resume", str(study))
+    again = encore("sweep", "--resume", str(folder))
     assert again.returncode == 0, again.stderr
     assert "never a reproduction" in again.stdout
-    after = sorted(path for path in study.glob("1x*/*/experiment_0/metrics.jsonl"))
+    after = sorted(path for path in folder.glob("1x*/*/experiment_0/metrics.jsonl"))
     assert (after, [path.stat().st_mtime_ns for path in after]) == (before, stamps)
 
 
 def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "encore.cli.app", "sweep", "resnet", "--gpus", "1", "--data", str(digits),
-        "--results", str(tmp_path), *TINY, "--set", "epochs=3", "--seed", "7",
-    ]  # fmt: skip
-    process = subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    end = time.monotonic() + 240
+    where = ("--data", str(digits), "--results", str(tmp_path))
+    process = in_background("sweep", "resnet", "--gpus", "1", *where, *TINY, "--seed", "7")
     # Behind the checkpoint of the first epoch, which 24 steps make.
-    while not any(len(records(path, "step")) >= 26 for path in tmp_path.glob("*/1x1/[!.]*/experiment_0/metrics.jsonl")):
-        assert time.monotonic() < end and process.poll() is None, "the run never came so far"
-        time.sleep(0.1)
+    wait_for_step(process, tmp_path, 26)
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     (path,) = tmp_path.iterdir()

@@ -1,0 +1,49 @@
+"""Damaged logs, for the tests of the reader and for tools/fuzz_logs.py."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from encore.results.run_log import read_run
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """A few of the accidents that happen to logs."""
+    for _ in range(rng.randint(1, 3)):
+        at, length = rng.randrange(len(data) + 1), rng.randint(0, 60)
+        kind = rng.randrange(6)
+        if kind == 0:
+            data = data[:at]
+        elif kind == 1:
+            data = data[:at] + data[at + length :]
+        elif kind == 2:
+            data = data[:at] + rng.randbytes(length) + data[at:]
+        elif kind == 3:
+            data = data[:at] + data[at : at + length] + data[at:]
+        elif kind == 4:
+            flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in data[at : at + 2])
+            data = data[:at] + flipped + data[at + 2 :]
+        else:
+            other = rng.randrange(len(data) + 1)
+            data = data[:at] + data[other : other + length] + data[at:]
+    return data
+
+
+def times_of(data: bytes, keys: tuple[bytes, ...]) -> set[bytes]:
+    """The lines that hold the times, digits and all."""
+    return {line for line in data.split(b"\n") if any(key in line for key in keys)}
+
+
+def check_mutant(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
+    """A mutant has no time, or the right one, or a whole run_start or run_stop that says another."""
+    path.write_bytes(mutant)
+    run = read_run(path, "v0.5" if b"MLPv0.5" in original else "v0.7")
+    if run.minutes is None:
+        assert run.reason is not None
+        return
+    keys = (b"run_start", b"run_stop")
+    if times_of(mutant, keys) == times_of(original, keys):
+        assert run.minutes == pytest.approx(minutes, abs=1e-6)

@@ -1,0 +1,68 @@
+"""The gate, its workflow, the hooks before a commit and the targets of make say the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import yaml
+
+import encore
+from encore import paths
+
+HOOKS = paths.ROOT / ".pre-commit-config.yaml"
+WORKFLOW = paths.ROOT / ".github" / "workflows" / "gate.yml"
+
+
+def recipe(target: str) -> str:
+    """What make would run."""
+    done = subprocess.run(
+        ["make", "-n", target], cwd=paths.ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+def test_hooks_run_what_lint_runs() -> None:
+    (repository,) = yaml.safe_load(HOOKS.read_text(encoding="utf-8"))["repos"]
+    assert repository["repo"] == "local", "nothing is downloaded"
+    entries = " ".join(hook["entry"] for hook in repository["hooks"])
+    commands = r"\.venv/bin/(\w+(?: (?:check|format --check))?)"
+    assert set(re.findall(commands, entries)) == set(re.findall(commands, recipe("lint")))
+    assert {hook["language"] for hook in repository["hooks"]} == {"system"}
+    assert "lint-workflows" in entries
+
+
+def test_workflow_runs_the_gate() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    assert [step["run"] for step in workflow["jobs"]["gate"]["steps"] if "run" in step][-1] == ".ci/run"
+
+
+def test_fast_tests_and_the_rest_are_all_tests() -> None:
+    """The gate runs the host side by itself and then what is left: no test falls between the two."""
+    text = (paths.ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (fast,) = re.findall(r'-m "([^"]+)"', recipe("test-fast"))
+    (rest,) = re.findall(r'-m "([^"]+)"', recipe("test-rest"))
+    assert rest == f"not ({fast})"
+    assert "make test-fast" in text and "make test-rest" in text
+
+
+def test_no_test_marked_gpu_is_said() -> None:
+    # Without `setup`, with the Python that runs this, and in a file which has none for sure.
+    command = [
+        "make",
+        "--old-file",
+        "setup",
+        "test-gpu",
+        f"PYTHON={sys.executable}",
+        "ARGS=tests/test_wall.py",
+    ]
+    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode != 0
+    assert "nothing was tested on a GPU" in done.stderr
+
+
+def test_changelog_begins_with_what_is_to_come_and_this_version() -> None:
+    text = (paths.ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## \[([^\]]+)\]", text, flags=re.MULTILINE)
+    assert headings[:2] == ["Unreleased", encore.__version__]

@@ -1,0 +1,106 @@
+"""Trainings that several tests start, watch or look at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from encore import paths
+from encore.machine import processes
+from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run, records
+
+InFramework = Callable[..., str]
+"""Runs a program of tests/in_framework: in_mxnet, in_pytorch, in_tensorflow."""
+
+SEED = ("--seed", "7")
+"""Of every training that is compared with another one."""
+
+
+def result(output: str) -> Any:
+    """The JSON in the last line of a program's output that has any, without the rank that a launcher puts there."""
+    lines = [line.split("<stdout>:")[-1] for line in output.splitlines()]
+    return json.loads([line for line in lines if line.startswith(("{", "["))][-1])
+
+
+def train(encore: Encore, name: str, data: Path, results: Path, *arguments: str, ranks: int = 1) -> Path:
+    """A short run of two epochs that cannot reach its target; its experiment's folder."""
+    where = ("--data", str(data), "--results", str(results))
+    done = encore("run", name, str(ranks), *SEED, *where, *TINY, *arguments)
+    assert done.returncode == 3, done.stdout + done.stderr
+    return only_run(results) / "experiment_0"
+
+
+def settings(values: dict[str, str]) -> list[str]:
+    """Options of the command line that change a configuration."""
+    return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+
+
+def in_background(*arguments: str) -> subprocess.Popen[str]:
+    """The command line, whose output is read by ``communicate``."""
+    command = [sys.executable, "-m", "encore.cli.app", *arguments]
+    return subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run in the background."""
+
+    process: subprocess.Popen[str]
+    results: Path
+
+    @staticmethod
+    def run(data: Path, results: Path, *arguments: str, name: str = "resnet", ranks: int = 2) -> Started:
+        """A new run in an empty folder of results."""
+        where = ("--data", str(data), "--results", str(results))
+        return Started(in_background("run", name, str(ranks), *SEED, *where, *arguments), results)
+
+    @staticmethod
+    def again(run: Path) -> Started:
+        """A run that is resumed."""
+        return Started(in_background("run", "--resume", str(run)), run.parent)
+
+    def wait_for_step(self, step: int) -> Path:
+        """Wait until the run has come to ``step``; returns the experiment's folder."""
+        return wait_for_step(self.process, self.results, step)
+
+    def ranks(self, folder: Path) -> list[psutil.Process]:
+        """Processes of the ranks."""
+        return [psutil.Process(beat.pid) for beat in processes.heartbeats(folder / "heartbeat")]
+
+    def end(self) -> tuple[int, str, float]:
+        """Wait for the end: exit code, output, seconds."""
+        started = time.monotonic()
+        output, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, output, time.monotonic() - started
+
+
+def wait_for_step(run: subprocess.Popen[str], results: Path, step: int, seconds: float = 120) -> Path:
+    """Wait until the only run below ``results`` has made so many steps; returns the experiment's folder."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for metrics in results.glob("**/[!.]*/experiment_0/metrics.jsonl"):
+            if len(records(metrics, "step")) >= step:
+                return metrics.parent
+        assert run.poll() is None, run.communicate()[0]
+        time.sleep(0.05)
+    raise AssertionError(f"not at step {step} within {seconds:g} s")
+
+
+def assert_none_left(ranks: list[psutil.Process]) -> None:
+    assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
+
+
+def assert_same_run(folder: Path, unbroken: Path) -> None:
+    """An experiment that was stopped and resumed reads like one that was not: curve, evaluations and log."""
+    assert losses(folder / "metrics.jsonl") == losses(unbroken / "metrics.jsonl")
+    assert evaluations(folder / "metrics.jsonl") == evaluations(unbroken / "metrics.jsonl")
+    logs = [[event["key"] for event in logged(each.parent / "result_0.txt")] for each in (folder, unbroken)]
+    assert logs[0] == logs[1]

@@ -1,0 +1,45 @@
+"""Make the environments of all frameworks, or of the named ones, each in a process of its own.
+
+    $ python -m tools.environments
+    $ python -m tools.environments mxnet
+
+Installing packages keeps one core busy, compiling Horovod keeps all of them: side by side they take less time.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from encore import catalogue, environment
+from encore.errors import EncoreError
+
+
+def frameworks() -> list[str]:
+    """Every framework that a benchmark is implemented in."""
+    return sorted({choice.implementation.framework for choice in catalogue.choices().values()})
+
+
+def make(framework: str) -> int:
+    """Make one environment; returns the exit code."""
+    try:
+        print(environment.ensure_environment(framework, lambda text: print(text, flush=True)), flush=True)
+    except EncoreError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    return 0
+
+
+def main(names: list[str]) -> int:
+    if len(names) == 1:
+        return make(names[0])
+    command = [sys.executable, "-m", "tools.environments"]
+    children = [subprocess.Popen([*command, name]) for name in names or frameworks()]
+    # SIGTERM comes from a gate that has failed elsewhere; an interrupted environment is continued the next time.
+    signal.signal(signal.SIGTERM, lambda number, frame: [child.send_signal(signal.SIGINT) for child in children])
+    return max([abs(child.wait()) for child in children])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
