@@ -347,9 +347,11 @@ def test_check_names_the_stale_page(
     monkeypatch.setattr(documentation.paths, "ROOT", tmp_path)
     choice = catalogue.choose("resnet")
     monkeypatch.setattr(documentation.catalogue, "choose", lambda name: choice)
-    assert documentation.main(["--check"]) == 1
+    with pytest.raises(typer.Exit) as ended:
+        documentation.main(check=True)
+    assert ended.value.exit_code == ExitCode.FAILED
     assert "README.md: stale" in capsys.readouterr().out
-    assert documentation.main(["--write"]) == 0
+    documentation.main(write=True)
     documentation.main(check=True)
 
 
