@@ -181,22 +181,14 @@ def _deviations(
 ) -> tuple[str, ...]:
     found = []
     if (nodes, ranks_per_node) != (system.nodes, system.gpus_per_node) and not system.keep_global_batch:
-        found.append(
-            f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}",
-        )
+        found.append(f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}")
     for name, value in overrides.items():
         if value.value != values[name].value:
             found.append(f"{name} = {value.value} ({value.origin})")
     return tuple(found)
 
 
-def resolve(
-    choice: Choice,
-    system: System,
-    nodes: int,
-    ranks_per_node: int,
-    settings: list[str],
-) -> Configuration:
+def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, settings: list[str]) -> Configuration:
     """Resolve every value; EncoreError for unknown keys, wrong types and impossible combinations."""
     wanted = field_types(choice.folder)
     config = config_class(choice.folder)

@@ -27,12 +27,7 @@ class EncoreError(Exception):
     """
 
     def __init__(
-        self,
-        found: str,
-        *,
-        expected: str = "",
-        remedy: str = "",
-        exit_code: ExitCode = ExitCode.REFUSED,
+        self, found: str, *, expected: str = "", remedy: str = "", exit_code: ExitCode = ExitCode.REFUSED
     ) -> None:
         super().__init__(found)
         self.found = found

@@ -13,7 +13,7 @@ MOST_LISTED = 16
 def unknown(kind: str, name: str, known: Iterable[str]) -> EncoreError:
     """Return an error for ``name``, which is no ``kind``, that offers the nearest of ``known``."""
     choices = sorted(known)
-    by_case = {each.lower(): each for each in choices}
+    by_case = {each.lower(): each for each in reversed(choices)}
     near = [by_case[each] for each in difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)]
     # A long list would bury the one name that was meant.
     expected = f"one of {', '.join(choices)}" if len(choices) <= MOST_LISTED or not near else ""

@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
-from collections.abc import Callable
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 from encore import __version__
-from encore.cli import (
-    bench,
-    compare,
-    data,
-    doctor,
-    images,
-    jobs,
-    plan,
-    report,
-    results,
-    run,
-    show,
-    submit,
-    sweep,
-)
 from encore.errors import EncoreError, ExitCode
+from encore.names import unknown
+
+COMMANDS = {
+    "run": "run.run", "submit": "submit.submit", "status": "jobs.show_status", "follow": "jobs.follow",
+    "cancel": "jobs.cancel", "sweep": "sweep.sweep", "plan": "plan.plan", "list": "show.list_", "show": "show.show",
+    "data": "data", "doctor": "doctor.doctor", "bench": "bench.bench", "images": "images", "score": "results.score",
+    "check": "results.check", "published": "results.published", "compare": "compare.compare",
+    "explain": "compare.explain", "report": "report.report", "tables": "report.tables", "archive": "report.archive",
+}  # fmt: skip
+"""Module and function of each command; a module alone registers a group of them."""
+
+
+class Commands(TyperGroup):
+    """The commands, each imported when it is asked for, so that none waits for the imports of the others."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the help."""
+        return [*COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; EncoreError offers the nearest name."""
+        if cmd_name not in COMMANDS:
+            raise unknown("command", cmd_name, COMMANDS)
+        where, _, function = COMMANDS[cmd_name].partition(".")
+        module = importlib.import_module(f"encore.cli.{where}")
+        part = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        part.callback()(lambda: None)
+        if function:
+            epilog, settings = getattr(module, f"{cmd_name.upper()}_EPILOG"), getattr(module, "PASS_ON", None)
+            part.command(cmd_name, epilog=epilog, context_settings=settings)(getattr(module, function))
+        else:
+            module.register(part)
+        group: Any = typer.main.get_command(part)
+        return group.commands[cmd_name]
+
 
 app = typer.Typer(
     name="encore",
+    cls=Commands,
     help="Reproduce MLPerf Training results: configure, run, judge, compare.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -50,33 +73,6 @@ def options(
     ] = False,
 ) -> None:
     """Take the options of all commands."""
-
-
-COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "run": (run.run, run.EPILOG),
-    "submit": (submit.submit, submit.EPILOG),
-    "status": (jobs.show_status, jobs.STATUS_EPILOG),
-    "follow": (jobs.follow, jobs.FOLLOW_EPILOG),
-    "cancel": (jobs.cancel, jobs.CANCEL_EPILOG),
-    "sweep": (sweep.sweep, sweep.EPILOG),
-    "plan": (plan.plan, plan.EPILOG),
-    "list": (show.list_, show.LIST_EPILOG),
-    "show": (show.show, show.SHOW_EPILOG),
-    "doctor": (doctor.doctor, doctor.EPILOG),
-    "bench": (bench.bench, bench.EPILOG),
-    "score": (results.score, results.SCORE_EPILOG),
-    "check": (results.check, results.CHECK_EPILOG),
-    "published": (results.published, results.PUBLISHED_EPILOG),
-    "compare": (compare.compare, compare.COMPARE_EPILOG),
-    "explain": (compare.explain, compare.EXPLAIN_EPILOG),
-    "report": (report.report, report.REPORT_EPILOG),
-    "tables": (report.tables, report.TABLES_EPILOG),
-    "archive": (report.archive, report.ARCHIVE_EPILOG),
-}
-for name, (command, epilog) in COMMANDS.items():
-    app.command(name, epilog=epilog, context_settings=submit.PASS_ON if name == "submit" else None)(command)
-data.register(app)
-images.register(app)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

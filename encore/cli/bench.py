@@ -11,7 +11,7 @@ from encore.cli.data import shown_progress
 from encore.cli.layout import console, plain_table, write_json
 from encore.run import benching
 
-EPILOG = """
+BENCH_EPILOG = """
 Examples:
 
   encore bench resnet                                   what this machine's default system does

@@ -22,7 +22,7 @@ from encore.machine import node, preflight
 from encore.machine.preflight import Check, Level
 from encore.slurm import cluster_check as slurm_doctor
 
-EPILOG = """
+DOCTOR_EPILOG = """
 Examples:
 
   encore doctor

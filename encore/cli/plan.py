@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,13 +18,14 @@ from encore.results.report import Report, write_files
 from encore.results.rules import canonical
 from encore.results.tables import Table
 from encore.run.planning import check_gpus
+from encore.scaling.curves import DEFAULT, Curve, load_curves
+from encore.scaling.curves import options as options_of
+from encore.scaling.plots import gantt
+from encore.scaling.proposals import schedule_table, sentences, steady_table
+from encore.scaling.sharing import Job, Schedule, one_by_one, shortest
+from encore.scaling.steady import SteadyState, most_runs, rounds_one_by_one
 
-if TYPE_CHECKING:
-    from encore.scaling.curves import Curve
-    from encore.scaling.sharing import Job, Schedule
-    from encore.scaling.steady import SteadyState
-
-EPILOG = """
+PLAN_EPILOG = """
 BENCHMARK may be followed by =N: to be run N times. Minutes come from measured curves: a study, a part of the
 names of published results, a CSV file (benchmark,gpus,minutes), or a folder of your own runs or sweeps.
 
@@ -55,10 +56,6 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Propose how to share a machine among benchmarks: all done soonest, and the most runs a day."""
-    from encore.scaling.curves import DEFAULT, load_curves
-    from encore.scaling.sharing import shortest
-    from encore.scaling.steady import most_runs
-
     check_gpus(gpus)
     sources = curves or [DEFAULT]
     jobs = _jobs(benchmarks, gpus, sources, load_curves(sources), extrapolate)
@@ -72,9 +69,6 @@ def plan(
 
 
 def _jobs(wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Curve], extrapolate: bool) -> list[Job]:
-    from encore.scaling.curves import options as options_of
-    from encore.scaling.sharing import Job
-
     counts: dict[str, int] = {}
     for word in wanted:
         name, equals, number = word.partition("=")
@@ -97,8 +91,6 @@ def _jobs(wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Cu
 
 
 def _print(jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState) -> None:
-    from encore.scaling.proposals import schedule_table, sentences, steady_table
-
     screen = console()
     for table in (schedule_table(schedule), steady_table(steady)):
         print_table(table)
@@ -108,9 +100,6 @@ def _print(jobs: list[Job], sources: list[str], schedule: Schedule, steady: Stea
 
 
 def _as_json(jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState) -> dict[str, object]:
-    from encore.scaling.sharing import one_by_one
-    from encore.scaling.steady import rounds_one_by_one
-
     return {
         "gpus": schedule.gpus,
         "curves": sources,
@@ -127,9 +116,6 @@ def _as_json(jobs: list[Job], sources: list[str], schedule: Schedule, steady: St
 
 
 def _write(schedule: Schedule, steady: SteadyState, folder: Path) -> None:
-    from encore.scaling.plots import gantt
-    from encore.scaling.proposals import schedule_table, steady_table
-
     table = schedule_table(schedule)
     report = Report(
         created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

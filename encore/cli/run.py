@@ -25,7 +25,7 @@ from encore.run.run_folder import Experiment, RunFolder
 from encore.run.supervise import Outcome
 from encore.ssh import hosts
 
-EPILOG = """
+RUN_EPILOG = """
 Examples:
 
   encore run resnet 2                                       the small data set, on a CPU
@@ -311,6 +311,4 @@ def print_checks(screen: Console, found: list[preflight.Check]) -> None:
     colours = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
     for check in found:
         remedy = f"; do this: {check.remedy}" if check.remedy and check.level != "OK" else ""
-        screen.print(
-            f"[{colours[check.level]}]{check.level:<4}[/] {check.name}: {check.found}{remedy}",
-        )
+        screen.print(f"[{colours[check.level]}]{check.level:<4}[/] {check.name}: {check.found}{remedy}")

@@ -57,13 +57,7 @@ def _list_benchmarks(as_json: bool) -> None:
     for name, choice in known.items():
         benchmark = choice.benchmark
         targets = "\n".join(f"{r}  {with_names(each.targets, 'g')}" for r, each in benchmark.rounds.items())
-        table.add_row(
-            name,
-            benchmark.title,
-            choice.implementation.framework,
-            benchmark.data_set,
-            targets,
-        )
+        table.add_row(name, benchmark.title, choice.implementation.framework, benchmark.data_set, targets)
     console().print(table)
 
 

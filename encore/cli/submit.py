@@ -18,7 +18,7 @@ from encore.run import runner
 from encore.run import submission as submissions
 from encore.run.submission import Wanted
 
-EPILOG = """
+SUBMIT_EPILOG = """
 Examples:
 
   encore submit resnet --nodes 4 --gpus-per-node 8 --system dgxa100 --data /data/imagenet

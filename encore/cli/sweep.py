@@ -26,7 +26,7 @@ from encore.scaling.batch import connect
 from encore.scaling.grid import Grid, GridPoint, points, request_of
 from encore.scaling.sweep_folder import Here, Study, Submitter
 
-EPILOG = """
+SWEEP_EPILOG = """
 Examples:
 
   encore sweep resnet --gpus 1,2                           strong scaling, on a CPU

@@ -12,12 +12,7 @@ from dataclasses import dataclass
 Siblings = Mapping[int, tuple[int, ...]]
 """For each CPU (hardware thread) all CPUs of its core, itself among them."""
 
-LOCAL_RANKS = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "HOROVOD_LOCAL_RANK",
-    "LOCAL_RANK",
-    "SLURM_LOCALID",
-)
+LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
 """Where mpirun, horovodrun, torchrun and srun tell a rank its number on the node, in this order."""
 
 

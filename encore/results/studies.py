@@ -176,10 +176,9 @@ def _running_text() -> Iterator[Check]:
         if figure.quantity == "speedup":
             yield _check(figure, f"{figure.model}, {figure.gpus} GPUs", totals[figure.model, 1] / total)
         elif figure.quantity == "training_minutes":
-            follows = {
-                ">": total.high > figure.value,
-                "<": total.low < figure.value,
-            }.get(figure.relation, total.meets(span_of(figure)))
+            follows = {">": total.high > figure.value, "<": total.low < figure.value}.get(
+                figure.relation, total.meets(span_of(figure))
+            )
             yield Check(
                 source=MICROWAY,
                 place="text",

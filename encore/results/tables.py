@@ -266,13 +266,7 @@ def _without_nodes(each: Measurement) -> str:
 
 
 def _kind(each: Measurement) -> tuple[object, ...]:
-    return (
-        each.benchmark,
-        _without_nodes(each),
-        each.framework,
-        each.precision,
-        each.release,
-    )
+    return (each.benchmark, _without_nodes(each), each.framework, each.precision, each.release)
 
 
 def _by_gpus(measurements: Sequence[Measurement]) -> list[Measurement]:

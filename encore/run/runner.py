@@ -99,12 +99,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
     refuse(plan)
     check_nodes(plan, python)
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
-    data_set = {
-        "id": found.id,
-        "name": found.name,
-        "folder": str(plan.data),
-        "counts": dict(found.counts),
-    }
+    data_set = {"id": found.id, "name": found.name, "folder": str(plan.data), "counts": dict(found.counts)}
     seeds = list(plan.seeds)
 
     def content(path: Path) -> dict[str, Any]:

@@ -197,9 +197,4 @@ def _placed(jobs: Sequence[Job], chosen: Sequence[_Choice], gpus: int) -> Iterat
         free = [max(time, start) for time in free]
         for gpu in taken:
             free[gpu] = start + option.minutes
-        yield Placement(
-            benchmark=jobs[number].benchmark,
-            option=option,
-            start=start,
-            on_gpus=tuple(taken),
-        )
+        yield Placement(benchmark=jobs[number].benchmark, option=option, start=start, on_gpus=tuple(taken))

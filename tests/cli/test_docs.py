@@ -352,9 +352,9 @@ def test_check_names_the_stale_page(
     monkeypatch.setattr(documentation.paths, "ROOT", tmp_path)
     choice = catalogue.choose("resnet")
     monkeypatch.setattr(documentation.catalogue, "choose", lambda name: choice)
-    with pytest.raises(typer.Exit) as stopped:
+    with pytest.raises(typer.Exit) as ended:
         documentation.main(check=True)
-    assert stopped.value.exit_code == 1
+    assert ended.value.exit_code == ExitCode.FAILED
     assert "README.md: stale" in capsys.readouterr().out
     documentation.main(write=True)
     documentation.main(check=True)
@@ -385,9 +385,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 def subcommand(words: list[str]) -> tuple[Any, list[str]]:
     """The command object that ``encore WORDS`` names, and the words behind its name."""
     command, rest = typer.main.get_command(app), words[1:]
-    while rest and rest[0] in getattr(command, "commands", {}):
-        command, rest = command.commands[rest[0]], rest[1:]
+    while rest and rest[0] in commands_of(command):
+        command, rest = commands_of(command)[rest[0]], rest[1:]
     return command, rest
+
+
+def commands_of(command: Any) -> dict[str, Any]:
+    """The commands of a group, which imports them one by one."""
+    names = command.list_commands(None) if hasattr(command, "list_commands") else ()
+    return {name: command.get_command(None, name) for name in names}
 
 
 def options_of(command: Any) -> set[str]:
@@ -395,7 +401,7 @@ def options_of(command: Any) -> set[str]:
     found = {"--help"}
     for parameter in command.params:
         found.update(parameter.opts, parameter.secondary_opts)
-    return found.union(*map(options_of, getattr(command, "commands", {}).values()))
+    return found.union(*map(options_of, commands_of(command).values()))
 
 
 def written_options() -> set[str]:
@@ -413,7 +419,7 @@ def test_options_exist(page: Path) -> None:
         words = code.split()
         if words[:1] == ["encore"] and len(words) > 1:
             command, rest = subcommand(words)
-            below = bool(getattr(command, "commands", {}))
+            below = bool(commands_of(command))
             assert not below or not rest or rest[0].startswith("-"), f"{page.name}: no command `{code}`"
             known = options_of(command)
         for option in options:
