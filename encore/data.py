@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,16 +38,11 @@ class Preparation:
     source: Path | None = None
     """Folder with the raw data; None for the small set."""
     name: str | None = None
-    resize: int | None = None
-    """Pixels of the short side."""
-    quality: int | None = None
-    """JPEG quality, 1 to 100."""
     workers: int | None = None
     seed: int | None = None
-    validation_fraction: float | None = None
-    skip_corrupt: bool = False
-    trust: bool = False
     overwrite: bool = False
+    options: tuple[str, ...] = ()
+    """The benchmark's own, as they were given: its ``prepare.py`` judges them."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +50,10 @@ class Update:
     """One line of a child's progress; ``note`` alone when it has something to say."""
 
     phase: str = ""
-    """index, convert, join or verify."""
     done: int = 0
     total: int | None = None
-    bytes: int = 0
+    unit: str = "bytes"
+    """What ``done`` and ``total`` count."""
     note: str = ""
 
 
@@ -110,20 +106,28 @@ def prepare_command(python: str, benchmark: str, directory: Path, wanted: Prepar
     command = [python, "-m", f"benchmarks.{known(benchmark)}.prepare", "--to", str(directory.absolute())]
     if wanted.source is not None:
         command += ["--from", str(wanted.source.absolute())]
-    for option in ("name", "resize", "quality", "workers", "seed", "validation_fraction"):
+    for option in ("name", "workers", "seed"):
         value = getattr(wanted, option)
         if value is not None:
-            command += ["--" + option.replace("_", "-"), str(value)]
-    for flag in ("skip_corrupt", "trust", "overwrite"):
-        if getattr(wanted, flag):
-            command.append("--" + flag.replace("_", "-"))
-    return command
+            command += ["--" + option, str(value)]
+    return [*command, *(["--overwrite"] if wanted.overwrite else []), *wanted.options]
 
 
-def verify_command(python: str, benchmark: str, directory: Path, quick: bool) -> list[str]:
-    """The command line that checks a data set."""
-    module = f"benchmarks.{known(benchmark)}.prepare"
-    return [python, "-m", module, "--verify", str(directory.absolute()), *(["--quick"] if quick else [])]
+def check_options(benchmark: str, wanted: Preparation) -> None:
+    """Let the benchmark judge its own options before anything is set up; its command line needs no framework."""
+    command = prepare_command(sys.executable, benchmark, Path(), wanted)
+    if wanted.options:
+        for problem in follow([*command, "--check-options", "--progress", "json"], lambda update: None):
+            problem.remedy = f"encore data prepare {benchmark} --help"
+            raise problem
+
+
+def own_options(benchmark: str) -> str:
+    """Help on the options that this benchmark alone has, empty when it has none."""
+    command = [sys.executable, "-m", f"benchmarks.{known(benchmark)}.prepare", "--help"]
+    text = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout
+    title = f"options of {benchmark}:"
+    return title + text.partition(title)[2] if title in text else ""
 
 
 def prepare(
@@ -158,8 +162,9 @@ def verify(
     on_update: OnUpdate = lambda update: None,
 ) -> list[EncoreError]:
     """Compares a data set with its passport and returns every difference; quick reads no whole file."""
-    command = verify_command(str(python), benchmark, directory, quick)
-    problems = follow([*command, "--progress", "json"], on_update)
+    command = [str(python), "-m", f"benchmarks.{known(benchmark)}.prepare", "--progress", "json"]
+    command += ["--verify", str(directory.absolute()), *(["--quick"] if quick else [])]
+    problems = follow(command, on_update)
     if problems and problems[0].exit_code is not ExitCode.REFUSED:
         raise problems[0]
     return problems
@@ -219,7 +224,7 @@ def _take(line: str, on_update: OnUpdate) -> Iterator[EncoreError]:
         for each in (first, *first.get("more", ())):
             yield EncoreError(each["found"], expected=each["expected"], remedy=each["remedy"])
     elif "phase" in facts:
-        on_update(Update(facts["phase"], facts["done"], facts["total"], facts["bytes"]))
+        on_update(Update(facts["phase"], facts["done"], facts["total"], facts["unit"]))
     elif "note" in facts:
         on_update(Update(note=facts["note"]))
 
@@ -289,7 +294,7 @@ def read_passport(directory: Path) -> DataPassport:
 
 
 def _files_of(split: Mapping[str, Any]) -> list[Any]:
-    """The files of one split: two of RecordIO, or any number of others."""
+    """The files of one split; image sets named their two otherwise once."""
     return list(split["files"]) if "files" in split else [split["records"], split["index"]]
 
 

@@ -67,12 +67,6 @@ def write_column(blocks: np.ndarray, column: int, first_row: int, values: np.nda
             done += count
 
 
-def read_columns(blocks: np.ndarray, first_column: int, end_column: int, rows: int) -> np.ndarray:
-    """All rows of some columns, (columns, rows) of words."""
-    part = blocks[:, first_column:end_column].transpose(1, 0, 2)
-    return np.ascontiguousarray(part.reshape(end_column - first_column, -1)[:, :rows])
-
-
 def outside(
     blocks: np.ndarray, sizes: Sequence[int], chosen: Sequence[int]
 ) -> Iterator[Tuple[int, int, int]]:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from benchmarks.common.preparing import Problem
+from benchmarks.common.data.problem import Problem
 from benchmarks.dlrm.blocks import COLUMNS
 from benchmarks.dlrm.criteo import NEWLINE, TAB
 
@@ -50,10 +50,6 @@ def list_source(origin: Path, validation_fraction: Optional[float], tell: Tell) 
     """Find Criteo's files in a folder, or take the file that is named; ``tell`` gets the bytes looked at."""
     if origin.is_file():
         return _single(origin, validation_fraction, tell)
-    if not origin.is_dir():
-        raise Problem(
-            f"no folder {origin}", "Criteo's day_0 to day_23, or train.txt", "name their folder with --from"
-        )
     compressed = sorted(path.name for path in origin.glob("*.gz"))
     days = {int(path.name[4:]): path for path in origin.iterdir() if re.fullmatch(r"day_\d+", path.name)}
     if days:

@@ -13,12 +13,12 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Sequence, Tuple
+from types import SimpleNamespace
+from typing import BinaryIO, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.common.preparing import disk_problem
-from benchmarks.common.workers import Report
+from benchmarks.common.data.workers import Report
 from benchmarks.dlrm import blocks, criteo
 from benchmarks.dlrm.blocks import COLUMNS, FIRST_TABLE, ROW_BYTES, TABLES, WORD
 from benchmarks.dlrm.criteo import NEWLINE
@@ -90,22 +90,17 @@ def read_lines(text: Range) -> Iterator[bytes]:
             yield piece if piece[-1] == NEWLINE else piece + file.readline()
 
 
-def parse_part(part: Part, report: Report) -> Tuple[None, int, int]:
+def parse_part(part: Part, report: Report) -> Tuple[int, int]:
     """Write the rows of one part."""
     temporary = part.rows.with_suffix(f".{os.getpid()}")
-    try:
-        facts, offsets = _write_chunks(part, temporary, report)
-        temporary.replace(part.rows)
-        with part.offsets_path.open("wb") as file:
-            np.save(file, offsets)
-        temporary.write_text(json.dumps(facts), encoding="utf-8")
-        temporary.replace(part.facts_path)
-    except OSError as error:
-        if temporary.exists():
-            temporary.unlink()  # it may be what fills the disk
-        raise disk_problem(error, part.rows.parent.parent) from None
+    facts, offsets = _write_chunks(part, temporary, report)
+    temporary.replace(part.rows)
+    with part.offsets_path.open("wb") as file:
+        np.save(SimpleNamespace(write=file.write), offsets)
+    temporary.write_text(json.dumps(facts), encoding="utf-8")
+    temporary.replace(part.facts_path)
     size = part.text.end - part.text.begin
-    return None, size, size
+    return size, size
 
 
 def _write_chunks(part: Part, path: Path, report: Report) -> Tuple[Facts, np.ndarray]:
@@ -135,7 +130,7 @@ def _write_chunks(part: Part, path: Path, report: Report) -> Tuple[Facts, np.nda
 
 
 def _write_chunk(
-    file: object, waiting: List[np.ndarray], buckets: int, generator: np.random.Generator
+    file: BinaryIO, waiting: List[np.ndarray], buckets: int, generator: np.random.Generator
 ) -> np.ndarray:
     """Deal the waiting rows into buckets and write them; returns where each bucket begins."""
     columns = np.concatenate(waiting, axis=1)
@@ -143,7 +138,7 @@ def _write_chunk(
     dealt = generator.integers(buckets, size=columns.shape[1])
     order = np.argsort(dealt, kind="stable")
     for column in columns:
-        column.astype(WORD)[order].tofile(file)
+        file.write(column.astype(WORD)[order])  # not tofile: it loses the error of its last write
     counts = np.bincount(dealt, minlength=buckets)
     return np.concatenate(([0], np.cumsum(counts)))[None]
 
@@ -176,7 +171,7 @@ class Table:
     """Values seen less often share row 0; up to 1 every value has a row."""
 
 
-def list_values(table: Table, report: Report) -> Tuple[None, int, int]:
+def list_values(table: Table, report: Report) -> Tuple[int, int]:
     """Count the values of one category and write those that are kept.
 
     Without a threshold the values of both splits get rows, as in the submissions' tables; with one, what the
@@ -194,12 +189,9 @@ def list_values(table: Table, report: Report) -> Tuple[None, int, int]:
             counts[values] = np.minimum(counts[values] + times, MOST_COUNTED)
     kept = np.flatnonzero(counts >= max(1, table.threshold)).astype(WORD)
     temporary = table.values.with_suffix(f".{os.getpid()}")
-    try:
-        kept.tofile(str(temporary))
-        temporary.replace(table.values)
-    except OSError as error:
-        raise disk_problem(error, table.values.parent.parent) from None
-    return None, 1, kept.nbytes
+    temporary.write_bytes(kept.data)
+    temporary.replace(table.values)
+    return 1, kept.nbytes
 
 
 def table_size(table: Table) -> int:
@@ -248,24 +240,21 @@ def bucket_sizes(parts: Sequence[Part]) -> np.ndarray:
     return sum(np.diff(np.load(part.offsets_path)).sum(axis=0) for part in parts)
 
 
-def write_bucket(bucket: Bucket, report: Report) -> Tuple[None, int, int]:
+def write_bucket(bucket: Bucket, report: Report) -> Tuple[int, int]:
     """Put the rows of a bucket in random order, as training reads them, into the final file."""
     generator = np.random.default_rng([bucket.seed, bucket.split, bucket.number, TABLES])
     order = generator.permutation(bucket.rows).astype(np.int32 if bucket.rows < 2**31 else np.int64)
-    try:
-        place = blocks.open_blocks(bucket.file, bucket.file_rows, writable=True)
-        for column in range(COLUMNS):
-            pieces = [piece for part in bucket.parts for piece in read_column(part, column, bucket.number)]
-            values = np.concatenate(pieces)
-            if column >= FIRST_TABLE:
-                table = bucket.tables[column - FIRST_TABLE]
-                kept = np.fromfile(str(table.values), WORD)
-                values = indices_of(values, kept, table.threshold, table.index_limit)
-            blocks.write_column(place, column, bucket.first_row, criteo.transformed(column, values)[order])
-            written = (column + 1) * bucket.rows * WORD.itemsize
-            report(written, written)
-        place.flush()
-        bucket.done_path.touch()
-    except OSError as error:
-        raise disk_problem(error, bucket.file.parent.parent) from None
-    return None, bucket.rows * ROW_BYTES, bucket.rows * ROW_BYTES
+    place = blocks.open_blocks(bucket.file, bucket.file_rows, writable=True)
+    for column in range(COLUMNS):
+        pieces = [piece for part in bucket.parts for piece in read_column(part, column, bucket.number)]
+        values = np.concatenate(pieces)
+        if column >= FIRST_TABLE:
+            table = bucket.tables[column - FIRST_TABLE]
+            kept = np.fromfile(str(table.values), WORD)
+            values = indices_of(values, kept, table.threshold, table.index_limit)
+        blocks.write_column(place, column, bucket.first_row, criteo.transformed(column, values)[order])
+        written = (column + 1) * bucket.rows * WORD.itemsize
+        report(written, written)
+    place.flush()
+    bucket.done_path.touch()
+    return bucket.rows * ROW_BYTES, bucket.rows * ROW_BYTES

@@ -10,88 +10,38 @@ done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
 
 from __future__ import annotations
 
-import argparse
-import os
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import List, NoReturn, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
-from benchmarks.common.preparing import INTERRUPTED, Problem, Progress, disk_problem
-from benchmarks.ncf.preparation import prepare, verify
-
-NOT_FOR_RATINGS = ("resize", "quality", "validation_fraction", "skip_corrupt", "trust")
-"""Options of the host's command that make sense for images only."""
+from benchmarks.common.data import prepare
+from benchmarks.common.data.problem import Problem
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Problem(message, "", f"{self.prog} --help")
+def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
+    """Look at the shape of the largest array."""
+    import numpy as np
+
+    facts = passport["facts"]
+    shape = np.load(str(directory / "test_negatives.npy"), mmap_mode="r").shape
+    if shape == (facts["users"], facts["negatives"]):
+        return []
+    return [Problem(f"test_negatives.npy has shape {shape}", str(facts), "prepare the data set again")]
 
 
-def get_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = _Parser(prog="python -m benchmarks.ncf.prepare", description=(__doc__ or "").split("\n")[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--to", type=Path, metavar="DIR", help="folder to prepare the data set in")
-    what.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")
-    parser.add_argument(
-        "--from",
-        dest="origin",
-        type=Path,
-        metavar="PATH",
-        help="a MovieLens release (zip, folder, or file of ratings), or the folder of the NCF paper's files; "
-        "without it, made-up users",
-    )
-    parser.add_argument("--name", help="name of the data set; default: the release's")
-    parser.add_argument("--seed", type=int, default=0, help="of the negatives that are ranked against")
-    parser.add_argument("--workers", type=int, help="one process is enough: accepted and not used")
-    parser.add_argument("--overwrite", action="store_true", help="replace another data set in DIR")
-    parser.add_argument("--quick", action="store_true", help="verify sizes only")
-    parser.add_argument("--progress", choices=("plain", "json"), default="plain")
-    for option in NOT_FOR_RATINGS:
-        flag = "--" + option.replace("_", "-")
-        if option in ("skip_corrupt", "trust"):
-            parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
-        else:
-            parser.add_argument(flag, help=argparse.SUPPRESS)
-    return parser
+DATA_SET = prepare.DataSet(
+    benchmark="ncf",
+    source="a MovieLens release (zip, folder, or file of ratings), or the folder of the NCF paper's files",
+    files=("train_users.npy", "train_items.npy", "test_items.npy", "test_negatives.npy"),
+    add_options=lambda options: None,
+    writer="benchmarks.ncf.writer",
+    check=check,
+)
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    """Runs the command line and returns its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
-    words = " ".join(sys.argv[1:] if argv is None else argv)
-    progress = Progress(as_json="--progress json" in words or "--progress=json" in words)
-    try:
-        args = get_parser().parse_args(argv)
-        for option in NOT_FOR_RATINGS:
-            if getattr(args, option):
-                name = "--" + option.replace("_", "-")
-                raise Problem(f"{name} is for images", "options of ratings", f"leave {name} out")
-        if args.verify is not None:
-            return verify(args.verify, args.quick, progress)
-        return prepare(args, progress)
-    except Problem as problem:
-        return progress.fail(problem)
-    except KeyboardInterrupt:
-        return progress.fail(Problem("interrupted", "", "give the same command again", INTERRUPTED))
-    except BrokenPipeError:
-        # Whoever followed the progress has gone; what is left to flush has nowhere to go either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return INTERRUPTED
-    except OSError as error:
-        if error.errno is None:
-            raise
-        return progress.fail(disk_problem(error, args.to or args.verify))
-
-
-def _interrupt(number: int, frame: Optional[FrameType]) -> None:
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # a second one must not disturb the stopping
-    raise KeyboardInterrupt
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command line and return its exit code."""
+    return prepare.main(DATA_SET, argv)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ import io
 import warnings
 from typing import NamedTuple, Optional
 
-from benchmarks.common.preparing import Problem
+from PIL import Image
 
-try:
-    from PIL import Image
-except ImportError:  # verifying needs no Pillow
-    Image = None
+# A photograph of 200 megapixels is no attack here, and an odd EXIF block no reason to worry.
+Image.MAX_IMAGE_PIXELS = None
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 DEFAULT_QUALITY = 95
 """JPEG quality (1 to 100) of what has to be re-encoded, im2rec's default."""
@@ -36,15 +35,6 @@ class Encoding(NamedTuple):
     """JPEG quality, 1 to 100; None keeps the original bytes of JPEGs that need no resizing."""
     trust: bool = False
     """Whether JPEGs whose bytes are kept are not decoded to see that they can be."""
-
-
-def require_pillow() -> None:
-    """Refuses, before any work, an environment that has no Pillow."""
-    if Image is None:
-        raise Problem("Pillow is not installed in this Python", "Pillow", "pip install pillow")
-    # A photograph of 200 megapixels is no attack here, and an odd EXIF block no reason to worry.
-    Image.MAX_IMAGE_PIXELS = None
-    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def encode(data: bytes, encoding: Encoding) -> bytes:

@@ -10,16 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Callable, Dict, List, Optional, Sequence, Tuple
 
-from benchmarks.common.passport import CHUNK, File, describe_file
-from benchmarks.common.preparing import disk_problem
-from benchmarks.common.recordio import ImageHeader, RecordWriter, index_line, pack
-from benchmarks.common.workers import Report
-from benchmarks.resnet.images import CorruptImage, Encoding, encode, require_pillow
+from benchmarks.common.data.passport import CHUNK, File, describe_file
+from benchmarks.common.data.recordio import ImageHeader, RecordWriter, index_line, pack
+from benchmarks.common.data.workers import Report
+from benchmarks.resnet.images import CorruptImage, Encoding, encode
 from benchmarks.resnet.sources.listing import Item, read_item
 
 PART_IMAGES = 1024
@@ -61,19 +59,14 @@ def plan(items: Sequence[Item], split: str, parts: Path, encoding: Encoding) -> 
     ]
 
 
-def write_part(part: Part, report: Report) -> Tuple[None, int, int]:
+def write_part(part: Part, report: Report) -> Tuple[int, int]:
     """Writes one part; runs in a worker process."""
-    require_pillow()
     temporary = part.records.with_suffix(f".{os.getpid()}")
-    try:
-        facts = _write_records(part, temporary, report)
-        temporary.replace(part.records)
-        temporary.write_text(json.dumps([facts.bytes, facts.index, facts.corrupt]), encoding="utf-8")
-        temporary.replace(part.facts_path)
-    except OSError as error:
-        _remove(temporary)  # it may be what fills the disk
-        raise disk_problem(error, part.records.parent.parent) from None
-    return None, len(part.items), facts.bytes
+    facts = _write_records(part, temporary, report)
+    temporary.replace(part.records)
+    temporary.write_text(json.dumps([facts.bytes, facts.index, facts.corrupt]), encoding="utf-8")
+    temporary.replace(part.facts_path)
+    return len(part.items), facts.bytes
 
 
 def _write_records(part: Part, path: Path, report: Report) -> Facts:
@@ -90,11 +83,6 @@ def _write_records(part: Part, path: Path, report: Report) -> Facts:
                 index.append((key, writer.write(key, pack(ImageHeader(float(item.label), key), image))))
             report(place + 1, writer.offset)
     return Facts(writer.offset, index, corrupt)
-
-
-def _remove(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        path.unlink()
 
 
 def read_facts(part: Part) -> Optional[Facts]:
@@ -136,28 +124,26 @@ def join(parts: Sequence[Part], joined: Path, tell: Callable[[int], None]) -> Tu
     """
     facts = finished(parts, joined)
     digest = hashlib.sha256()
-    try:
-        joined.touch()
-        with joined.open("r+b") as output:
-            inside = sum(facts[part.records].bytes for part in parts if not part.records.exists())
-            _hash(output, inside, digest.update, tell)
-            output.truncate(inside)
-            output.seek(inside)
-            for part in parts:
-                if part.records.exists():
-                    _append(part.records, output, digest.update, tell)
-            size = output.tell()
-        index = joined.with_suffix(".idx")
-        with index.open("w", encoding="ascii") as lines:
-            begin = 0
-            for part in parts:
-                lines.writelines(index_line(key, begin + offset) for key, offset in facts[part.records].index)
-                begin += facts[part.records].bytes
-            lines.flush()
-            os.fsync(lines.fileno())
-    except OSError as error:
-        raise disk_problem(error, joined.parent.parent) from None
-    return File(joined.name, size, digest.hexdigest()), describe_file(index)
+    joined.touch()
+    with joined.open("r+b") as output:
+        inside = sum(facts[part.records].bytes for part in parts if not part.records.exists())
+        _hash(output, inside, digest.update, tell)
+        output.truncate(inside)
+        output.seek(inside)
+        for part in parts:
+            if part.records.exists():
+                _append(part.records, output, digest.update, tell)
+        size = output.tell()
+    index = joined.with_suffix(".idx")
+    with index.open("w", encoding="ascii") as lines:
+        begin = 0
+        for part in parts:
+            lines.writelines(index_line(key, begin + offset) for key, offset in facts[part.records].index)
+            begin += facts[part.records].bytes
+        lines.flush()
+        os.fsync(lines.fileno())
+    records = {"name": joined.name, "bytes": size, "sha256": digest.hexdigest()}
+    return records, describe_file(index)
 
 
 def _hash(file: BinaryIO, size: int, update: Callable[[bytes], object], tell: Callable[[int], None]) -> None:

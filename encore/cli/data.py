@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
+from typer.core import TyperCommand
 
 from encore import catalogue, data
 from encore.catalogue import Choice
@@ -33,58 +34,66 @@ BenchmarkArgument = Annotated[str, typer.Argument(help="Benchmark, for example r
 def register(app: typer.Typer) -> None:
     """Adds ``data`` with its commands to the command line."""
     group = typer.Typer(help="Prepare, verify and list data sets.", no_args_is_help=True)
-    group.command("prepare")(prepare)
+    passing = {"ignore_unknown_options": True, "allow_extra_args": True}
+    group.command("prepare", cls=_PrepareCommand, context_settings=passing)(prepare)
     group.command("verify")(verify)
     group.command("list")(list_data)
     app.add_typer(group, name="data")
 
 
+class _PrepareCommand(TyperCommand):
+    """``encore data prepare BENCHMARK --help`` ends with the options that this benchmark alone has."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        known = catalogue.choices()
+        chosen = [known[word].benchmark.name for word in ctx.meta["words"] if word in known]
+        typer.echo(data.own_options(chosen[0]) if chosen else "")
+
+
 def prepare(
+    context: typer.Context,
     benchmark: BenchmarkArgument,
     source: Annotated[
         Path | None, typer.Option("--from", help="Raw data; without it, the benchmark's small set.")
     ] = None,
     to: Annotated[Path | None, typer.Option(help="Folder to write; default: data/BENCHMARK.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the data set; default: its folder's.")] = None,
-    resize: Annotated[int | None, typer.Option(help="Reduce the short side to this many pixels.")] = None,
-    quality: Annotated[int | None, typer.Option(help="Re-encode as JPEG of this quality, 1 to 100.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the data set; default: its source's.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the order and of a split; default: 0.")] = None,
-    validation_fraction: Annotated[
-        float | None, typer.Option(help="Held out of each class when the source has no split; default: 0.1.")
-    ] = None,
-    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave corrupt images out.")] = False,
-    trust: Annotated[bool, typer.Option("--trust", help="Do not try to decode every image.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of every random choice; default: 0.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another data set.")] = False,
     runtime: Annotated[
         str, typer.Option(help="host, or a container runtime that has the benchmark's image.")
     ] = "host",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
 ) -> None:
-    """Turn raw data into the files that training reads; an interrupted preparation goes on."""
+    """Turn raw data into the files that training reads; an interrupted preparation goes on.
+
+    A benchmark may take options of its own, after its name: encore data prepare BENCHMARK --help lists them.
+    """
     choice = catalogue.choose(benchmark)
-    directory = to or data.default_directory(choice.benchmark.name)
+    name_of_data = choice.benchmark.name
+    directory = to or data.default_directory(name_of_data)
     wanted = data.Preparation(
         source=source,
         name=name,
-        resize=resize,
-        quality=quality,
         workers=workers,
         seed=seed,
-        validation_fraction=validation_fraction,
-        skip_corrupt=skip_corrupt,
-        trust=trust,
         overwrite=overwrite,
+        options=tuple(context.args),
     )
+    data.check_options(name_of_data, wanted)
     target = runtimes.choose(runtime, choice, node.this_node(), "cpu")
     in_container = target.runtime != "host"
-    name_of_data = choice.benchmark.name
     if dry_run:
         command = data.prepare_command("python", name_of_data, directory, wanted)
-        inside = (
-            runtimes.preparation(target, name_of_data, directory, wanted).argv if in_container else command
-        )
-        typer.echo(shlex.join(inside))
+        if in_container:
+            command = [*runtimes.preparation(target, name_of_data, directory, wanted).argv]
+        typer.echo(shlex.join(command))
         return
     by = _container_of(target, name_of_data, directory, wanted) if in_container else _python_of(choice)
     with shown_progress(Console(stderr=True)) as on_update:
@@ -96,7 +105,7 @@ def verify(
     benchmark: BenchmarkArgument,
     directory: Annotated[Path | None, typer.Argument(help="Data folder; default: data/BENCHMARK.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick/--full", help="Sizes, counts and end records, or every byte.")
+        bool, typer.Option("--quick/--full", help="Sizes and ends of the files, or every byte.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -116,7 +125,7 @@ def verify(
         for problem in problems:
             typer.echo(str(problem), err=True)
     else:
-        how = "sizes, counts and end records" if quick else "every byte"
+        how = "quick look" if quick else "every byte"
         typer.echo(f"{folder} is whole ({how}): {describe(data.read_passport(folder))}")
     if problems:
         raise typer.Exit(ExitCode.REFUSED)
@@ -187,7 +196,7 @@ def shown_progress(console: Console) -> Iterator[data.OnUpdate]:
                 console.print(told.note, highlight=False, markup=False)
                 return
             if told.phase not in tasks:
-                tasks[told.phase] = bars.add_task(told.phase, total=told.total)
+                tasks[told.phase] = bars.add_task(told.phase, total=told.total, unit=told.unit)
             bars.update(tasks[told.phase], completed=told.done, total=told.total)
 
         yield update
@@ -197,17 +206,14 @@ class _Count(ProgressColumn):
     """How much of a phase is done, in its own unit."""
 
     def render(self, task: Task) -> Text:
-        return Text(
-            amount(task.description, int(task.completed), None if task.total is None else int(task.total))
-        )
+        total = None if task.total is None else int(task.total)
+        return Text(amount(int(task.completed), total, task.fields["unit"]))
 
 
-def amount(phase: str, done: int, total: int | None) -> str:
-    """What ``done`` and ``total`` count in a phase: bytes, files, tables or images."""
-    if phase in ("join", "verify", "scan", "parse", "shuffle"):
-        return human_bytes(done) + ("" if total is None else f" of {human_bytes(total)}")
-    unit = {"index": "files", "tables": "tables"}.get(phase, "images")
-    return f"{done:,}" + ("" if total is None else f" of {total:,}") + f" {unit}"
+def amount(done: int, total: int | None, unit: str) -> str:
+    """How much is done, in its unit."""
+    shown, suffix = (human_bytes, "") if unit == "bytes" else ("{:,}".format, f" {unit}")
+    return shown(done) + ("" if total is None else f" of {shown(total)}") + suffix
 
 
 class _PlainLines:
@@ -221,7 +227,7 @@ class _PlainLines:
             line = told.note
         elif told.phase != self._phase or told.done == told.total or self._is_due():
             self._phase, self._told = told.phase, time.monotonic()
-            line = f"{told.phase}: {amount(told.phase, told.done, told.total)}"
+            line = f"{told.phase}: {amount(told.done, told.total, told.unit)}"
         else:
             return
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)

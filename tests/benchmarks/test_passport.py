@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.common import passport as passports
-from benchmarks.common.passport import Passport, Split
-from benchmarks.common.recordio import ImageHeader, RecordWriter, pack
+from benchmarks.common.data import passport as passports
+from benchmarks.common.data import recordio
+from benchmarks.common.data.recordio import ImageHeader, RecordWriter, pack
+from benchmarks.resnet.prepare import IMAGENET_COUNTS, check, check_counts
 
 
-def make(folder: Path, **changes: object) -> Passport:
+def make(folder: Path, **changes: object) -> dict[str, Any]:
     """A data folder of 3 + 3 records with its passport."""
     folder.mkdir(exist_ok=True)
     splits = {}
@@ -22,24 +23,26 @@ def make(folder: Path, **changes: object) -> Passport:
         with RecordWriter(rec, idx) as writer:
             for key in range(3):
                 writer.write(key, pack(ImageHeader(float(key % 2), key), b"image" * (key + 1)))
-        count, first, last, _ = passports.inspect(rec, idx)
-        files = passports.describe_file(rec), passports.describe_file(idx)
-        splits[name] = Split(count, *files, first, last, 0, ())
-    classes = ("cat", "dog")
+        count, first, last, _ = recordio.inspect(rec, idx)
+        files = [passports.describe_file(rec), passports.describe_file(idx)]
+        ends = {"first": first, "last": last}
+        splits[name] = {"count": count, "files": files, **ends, "skipped": 0, "skipped_names": []}
     facts = {
-        "schema": passports.SCHEMA,
         "benchmark": "resnet",
         "name": "pets",
-        "id": passports.data_id("resnet", classes, splits),
-        "classes": classes,
+        "classes": ["cat", "dog"],
         "splits": splits,
-        "options": {"resize": None},
-        "source": "0" * 64,
-        "tool": {"name": "test"},
+        "facts": {},
+        "how": {"source": "0" * 64, "options": {"resize": None}, "tool": {"name": "test"}},
     }
-    passport = Passport(**{**facts, **changes})
-    passports.write(passport, folder)
-    return passport
+    facts.update(changes)
+    passports.write(facts, folder)
+    return {**facts, "id": passports.data_id(facts)}
+
+
+def verify(folder: Path, quick: bool = False) -> list[passports.Problem]:
+    """What the command line of resnet finds."""
+    return passports.verify(folder, quick, check=check)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -47,16 +50,57 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_equal_data_have_equal_ids_wherever_they_lie(tmp_path):
-    here, there = make(tmp_path / "here"), make(tmp_path / "there", name="other", source="1" * 64)
-    assert here.id == there.id
-    with_other_classes = passports.data_id("resnet", ("cat", "cow"), here.splits)
-    assert here.id != with_other_classes
+    here, there = make(tmp_path / "here"), make(tmp_path / "there", name="other", how={"source": "1" * 64})
+    assert here["id"] == there["id"]
+    assert here["id"] != passports.data_id({**here, "classes": ["cat", "cow"]})
+    with_facts = {**here, "facts": {"side": 32}}
+    assert len({passports.data_id(each) for each in (here, with_facts, {**with_facts, "classes": []})}) == 3
+
+
+OLD_SPLIT = {
+    "count": 2,
+    "records": {"name": "train.rec", "bytes": 8, "sha256": "a" * 64},
+    "index": {"name": "train.idx", "bytes": 4, "sha256": "b" * 64},
+    "first": {"key": 0, "label": 1.0, "sha256": "c" * 64},
+    "last": {"key": 1, "label": 0.0, "sha256": "d" * 64},
+    "skipped": 0,
+    "skipped_names": [],
+}
+OLD_PASSPORTS = {
+    # As images had them.
+    "resnet": {
+        "schema": 1, "benchmark": "resnet", "name": "pets", "classes": ["cat", "dog"],
+        "id": "", "splits": {"train": OLD_SPLIT},
+        "options": {"resize": None}, "source": "e" * 64, "tool": {"name": "x"},
+    },
+    # As plain files had them.
+    "ncf": {
+        "schema": 1, "benchmark": "ncf", "name": "tastes", "classes": [],
+        "id": "", "splits": {"test": {"count": 2, "files": [OLD_SPLIT["records"], OLD_SPLIT["index"]]}},
+        "facts": {"users": 2}, "how": {"source": "made-up users", "fingerprint": "e" * 64, "seed": 0},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "expected"),
+    [
+        ("resnet", "9792833304af31b15a150e8bf2d3e6e6abd7b900abb8706f187ba3a5c05325ce"),
+        ("ncf", "8c34d36bf015625c69a77ed38b0fdd88c00be142943fe280b2c68f0e68930dba"),
+    ],
+)
+def test_passports_of_earlier_versions_are_read_and_keep_their_ids(tmp_path, benchmark, expected):
+    (tmp_path / "dataset.json").write_text(json.dumps(OLD_PASSPORTS[benchmark]))
+    found = passports.read(tmp_path)
+    assert passports.data_id(found) == expected
+    assert found["how"]["source"] == "e" * 64
+    assert [file["bytes"] for file in passports.files_of(found)] == [8, 4]
 
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_whole_data_set_has_no_findings(tmp_path, quick):
     make(tmp_path)
-    assert passports.verify(tmp_path, quick) == []
+    assert verify(tmp_path, quick) == []
 
 
 def corrupt_first(folder: Path) -> None:
@@ -90,7 +134,7 @@ def test_a_damage_is_found(tmp_path, damage):
     make(tmp_path)
     change, told, seen_quickly = DAMAGES[damage]
     change(tmp_path)
-    quick, full = passports.verify(tmp_path, quick=True), passports.verify(tmp_path)
+    quick, full = verify(tmp_path, quick=True), verify(tmp_path)
     assert full
     assert bool(quick) == seen_quickly
     finding = (quick or full)[0]
@@ -129,17 +173,19 @@ def test_the_data_set_of_another_benchmark_is_named(tmp_path):
 
 
 def test_imagenet_has_its_counts(tmp_path):
-    counts = dict(passports.IMAGENET_COUNTS)
+    counts = dict(IMAGENET_COUNTS)
     assert counts == {"train": 1_281_167, "val": 50_000}
-    assert passports.check_counts("imagenet", 1000, counts) == []
-    assert len(passports.check_counts("imagenet", 999, {"train": 1_281_166})) == 3
-    assert passports.check_counts("pets", 2, {"train": 3}) == []
+    assert check_counts("imagenet", 1000, counts) == []
+    assert len(check_counts("imagenet", 999, {"train": 1_281_166})) == 3
+    assert check_counts("pets", 2, {"train": 3}) == []
     make(tmp_path, name="imagenet")
-    assert "imagenet with 2 classes" in [finding.found for finding in passports.verify(tmp_path)]
+    assert "imagenet with 2 classes" in [problem.found for problem in verify(tmp_path)]
 
 
 def test_skipped_images_count_towards_imagenet(tmp_path):
     passport = make(tmp_path, name="imagenet")
-    split = dataclasses.replace(passport.splits["val"], skipped=49_997)
-    passports.write(dataclasses.replace(passport, splits={**passport.splits, "val": split}), tmp_path)
-    assert not [finding for finding in passports.verify(tmp_path) if "in val" in finding.found]
+    passport["splits"]["val"]["skipped"] = 49_997
+    passports.write(passport, tmp_path)
+    found = [problem.found for problem in verify(tmp_path)]
+    assert "imagenet with 3 images in train" in found
+    assert not [each for each in found if "in val" in each]

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import passport as passports
-from benchmarks.common.recordio import RecordReader, read_index, unpack
+from benchmarks.common.data import passport as passports
+from benchmarks.common.data.recordio import RecordReader, read_index, unpack
+from benchmarks.resnet.prepare import check
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 48
@@ -144,10 +145,11 @@ def test_the_small_set(tmp_path, prepare):
     assert code == 0
     assert told[-1] == {"passport": str(tmp_path / "digits" / "dataset.json")}
     passport = passports.read(tmp_path / "digits")
-    assert (passport.name, passport.benchmark) == ("digits", "resnet")
-    assert passport.classes == tuple("0123456789")
-    assert {name: split.count for name, split in passport.splits.items()} == {"train": 1500, "val": 297}
-    assert passports.verify(tmp_path / "digits") == []
+    assert (passport["name"], passport["benchmark"]) == ("digits", "resnet")
+    assert passport["classes"] == list("0123456789")
+    counts = {name: split["count"] for name, split in passport["splits"].items()}
+    assert counts == {"train": 1500, "val": 297}
+    assert passports.verify(tmp_path / "digits", check=check) == []
     held = Counter(label for label, _ in records(tmp_path / "digits", "val"))
     assert set(held.values()) <= {29, 30}
     assert not {image for _, image in records(tmp_path / "digits", "train")} & {
@@ -178,7 +180,7 @@ def test_class_folders_keep_their_bytes_and_labels(tmp_path, images, prepare):
     assert set(train) == expected
     labels = [label for label, _ in train]
     assert labels != sorted(labels), "the training images are mixed"
-    assert passports.read(tmp_path / "out").name == "pets"
+    assert passports.read(tmp_path / "out")["name"] == "pets"
 
 
 def test_the_result_depends_on_the_seed_and_not_on_the_workers(tmp_path, images, prepare):
@@ -186,7 +188,7 @@ def test_the_result_depends_on_the_seed_and_not_on_the_workers(tmp_path, images,
     ids = []
     for number, options in enumerate((["--workers", 1], ["--workers", 3], ["--seed", 1])):
         assert prepare("--from", source, "--to", tmp_path / str(number), *options)[0] == 0
-        ids.append(passports.read(tmp_path / str(number)).id)
+        ids.append(passports.read(tmp_path / str(number))["id"])
     assert ids[0] == ids[1] != ids[2]
 
 
@@ -229,7 +231,7 @@ def test_imagenets_tars_are_read_in_place(tmp_path, images, prepare):
     out = tmp_path / "out"
     code, told = prepare("--from", source, "--to", out, "--name", "tiny-imagenet")
     assert code == 0, told
-    assert passports.read(out).classes == WORDNET_IDS
+    assert passports.read(out)["classes"] == list(WORDNET_IDS)
     train = {image: label for label, image in records(out, "train")}
     assert train == {(images / f"{number:02}.jpg").read_bytes(): number // 8 for number in range(24)}
     # The ground truth 1 2 3 3 2 1 numbers n02084071, n01440764, n01443537.
@@ -357,9 +359,10 @@ def test_corrupt_images_are_named_then_mended_or_skipped(tmp_path, images, prepa
     code, told = prepare(*words, "--skip-corrupt")
     assert code == 0
     assert any("going on: 8 of 8 parts" in line.get("note", "") for line in told)
-    split = passports.read(tmp_path / "out").splits["train"]
-    assert (split.count, split.skipped, split.skipped_names) == (22, 2, ("ant/00.jpg", "bee/10.jpg"))
-    assert passports.verify(tmp_path / "out") == []
+    split = passports.read(tmp_path / "out")["splits"]["train"]
+    assert (split["count"], split["skipped"]) == (22, 2)
+    assert split["skipped_names"] == ["ant/00.jpg", "bee/10.jpg"]
+    assert passports.verify(tmp_path / "out", check=check) == []
 
 
 def test_many_corrupt_images_are_counted_and_twenty_named(tmp_path, images, prepare):
@@ -422,7 +425,7 @@ def test_an_interrupted_preparation_goes_on(tmp_path, slow_source, prepare, mxne
     assert code == 0, told
     assert any("going on:" in line.get("note", "") for line in told)
     assert prepare(*words, tmp_path / "unbroken")[0] == 0
-    assert passports.read(out).id == passports.read(tmp_path / "unbroken").id
+    assert passports.read(out)["id"] == passports.read(tmp_path / "unbroken")["id"]
     assert not (out / "parts").exists()
 
 
@@ -467,7 +470,7 @@ def test_a_changed_source_starts_over_and_says_so(tmp_path, slow_source, prepare
     code, told = prepare(*words)
     assert code == 0
     assert any("starting over" in line.get("note", "") for line in told)
-    assert passports.read(tmp_path / "out").splits["train"].count == 23
+    assert passports.read(tmp_path / "out")["splits"]["train"]["count"] == 23
 
 
 @pytest.mark.parametrize("phase", ["parts", "join"])
@@ -484,7 +487,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, images, prepare, ph
     assert "\n" not in error["found"]
     assert "finished parts are kept" in error["remedy"]
     assert prepare(*words)[0] == 0
-    assert passports.verify(tmp_path / "out") == []
+    assert passports.verify(tmp_path / "out", check=check) == []
     assert len(records(tmp_path / "out", "train")) == 24
 
 
@@ -496,7 +499,7 @@ def test_a_joining_that_was_interrupted_goes_on_byte_for_byte(tmp_path, images, 
         if code == 0:
             break
     assert code == 0 or prepare("--from", source, "--to", tmp_path / "out")[0] == 0
-    assert passports.read(tmp_path / "out").id == passports.read(tmp_path / "whole").id
+    assert passports.read(tmp_path / "out")["id"] == passports.read(tmp_path / "whole")["id"]
 
 
 def test_too_little_room_is_told_before_the_start(tmp_path, images, mxnet_python):
@@ -540,7 +543,7 @@ def test_a_complete_set_is_left_alone_and_another_is_refused(tmp_path, images, p
     assert code == 2
     assert "other options" in error_of(told)["found"]
     assert prepare("--from", source, "--to", out, "--resize", 32, "--overwrite")[0] == 0
-    assert passports.read(out).options["resize"] == 32
+    assert passports.read(out)["how"]["options"]["resize"] == 32
 
 
 def test_a_set_that_changed_since_is_not_taken_for_complete(tmp_path, images, prepare):
@@ -607,7 +610,7 @@ def single_image(folder: Path, images: Path) -> Path:
 
 
 BAD_SOURCES = {
-    no_folder: "no folder",
+    no_folder: "does not exist",
     a_file: "is no folder",
     no_classes: "has no class folders",
     no_images: "hold no images",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.common.recordio import (
+from benchmarks.common.data.recordio import (
     MAGIC_BYTES,
     ImageHeader,
     RecordIOError,

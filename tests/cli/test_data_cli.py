@@ -75,10 +75,37 @@ def test_a_dry_run_prints_the_command_and_does_nothing(app, tmp_path):
     done = run(app, "prepare", "resnet", *words, "--workers", 4, "--skip-corrupt", "--dry-run")
     assert shlex.split(done.output) == [
         *("python", "-m", "benchmarks.resnet.prepare", "--to", str(tmp_path / "d")),
-        *("--from", str(Path.cwd() / "raw images"), "--resize", "480", "--quality", "95"),
-        *("--workers", "4", "--skip-corrupt"),
+        *("--from", str(Path.cwd() / "raw images"), "--workers", "4"),
+        *("--resize", "480", "--quality", "95", "--skip-corrupt"),
     ]
     assert not (tmp_path / "d").exists()
+
+
+def test_a_benchmark_judges_its_own_options(app, tmp_path):
+    done = run(app, "prepare", "dlrm", "--index-limit", 9, "--frequency-threshold", 3, "--dry-run")
+    assert shlex.split(done.output)[-4:] == ["--index-limit", "9", "--frequency-threshold", "3"]
+    for words, found in (
+        (("ncf", "--resize", 256), "unrecognized arguments: --resize 256"),
+        (("resnet-pytorch", "--index-limit", 9), "unrecognized arguments: --index-limit 9"),
+        (("resnet", "--quality", 101), "argument --quality: 101 is not from 1 to 100"),
+        (("dlrm", "more"), "unrecognized arguments: more"),
+    ):
+        done = run(app, "prepare", *words, "--to", tmp_path / "d", "--dry-run")
+        assert isinstance(done.exception, EncoreError)
+        assert done.exception.found == found
+        assert done.exception.exit_code is ExitCode.REFUSED
+        assert done.exception.remedy.startswith("encore data prepare ")
+    assert "the options of dlrm: --to" in done.exception.expected
+
+
+def test_help_on_a_benchmark_ends_with_its_own_options(app):
+    own = {"resnet": "--resize", "resnet-tensorflow": "--resize", "dlrm": "--index-limit"}
+    for benchmark in (*own, "ncf"):
+        done = run(app, "prepare", benchmark, "--help")
+        assert done.exit_code == 0
+        assert "--overwrite" in done.output
+        for option in own.values():
+            assert (option in done.output) == (own.get(benchmark) == option)
 
 
 def test_an_unknown_benchmark_is_refused_with_the_nearest_name(app):
@@ -101,7 +128,7 @@ def test_an_error_of_the_child_comes_back_in_its_three_parts(tmp_path, mxnet_pyt
     wanted = data.Preparation(source=tmp_path / "nowhere")
     with pytest.raises(EncoreError) as caught:
         data.prepare("resnet", tmp_path / "d", wanted, mxnet_python)
-    assert caught.value.found == f"no folder {tmp_path / 'nowhere'}"
+    assert caught.value.found == f"{tmp_path / 'nowhere'} does not exist"
     assert caught.value.expected
     assert caught.value.remedy
     assert caught.value.exit_code is ExitCode.REFUSED

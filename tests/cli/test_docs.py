@@ -223,6 +223,9 @@ def find_module(words: list[str], ground: Ground) -> str:
     module = words[words.index("-m") + 1]
     path = paths.ROOT / Path(*module.split(".")).with_suffix(".py")
     assert path.is_file(), f"there is no module {module}"
+    if module.endswith(".prepare"):
+        executed([sys.executable, *words[1:], "--check-options"], paths.ROOT)
+        return ""
     text = path.read_text(encoding="utf-8")
     for word in words[words.index("-m") + 2 :]:
         assert not word.startswith("--") or f'"{word}"' in text, f"{module} has no option {word}"

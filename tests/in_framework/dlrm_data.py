@@ -91,7 +91,7 @@ def refusal(call):
 def main():
     folder = Path(sys.argv[1])
     data = open_data(folder, CONFIG, 1, 1 << 40)
-    stored = blocks.read_columns(data.train, 0, blocks.COLUMNS, data.train_rows)
+    stored = data.train.transpose(1, 0, 2).reshape(blocks.COLUMNS, -1)[:, : data.train_rows]
     numbers = torch.from_numpy(stored[1:14].copy()).view(torch.float32).t()
     truth = key_of(numbers, torch.from_numpy(stored[14:].astype(np.int64)))
     found = {"parse": parsed_like_python(), "malformed": malformed()}

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common import horovod_mxnet
-from benchmarks.common.recordio import RecordReader, unpack
+from benchmarks.common.data.recordio import RecordReader, unpack
 from benchmarks.common.stopping import Heartbeat, StopRequest
 from benchmarks.resnet.mxnet import model, train
 from benchmarks.resnet.mxnet.config import Config

@@ -9,8 +9,8 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
+from benchmarks.common.data.recordio import RecordReader, unpack
 from benchmarks.common.ranks import Ranks
-from benchmarks.common.recordio import RecordReader, unpack
 from benchmarks.resnet import pipeline
 from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import training_input

@@ -13,7 +13,8 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 import numpy as np
 import torch
 
-from benchmarks.common import file_passport
+from benchmarks.common.data import passport
+from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, FIRST_TABLE, NUMBERS, TABLES
@@ -57,14 +58,14 @@ def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataS
     """
     again = f"do this: python -m benchmarks.dlrm.prepare --verify {directory}"
     try:
-        passport = file_passport.read(directory)
-        facts = passport["facts"]
-        rows = {split: int(passport["splits"][split]["count"]) for split in ("train", "val")}
+        found = passport.read(directory)
+        facts = found["facts"]
+        rows = {split: found["splits"][split]["count"] for split in ("train", "val")}
         sizes = tuple(int(size) for size in facts["table_sizes"])
         if len(sizes) != TABLES or min(sizes) < 1 or facts["block_rows"] != BLOCK_ROWS:
             raise ValueError(f"{len(sizes)} tables, blocks of {facts['block_rows']} rows")
         opened = {split: blocks.open_blocks(directory / f"{split}.bin", rows[split]) for split in rows}
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (Problem, OSError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{directory} is no data set of dlrm: {error}\n  {again}") from None
     for split, content in opened.items():
         chosen = np.unique(np.linspace(0, len(content) - 1, CHECKED_BLOCKS).astype(int))

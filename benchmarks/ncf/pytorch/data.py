@@ -9,7 +9,7 @@ from typing import Any, Dict, NamedTuple, Tuple
 import numpy as np
 import torch
 
-from benchmarks.common import file_passport
+from benchmarks.common.data import passport
 from benchmarks.common.ranks import Ranks
 
 
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
 def load(folder: Path, device: torch.device) -> DataSet:
     """Read a prepared folder; its files were compared with the passport before the start."""
-    facts = file_passport.read(folder)["facts"]
+    facts = passport.read(folder)["facts"]
 
     def on_device(name: str) -> torch.Tensor:
         # PyTorch knows few operations on 16-bit unsigned numbers.

@@ -6,7 +6,7 @@ from typing import NamedTuple, Tuple
 
 import numpy as np
 
-from benchmarks.common.preparing import Problem
+from benchmarks.common.data.problem import Problem
 
 MLPERF_NEGATIVES = 999
 """Items that each held-out item is ranked among (preproc_hp_num_eval in the logs of v0.5)."""

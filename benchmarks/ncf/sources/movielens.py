@@ -12,7 +12,7 @@ from typing import BinaryIO, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from benchmarks.common.preparing import Problem
+from benchmarks.common.data.problem import Problem
 from benchmarks.ncf.sources.interactions import (
     MLPERF_NEGATIVES,
     Interactions,
@@ -72,8 +72,6 @@ def read(origin: Path, name: Optional[str], seed: int) -> Interactions:
 
 def _open(origin: Path) -> Tuple[BinaryIO, str, str]:
     """The stream of ratings, its name for messages, and the release that the names speak of."""
-    if not origin.exists():
-        raise Problem("{} does not exist".format(origin), "a file or a folder", "name it with --from")
     if origin.is_dir():
         found = [origin / file for file in FILES if (origin / file).is_file()]
         zips = sorted(origin.glob("ml-*.zip"))

@@ -11,7 +11,7 @@ from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from benchmarks.common.preparing import Problem
+from benchmarks.common.data.problem import Problem
 from benchmarks.ncf.sources.interactions import Interactions, check_pairs, untrained_note
 
 

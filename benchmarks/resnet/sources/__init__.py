@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import Optional
 
-from benchmarks.common.passport import IMAGENET_CLASSES, IMAGENET_COUNTS
+from benchmarks.common.data.problem import Problem
+from benchmarks.resnet.prepare import IMAGENET_CLASSES, IMAGENET_COUNTS
 from benchmarks.resnet.sources.digits import list_digits
 from benchmarks.resnet.sources.folders import list_folders
 from benchmarks.resnet.sources.imagenet import TRAIN_TAR, VAL_TAR, list_imagenet
@@ -19,10 +20,13 @@ from benchmarks.resnet.sources.listing import Source, Tell, check_classes, mixed
 WORDNET_ID = re.compile(r"n\d{8}")
 
 
-def list_source(origin: Optional[Path], seed: int, fraction: float, tell: Tell) -> Source:
+def list_images(origin: Optional[Path], seed: int, fraction: float, tell: Tell) -> Source:
     """Lists the source at ``origin``; None is the small set. ``tell`` is called with files found so far."""
     if origin is None:
         source = list_digits(seed)
+    elif not origin.is_dir():
+        expected = "a folder of images, or the folder that holds ImageNet's tars"
+        raise Problem(f"{origin} is no folder", expected, "name that folder with --from")
     elif (origin / TRAIN_TAR).exists() or (origin / VAL_TAR).exists():
         source = list_imagenet(origin, tell)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Dict, List, Tuple
 
-from benchmarks.common.preparing import Problem
+from benchmarks.common.data.problem import Problem
 from benchmarks.resnet.sources.listing import Item, Source, mixed
 
 DIGITS_HELD_OUT = 297

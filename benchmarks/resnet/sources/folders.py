@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Dict, Iterator, List, Sequence, Tuple
 
-from benchmarks.common.preparing import Problem
+from benchmarks.common.data.problem import Problem
 from benchmarks.resnet.sources.listing import Item, Source, Tell, mixed, some
 
 VAL_FOLDERS = ("val", "validation", "test")

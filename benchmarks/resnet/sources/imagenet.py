@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import Iterator, List, Optional, Tuple
 
-from benchmarks.common.preparing import Problem
+from benchmarks.common.data.problem import Problem
 from benchmarks.resnet.sources.folders import VAL_FOLDERS, walk_classes
 from benchmarks.resnet.sources.listing import Item, Source, Tell
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 from typing import Callable, List, NamedTuple, Sequence, Tuple
 
-from benchmarks.common.preparing import FAILED, Problem
+from benchmarks.common.data.problem import FAILED, Problem
 
 Tell = Callable[[int], None]
 

@@ -1,7 +1,7 @@
 """MXNet's RecordIO files and their index, with the standard library only.
 
 A ``.rec`` file is a row of records, each framed by a magic number and its length; the ``.idx`` file
-beside it has one line ``key<TAB>byte offset`` per record. Image records begin with a header that holds
+next to it has one line ``key<TAB>byte offset`` per record. Image records begin with a header that holds
 the label. PyTorch and TensorFlow images read and check the same files without MXNet::
 
     with RecordReader("val.rec") as reader:
@@ -11,10 +11,13 @@ the label. PyTorch and TensorFlow images read and check the same files without M
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from pathlib import Path
-from typing import BinaryIO, Iterator, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, BinaryIO, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from benchmarks.common.data.problem import Problem
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -36,7 +39,7 @@ class RecordIOError(ValueError):
     """A ``.rec`` or ``.idx`` file that breaks the format; ``offset`` in bytes tells where."""
 
     def __init__(self, path: PathLike, offset: int, reason: str) -> None:
-        super().__init__("{}, byte {}: {}".format(os.fspath(path), offset, reason))
+        super().__init__(f"{os.fspath(path)}, byte {offset}: {reason}")
         self.path = Path(path)
         self.offset = offset
         self.reason = reason
@@ -65,7 +68,7 @@ def pack(header: ImageHeader, image: bytes) -> bytes:
     """Puts the image header before the image bytes; ``flag`` counts the labels when there are several."""
     if isinstance(header.label, (int, float)):
         return _HEADER.pack(0, header.label, header.key, header.key2) + image
-    labels = struct.pack("<{}f".format(len(header.label)), *header.label)
+    labels = struct.pack(f"<{len(header.label)}f", *header.label)
     return _HEADER.pack(len(header.label), 0.0, header.key, header.key2) + labels + image
 
 
@@ -76,12 +79,12 @@ def unpack(record: bytes) -> Tuple[ImageHeader, bytes]:
         ValueError: the record is shorter than the header says.
     """
     if len(record) < _HEADER.size:
-        raise ValueError("a record of {} bytes has no image header".format(len(record)))
+        raise ValueError(f"a record of {len(record)} bytes has no image header")
     flag, number, key, key2 = _HEADER.unpack_from(record)
     end = _HEADER.size + 4 * flag
     if len(record) < end:
-        raise ValueError("the image header announces {} labels, the record ends before them".format(flag))
-    label: Label = struct.unpack_from("<{}f".format(flag), record, _HEADER.size) if flag else number
+        raise ValueError(f"the image header announces {flag} labels, the record ends before them")
+    label: Label = struct.unpack_from(f"<{flag}f", record, _HEADER.size) if flag else number
     return ImageHeader(label, key, key2), record[end:]
 
 
@@ -89,7 +92,7 @@ def frame(payload: bytes) -> bytes:
     """Frames one record as dmlc-core writes it: split where the magic number stands on a 4-byte boundary."""
     parts = _split(payload)
     if max(map(len, parts)) > MAX_PART_BYTES:
-        raise ValueError("a record of {} bytes: RecordIO takes {}".format(len(payload), MAX_PART_BYTES))
+        raise ValueError(f"a record of {len(payload)} bytes: RecordIO takes {MAX_PART_BYTES}")
     framed = []
     for position, part in enumerate(parts):
         framed.append(_FRAME.pack(MAGIC, (_part_flag(position, len(parts)) << 29) | len(part)))
@@ -216,14 +219,13 @@ class RecordReader:
             raise TruncatedRecord(self.path, offset, "the file ends within the frame of a record")
         magic, word = _FRAME.unpack(frame_bytes)
         if magic != MAGIC:
-            raise WrongMagic(
-                self.path, offset, "found {:#010x} where the magic {:#010x} belongs".format(magic, MAGIC)
-            )
+            found = f"found {magic:#010x} where the magic {MAGIC:#010x} belongs"
+            raise WrongMagic(self.path, offset, found)
         length = word & MAX_PART_BYTES
         padded = length + -length % 4
         payload = self._file.read(padded)
         if len(payload) < padded:
-            raise TruncatedRecord(self.path, offset, "{} bytes of {} are there".format(len(payload), padded))
+            raise TruncatedRecord(self.path, offset, f"{len(payload)} bytes of {padded} are there")
         return word >> 29, payload[:length]
 
     def close(self) -> None:
@@ -239,7 +241,7 @@ class RecordReader:
 
 def index_line(key: int, offset: int) -> str:
     """One line of the ``.idx`` file."""
-    return "{}\t{}\n".format(key, offset)
+    return f"{key}\t{offset}\n"
 
 
 def read_index(path: PathLike) -> Iterator[Tuple[int, int]]:
@@ -256,3 +258,47 @@ def read_index(path: PathLike) -> Iterator[Tuple[int, int]]:
                 raise RecordIOError(path, position, "a line that is not a key and an offset")
             yield int(fields[0]), int(fields[1])
             position += len(line)
+
+
+def inspect(records: PathLike, index: PathLike) -> Tuple[int, Dict[str, Any], Dict[str, Any], int]:
+    """Count, first and last record, and the byte at which the last one ends.
+
+    Raises:
+        RecordIOError: the index is empty or broken, or does not point at records.
+    """
+    count = 0
+    begin = end = (0, 0)
+    for count, end in enumerate(read_index(index), 1):
+        if count == 1:
+            begin = end
+    if count == 0:
+        raise RecordIOError(index, 0, "no records")
+    with RecordReader(records) as reader:
+        first, last = (_describe(key, reader.read_at(offset)) for key, offset in (begin, end))
+        return count, first, last, reader.tell()
+
+
+def _describe(key: int, record: bytes) -> Dict[str, Any]:
+    """What a passport keeps of an image record: key, label, and the sha256 of the image behind the header."""
+    header, image = unpack(record)
+    if isinstance(header.label, tuple):
+        raise ValueError(f"record {key} has {len(header.label)} labels, expected one")
+    return {"key": key, "label": header.label, "sha256": hashlib.sha256(image).hexdigest()}
+
+
+def check(directory: Path, split: Mapping[str, Any]) -> List[Problem]:
+    """Compare the index and the end records of a split, whose files are records and index, with its passport."""
+    records, index = (directory / file["name"] for file in split["files"])
+    again = f"prepare it again: the same command with --to {directory} --overwrite"
+    try:
+        count, first, last, end = inspect(records, index)
+    except (OSError, ValueError) as error:  # RecordIOError is a ValueError
+        return [Problem(str(error), "whole records", again)]
+    pairs = [
+        (f"{count:,} records in {index.name}", f"{split['count']:,}", count == split["count"]),
+        (f"{records}: the first record is {first}", str(split["first"]), first == split["first"]),
+        (f"{records}: the last record is {last}", str(split["last"]), last == split["last"]),
+    ]
+    size = split["files"][0]["bytes"]
+    pairs.append((f"{records}: the last record ends at byte {end:,}", f"{size:,}", end == size))
+    return [Problem(found, expected, again) for found, expected, is_same in pairs if not is_same]

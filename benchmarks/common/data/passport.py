@@ -1,0 +1,187 @@
+"""The passport of a data set: written last, so that a folder without it is half-written.
+
+``dataset.json`` in the data folder has the fields
+
+- schema, benchmark, name;
+- id: sha256 of the content alone, so that equal data have equal ids wherever they are;
+- classes: class names in the order of their labels, empty where samples have none;
+- splits: for each its ``count`` of samples and its ``files`` (name, bytes, sha256), and what else the benchmark's
+  writer keeps of it, such as the first and the last record;
+- facts: sizes that the training needs (users, items, rows of a table); they are part of the id;
+- how: how it was made, which is not: ``source`` (hash of the raw data's listing and of the options), options, versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from benchmarks.common.data.problem import Problem
+
+FILE_NAME = "dataset.json"
+PARTS = "parts"
+"""Folder of an unfinished preparation, inside the data folder."""
+SCHEMA = 1
+CHUNK = 1 << 20
+"""Bytes read at once."""
+
+File = Dict[str, Any]
+Passport = Dict[str, Any]
+Tell = Callable[[int], None]
+Check = Callable[[Path, Passport], Sequence[Problem]]
+"""A benchmark's own look at a folder whose files have the right size: what it finds wrong with their content."""
+
+
+def data_id(passport: Passport) -> str:
+    """Identify a data set by its content, not by its place, name or history."""
+    facts, splits = passport["facts"], passport["splits"]
+    hashes = {name: [file["sha256"] for file in split["files"]] for name, split in splits.items()}
+    content: Dict[str, Any] = {"benchmark": passport["benchmark"]}
+    if passport["classes"]:
+        content["classes"] = list(passport["classes"])
+    if facts:
+        content["facts"] = facts
+        content["splits"] = {name: [split["count"], hashes[name]] for name, split in splits.items()}
+    else:
+        # Image sets had a passport of their own once; flat lists keep the ids that they were given then.
+        content["splits"] = {name: [split["count"], *hashes[name]] for name, split in splits.items()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write(passport: Passport, directory: Path) -> Path:
+    """Write the passport with its schema and id in one step: it is there whole or not at all."""
+    path = directory / FILE_NAME
+    temporary = directory / (FILE_NAME + ".partial")
+    fields = ("benchmark", "name", "classes", "splits", "facts", "how")
+    content = {"schema": SCHEMA, "id": data_id(passport), **{field: passport[field] for field in fields}}
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return path
+
+
+def read(directory: Path) -> Passport:
+    """Read the passport of a data folder.
+
+    Raises:
+        Problem: the folder or its passport is missing, half-written, damaged, or of another schema.
+    """
+    path = directory / FILE_NAME
+    again = f"prepare it again: the same command with --to {directory} --overwrite"
+    try:
+        passport = json.loads(path.read_text(encoding="utf-8"))
+        schema = passport.get("schema")
+        if schema == SCHEMA:
+            return _normalized(passport)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _absent(directory) from None
+    except (OSError, ValueError) as error:
+        raise Problem(f"{path}: {error}", "a readable passport", again) from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Problem(f"{path}: {error!r}", "all fields of a passport", again) from None
+    raise Problem(f"{path} has schema {schema}", f"schema {SCHEMA}", again)
+
+
+def _normalized(passport: Passport) -> Passport:
+    """The fields as this module names them; image sets and ncf had other names for some of them once."""
+    splits = {}
+    for name, split in passport["splits"].items():
+        files = split["files"] if "files" in split else [split.pop("records"), split.pop("index")]
+        splits[name] = {**split, "count": int(split["count"]), "files": files}
+        for file in files:
+            _ = file["name"], file["sha256"], int(file["bytes"])
+    if "how" in passport:
+        how = dict(passport["how"])
+        how["source"] = how.pop("fingerprint", how.get("source"))
+    else:
+        how = {key: passport[key] for key in ("source", "options", "tool")}
+    texts = {key: str(passport[key]) for key in ("benchmark", "name", "id")}
+    facts = dict(passport.get("facts", {}))
+    return {**texts, "classes": list(passport["classes"]), "splits": splits, "facts": facts, "how": how}
+
+
+def _absent(directory: Path) -> Problem:
+    expected, remedy = "a prepared data set", f"prepare one with --to {directory}"
+    if not directory.is_dir():
+        return Problem(f"no folder {directory}", expected, remedy)
+    if (directory / PARTS).exists():
+        return Problem(
+            f"{directory} is half-written: an interrupted preparation, no {FILE_NAME}",
+            "a finished preparation",
+            "give the same prepare command again: it goes on where it stopped",
+        )
+    return Problem(f"{directory} has no {FILE_NAME}", expected, remedy)
+
+
+def files_of(passport: Passport) -> List[File]:
+    """The files of all splits, each once."""
+    every = {file["name"]: file for split in passport["splits"].values() for file in split["files"]}
+    return list(every.values())
+
+
+def describe_file(path: Path, tell: Optional[Tell] = None) -> File:
+    """Name, size and sha256 of a file; ``tell`` is called with the bytes read since its last call."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            digest.update(chunk)
+            size += len(chunk)
+            if tell is not None:
+                tell(len(chunk))
+    return {"name": path.name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def verify(
+    directory: Path,
+    quick: bool = False,
+    benchmark: Optional[str] = None,
+    tell: Optional[Tell] = None,
+    check: Optional[Check] = None,
+) -> List[Problem]:
+    """Compare a data folder with its passport; an empty list means that it is whole.
+
+    Quick looks at sizes and lets ``check`` look at what it looks at. Otherwise the sha256 of every file counts
+    too, which reads all of it; ``tell`` is then called with the bytes read since its last call.
+    """
+    try:
+        passport = read(directory)
+    except Problem as problem:
+        return [problem]
+    again = f"prepare it again: the same command with --to {directory} --overwrite"
+    problems = []
+    if benchmark is not None and passport["benchmark"] != benchmark:
+        found = f"{directory} is a data set of {passport['benchmark']}"
+        problems.append(
+            Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set")
+        )
+    if data_id(passport) != passport["id"]:
+        found = f"{directory / FILE_NAME} was edited: its id is not that of its content"
+        problems.append(Problem(found, "the passport as it was written", again))
+    for file in files_of(passport):
+        difference = _compare(directory / file["name"], file, quick, tell)
+        if difference is not None:
+            problems.append(Problem(*difference, again))
+    try:
+        return problems or (list(check(directory, passport)) if check is not None else [])
+    except (KeyError, TypeError) as error:
+        return [Problem(f"{directory / FILE_NAME}: {error!r}", "all fields of a passport", again)]
+
+
+def _compare(path: Path, file: File, quick: bool, tell: Optional[Tell]) -> Optional[Tuple[str, str]]:
+    """What was found and what was expected, where they differ."""
+    try:
+        size = path.stat().st_size
+        if size != file["bytes"]:
+            return f"{path} has {size:,} bytes", f"{file['bytes']:,} bytes"
+        if not quick and describe_file(path, tell)["sha256"] != file["sha256"]:
+            return f"{path} has changed: another sha256", f"sha256 {file['sha256']}"
+    except OSError as error:
+        return f"{path}: {error.strerror}", "a readable file"
+    return None

@@ -1,0 +1,348 @@
+"""The command line and the life of every preparation: claim the folder, resume or start over, write, passport last.
+
+A benchmark's ``prepare.py`` declares a DataSet; its writer module, imported only when there is something to
+write, has the two functions that are its own:
+
+    list_source(args, progress)                 what there is to prepare, with its ``fingerprint``
+    write(source, args, scratch, progress)      writes the files into ``scratch`` and returns a Content
+
+Whatever a writer leaves in ``scratch`` is there when an interrupted command is given again, except files with a
+number for a suffix (a process id), which are what a worker was writing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import fcntl
+import importlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
+
+from benchmarks.common.data import passport
+from benchmarks.common.data.passport import FILE_NAME, PARTS
+from benchmarks.common.data.problem import INTERRUPTED, Problem, disk_problem
+from benchmarks.common.data.progress import Progress, human_bytes
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What a benchmark declares of its data set."""
+
+    benchmark: str
+    source: str
+    """What --from takes."""
+    files: Tuple[str, ...]
+    """Names of what is written in addition to the passport."""
+    add_options: Callable[[argparse._ArgumentGroup], None]
+    """Adds the options that this benchmark alone has."""
+    writer: str
+    """Name of the writer module: only this one may need more than the standard library."""
+    check: Optional[passport.Check] = None
+    """What --verify looks at in addition to sizes and hashes."""
+
+
+class Split(NamedTuple):
+    """One split that was written."""
+
+    samples: int
+    files: Sequence[str]
+    facts: Mapping[str, Any] = {}
+    """Kept with the split in the passport."""
+
+
+class Content(NamedTuple):
+    """What a writer wrote; the fields are those of the passport."""
+
+    name: str
+    splits: Mapping[str, Split]
+    summary: str
+    """Counts, for the last line."""
+    how: Mapping[str, Any]
+    tool: Mapping[str, str]
+    """Versions that the bytes depend on."""
+    classes: Sequence[str] = ()
+    facts: Mapping[str, Any] = {}
+    described: Sequence[passport.File] = ()
+    """Files whose sha256 is known from the writing."""
+
+
+# -- command line --------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Problem(message, "", f"{self.prog} --help")
+
+
+def number(least: int, most: int) -> Callable[[str], int]:
+    """The type of an option that takes a whole number from ``least`` to ``most``."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{value} is not from {least} to {most}")
+        return value
+
+    return number
+
+
+def fraction(text: str) -> float:
+    """The type of an option that takes a part of a whole."""
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
+    """The options that every benchmark has, and those of this one."""
+    module = f"benchmarks.{data_set.benchmark}.prepare"
+    parser = _Parser(
+        prog=f"python -m {module}", description=f"Prepare or verify {data_set.benchmark}'s data set."
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--to", type=Path, metavar="DIR", help="folder to prepare the data set in")
+    what.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")
+    add = parser.add_argument
+    source = f"{data_set.source}; without it, the small set"
+    add("--from", dest="origin", type=Path, metavar="PATH", help=source)
+    add("--name", help="name of the data set; default: its source's")
+    add("--workers", type=number(1, 1024), default=len(os.sched_getaffinity(0)), help="processes, at most")
+    add("--seed", type=number(0, 2**63 - 1), default=0, help="of every random choice")
+    add("--overwrite", action="store_true", help="replace another data set in DIR")
+    add("--quick", action="store_true", help="verify without reading every byte")
+    add("--progress", choices=("plain", "json"), default="plain")
+    # The host side asks so before it makes an environment or starts a container.
+    add("--check-options", action="store_true", help=argparse.SUPPRESS)
+    data_set.add_options(parser.add_argument_group(f"options of {data_set.benchmark}"))
+    return parser
+
+
+def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
+    """The options, or a problem that names what this benchmark takes."""
+    parser = get_parser(data_set)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        takes = " ".join(re.findall(r"--[a-z-]+", parser.format_usage()))
+        raise Problem(
+            f"unrecognized arguments: {' '.join(unknown)}",
+            f"the options of {data_set.benchmark}: {takes}",
+            f"{parser.prog} --help",
+        )
+    return args
+
+
+def main(data_set: DataSet, argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command line of a benchmark's ``prepare.py`` and return its exit code."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _interrupt)
+    argv = sys.argv[1:] if argv is None else argv
+    words = " ".join(argv)
+    progress = Progress(as_json="--progress json" in words or "--progress=json" in words)
+    try:
+        args = parse(data_set, argv)
+        if args.check_options:
+            return 0
+        if args.verify is not None:
+            return verify(data_set, args.verify, args.quick, progress)
+        return prepare(data_set, args, progress)
+    except Problem as problem:
+        return progress.fail(problem)
+    except KeyboardInterrupt:
+        remedy = "give the same command again: it goes on where it stopped"
+        return progress.fail(Problem("interrupted", "", remedy, INTERRUPTED))
+    except BrokenPipeError:
+        # Whoever followed the progress has gone; what is left to flush has nowhere to go either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno is None:
+            raise
+        return progress.fail(disk_problem(error, args.to or args.verify))
+
+
+def _interrupt(number: int, frame: Optional[FrameType]) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # a second one must not disturb the stopping
+    raise KeyboardInterrupt
+
+
+# -- the life of a preparation -------------------------------------------------------------------------
+
+
+def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) -> int:
+    """Check a data folder against its passport and report every difference."""
+    total = None
+    with suppress(Problem):  # passport.verify() finds it too
+        total = sum(file["bytes"] for file in passport.files_of(passport.read(directory)))
+    add = progress.counter("verify", total)
+    problems = passport.verify(directory, quick, data_set.benchmark, add, data_set.check)
+    if problems:
+        return progress.fail(*problems)
+    found = passport.read(directory)
+    counts = ", ".join(f"{split['count']:,} {name}" for name, split in found["splits"].items())
+    how = "quick look" if quick else "every byte"
+    text = f"{directory} is whole ({how}): {found['name']}, {counts}, {human_bytes(total or 0)}"
+    progress.end(directory / FILE_NAME, text)
+    return 0
+
+
+def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> int:
+    """Make the data set that the command line asks for, or resume making it."""
+    try:
+        writer: Any = importlib.import_module(data_set.writer)
+    except ModuleNotFoundError as error:
+        remedy = "use the Python of the framework's environment, or install it into this one"
+        raise Problem(f"{error.name} is not installed in this Python", str(error.name), remedy) from None
+    check_places(data_set, args.to, args.origin)
+    source = writer.list_source(args, progress)
+    if is_complete(data_set, args.to, source.fingerprint, args.overwrite):
+        path = args.to / FILE_NAME
+        progress.note(f"nothing to do: {args.to} was made from the same source with the same options")
+        progress.end(path, str(path))
+        return 0
+    with claim(data_set, args.to, source.fingerprint, progress) as scratch:
+        content = writer.write(source, args, scratch, progress)
+        path = publish(data_set, content, source.fingerprint, scratch, progress)
+    progress.end(path, f"{path}: {content.name}, {content.summary}")
+    return 0
+
+
+def check_places(data_set: DataSet, to: Path, origin: Optional[Path]) -> None:
+    """Make the folder to write in; refuse one that is in the source, or that cannot be written in."""
+    if origin is not None and not origin.exists():
+        raise Problem(f"{origin} does not exist", data_set.source, "name it with --from")
+    if origin is not None and origin.resolve() in (to.resolve(), *to.resolve().parents):
+        raise Problem(f"{to} lies within the source {origin}", "a folder outside it", "choose another --to")
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        if not os.access(to, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        found = f"cannot write in {to}: {error.strerror}"
+        raise Problem(found, "a folder that can be written in", "choose another --to") from None
+
+
+def check_room(directory: Path, needed: int) -> None:
+    """Refuse to start when the disk of ``directory`` has less than ``needed`` bytes free."""
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise Problem(
+            f"{human_bytes(free)} free on the disk of {directory}",
+            f"about {human_bytes(needed)} for the data set",
+            f"free {human_bytes(needed - free)} or choose another folder with --to",
+        )
+
+
+def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) -> bool:
+    """Whether ``to`` already holds this data set; refuses to touch another one unless asked to."""
+    try:
+        present = passport.read(to)
+    except Problem:
+        present = None
+    same = present is not None and present["how"]["source"] == fingerprint
+    if same and not passport.verify(to, True, data_set.benchmark, check=data_set.check):
+        return not overwrite
+    foreign = [name for name in (*data_set.files, FILE_NAME) if (to / name).exists()]
+    is_ours = (to / PARTS / "plan.json").exists()
+    if overwrite or not foreign or (is_ours and present is None):
+        return False
+    if present is None:
+        found = f"{to} holds {', '.join(foreign)} without a passport that can be read"
+    elif same:
+        found = f"{to} holds this data set, but its files have changed since"
+    else:
+        found = f"{to} holds the data set {present['name']}, made from another source or with other options"
+    raise Problem(found, "an empty folder, or this data set", "choose another --to, or add --overwrite")
+
+
+@contextmanager
+def claim(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> Iterator[Path]:
+    """Hold the folder for this process alone, and give the folder of what is unfinished in it."""
+    scratch = to / PARTS
+    scratch.mkdir(exist_ok=True)
+    with (scratch / "lock").open("wb") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            found = f"another preparation is writing in {to}"
+            raise Problem(found, "one at a time", "wait for its end") from None
+        _resume_or_start_over(data_set, to, fingerprint, progress)
+        try:
+            yield scratch
+        finally:
+            _remove_unfinished(scratch)  # it may be what fills the disk
+
+
+def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> None:
+    scratch = to / PARTS
+    plan = scratch / "plan.json"
+    try:
+        before = json.loads(plan.read_text(encoding="utf-8"))["source"]
+    except FileNotFoundError:
+        before = None
+    except (ValueError, KeyError, TypeError):
+        before = ""
+    finished = [to / name for name in data_set.files if (to / name).exists()]
+    if before == fingerprint:
+        _remove_unfinished(scratch)
+        for path in finished:  # moved already when the preparation was interrupted
+            path.replace(scratch / path.name)
+        return
+    if before is not None:
+        progress.note("starting over: the source or the options have changed since the interruption")
+    leftovers = [path for path in scratch.iterdir() if path.name != "lock"]
+    for path in ((to / FILE_NAME), *leftovers, *finished):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.exists():
+            path.unlink()
+    plan.write_text(json.dumps({"source": fingerprint}), encoding="utf-8")
+
+
+def _remove_unfinished(scratch: Path) -> None:
+    """Remove what a killed worker was writing."""
+    for path in scratch.glob("*.*"):
+        if path.suffix[1:].isdigit():
+            path.unlink()
+
+
+def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path, progress: Progress) -> Path:
+    """Move the files to their place and write the passport."""
+    described = {file["name"]: file for file in content.described}
+    names = [name for name in data_set.files if name not in described]
+    add = progress.counter("checksum", sum((scratch / name).stat().st_size for name in names))
+    described.update((name, passport.describe_file(scratch / name, add)) for name in names)
+    splits: Dict[str, Any] = {}
+    for key, split in content.splits.items():
+        files = [described[name] for name in split.files]
+        splits[key] = {"count": split.samples, "files": files, **split.facts}
+    tool = {
+        "name": f"benchmarks.{data_set.benchmark}.prepare",
+        "python": platform.python_version(),
+        **content.tool,
+    }
+    facts = {
+        "benchmark": data_set.benchmark,
+        "name": content.name,
+        "classes": list(content.classes),
+        "splits": splits,
+        "facts": dict(content.facts),
+        "how": {"source": fingerprint, **content.how, "tool": tool},
+    }
+    for name in data_set.files:
+        (scratch / name).replace(scratch.parent / name)
+    path = passport.write(facts, scratch.parent)
+    shutil.rmtree(scratch)
+    return path

@@ -1,0 +1,51 @@
+"""A problem that the user can act on: what was found, what was expected, what to do, and the exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Dict
+
+REFUSED = 2
+"""Exit code of a problem that the user can fix before anything is done."""
+FAILED = 1
+"""Exit code when something broke after the start."""
+INTERRUPTED = 130
+"""Exit code after SIGINT or SIGTERM."""
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Problem(Exception):
+    """What was found, what was expected and what to do, with the exit code it leads to."""
+
+    def __init__(self, found: str, expected: str = "", remedy: str = "", code: int = REFUSED) -> None:
+        # All four go to args, so that a worker process can send the problem to its parent.
+        super().__init__(found, expected, remedy, code)
+        self.found, self.expected, self.remedy, self.code = found, expected, remedy, code
+
+    def as_dict(self) -> Dict[str, str]:
+        """The form in which a problem crosses to the host side."""
+        return {"found": self.found, "expected": self.expected, "remedy": self.remedy}
+
+    def __str__(self) -> str:
+        parts = [self.found]
+        if self.expected:
+            parts.append("expected: " + self.expected)
+        if self.remedy:
+            parts.append("do this: " + self.remedy)
+        return "\n  ".join(parts)
+
+
+def disk_problem(error: OSError, directory: Path) -> Problem:
+    """The problem behind an error of reading or writing: a full disk by its name, others as the system has it."""
+    if error.errno in DISK_FULL:
+        return Problem(
+            f"no room to write on in {directory}: {os.strerror(error.errno or errno.ENOSPC)}",
+            "room for the whole data set",
+            "free some space and give the same command again: finished parts are kept",
+            FAILED,
+        )
+    place = error.filename or directory
+    return Problem(f"{place}: {error.strerror or error}", "", "give the same command again", FAILED)

@@ -1,0 +1,105 @@
+"""How far a preparation is, for the host side or for a person.
+
+The host side starts a ``prepare.py`` with ``--progress json`` and reads lines like these from its standard
+output; run directly, the same facts come as text on standard error::
+
+    {"phase": "convert", "done": 4096, "total": 1281167, "unit": "images", "bytes": 451018752}
+    {"note": "going on: 4 of 1,301 parts of convert were finished before"}
+    {"passport": "/data/imagenet/dataset.json"}
+    {"error": {"found": "...", "expected": "...", "remedy": "..."}}
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Tuple
+
+from benchmarks.common.data.problem import Problem
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes in decimal units, as disks are sold: ``1.5 GB``."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.{0 if unit == 'bytes' else 1}f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class Progress:
+    """Reports how far a preparation is: JSON lines on stdout, or plain lines on stderr."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self._period = 0.2 if as_json else 5.0  # seconds between two lines of one phase
+        self._phase = ""
+        self._phase_start = self._last_report = 0.0
+        self._first_done = 0
+        self._last: Tuple[int, int] = (-1, -1)
+
+    def update(
+        self, phase: str, done: int, total: Optional[int] = None, size: int = 0, unit: str = "bytes"
+    ) -> None:
+        """Set a phase to ``done`` of ``total`` units and ``size`` bytes; most calls print nothing."""
+        now = time.monotonic()
+        if phase != self._phase:
+            self._phase, self._phase_start, self._first_done = phase, now, done
+        elif (now - self._last_report < self._period and done != total) or (done, size) == self._last:
+            return
+        self._last_report, self._last = now, (done, size)
+        if self.as_json:
+            self._emit({"phase": phase, "done": done, "total": total, "unit": unit, "bytes": size})
+        else:
+            self.note(self._line(phase, done, total, unit, now - self._phase_start))
+
+    def counter(self, phase: str, total: Optional[int] = None) -> Callable[[int], None]:
+        """A function that adds to the bytes done in ``phase``."""
+        done = 0
+
+        def add(size: int) -> None:
+            nonlocal done
+            done += size
+            self.update(phase, done, total, done)
+
+        return add
+
+    def _line(self, phase: str, done: int, total: Optional[int], unit: str, seconds: float) -> str:
+        shown = human_bytes if unit == "bytes" else "{:,}".format
+        suffix = "" if unit == "bytes" else " " + unit
+        line = f"{phase:>8}  {shown(done)}" + ("" if total is None else f" of {shown(total)}") + suffix
+        rate = (done - self._first_done) / seconds if seconds > 1 else 0
+        if rate and total is not None and done < total:
+            line += f", {shown(int(rate))}{suffix}/s, {(total - done) / rate / 60:.0f} min left"
+        return line
+
+    def note(self, text: str) -> None:
+        """Report what the user should know and need not act on."""
+        if self.as_json:
+            self._emit({"note": text})
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def end(self, passport: Path, text: str) -> None:
+        """The last line of a command that did what it was asked."""
+        if self.as_json:
+            self._emit({"passport": str(passport)})
+        else:
+            self.note(text)
+
+    def fail(self, problem: Problem, *more: Problem) -> int:
+        """The last line otherwise; returns the exit code."""
+        if self.as_json:
+            facts: Dict[str, Any] = problem.as_dict()
+            if more:
+                facts["more"] = [other.as_dict() for other in more]
+            self._emit({"error": facts})
+        else:
+            for each in (problem, *more):
+                self.note(str(each))
+        return problem.code
+
+    def _emit(self, facts: Dict[str, Any]) -> None:
+        print(json.dumps(facts), flush=True)

@@ -1,0 +1,72 @@
+"""Writes interactions as arrays: one process, some minutes for ml-20m, so nothing is kept of a part of it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.progress import Progress
+from benchmarks.ncf.sources import read_source
+
+VERSION = "1"
+"""Raise it when the same source and options give other bytes."""
+ROOM_FACTOR = 8
+"""Bytes written per byte of a text source, at most: 999 negatives for each user."""
+
+
+class Listing(NamedTuple):
+    """Where the interactions are; reading them is part of the writing."""
+
+    origin: Optional[Path]
+    fingerprint: str
+
+
+def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
+    """Hash the source's files (names, sizes, times of change) and the options."""
+    origin = args.origin
+    listed = []
+    if origin is not None:
+        paths = sorted(path for path in origin.iterdir() if path.is_file()) if origin.is_dir() else [origin]
+        listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    facts = json.dumps([VERSION, listed, args.name, args.seed])
+    return Listing(origin, hashlib.sha256(facts.encode()).hexdigest())
+
+
+def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Read the interactions and write the arrays."""
+    if listing.origin is not None and listing.origin.is_file():
+        check_room(scratch, ROOM_FACTOR * listing.origin.stat().st_size)
+    progress.update("index", 0, unit="files")
+    data = read_source(listing.origin, args.name, args.seed)
+    for note in data.notes:
+        progress.note(note)
+    # The smallest type that holds every item id: 999 negatives a user are most of the bytes.
+    item_type = np.uint16 if data.items <= 1 << 16 else np.int32
+    arrays = {
+        "train_users.npy": data.train_users.astype(np.int32),
+        "train_items.npy": data.train_items.astype(item_type),
+        "test_items.npy": data.test_items.astype(item_type),
+        "test_negatives.npy": data.negatives.astype(item_type),
+    }
+    for name, array in arrays.items():
+        with (scratch / name).open("wb") as file:
+            # Not as a file: numpy would write it itself, and lose the error of its last write.
+            np.save(SimpleNamespace(write=file.write), array)
+    return Content(
+        name=data.name,
+        splits={
+            "train": Split(len(data.train_users), ("train_users.npy", "train_items.npy")),
+            "test": Split(data.users, ("test_items.npy", "test_negatives.npy")),
+        },
+        summary=f"{len(data.train_users):,} + {data.users:,}",
+        facts={"users": data.users, "items": data.items, "negatives": int(data.negatives.shape[1])},
+        how={"made": data.made, "notes": list(data.notes), "seed": args.seed},
+        tool={"version": VERSION, "numpy": np.__version__},
+    )

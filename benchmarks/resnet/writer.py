@@ -1,0 +1,159 @@
+"""Writes images as RecordIO: worker processes convert parts, which are then joined into one file per split."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import PIL
+
+from benchmarks.common.data import recordio, workers
+from benchmarks.common.data.passport import File
+from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.progress import Progress
+from benchmarks.resnet.images import CorruptImage, Encoding, encode
+from benchmarks.resnet.parts import Part, finished, join, plan, write_part
+from benchmarks.resnet.prepare import check_counts
+from benchmarks.resnet.sources import list_images
+from benchmarks.resnet.sources.listing import Item, Source, check_classes, read_item
+
+VERSION = "1"
+"""Raise it when the same source and options give other bytes: unfinished parts are then made again."""
+SPLITS = ("train", "val")
+SAMPLED_IMAGES = 32
+"""Images encoded on trial to estimate the room needed."""
+BYTES_OF_RECORD = 64
+"""Record frame 8, image header 24, padding up to 3, index line and part facts: rounded up."""
+LISTED = 20
+"""Corrupt images listed by name, in a message and in the passport."""
+
+
+class Listing(NamedTuple):
+    """Images, and what is to be done to them."""
+
+    source: Source
+    encoding: Encoding
+    fingerprint: str
+
+
+def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
+    """List the images of the source that the command line names."""
+    encoding = Encoding(args.resize, args.quality, args.trust)
+
+    def tell(count: int, total: Optional[int] = None) -> None:
+        progress.update("index", count, total, unit="files")
+
+    source = list_images(args.origin, args.seed, args.validation_fraction, tell)
+    source = source._replace(name=args.name or source.name)
+    counts = {"train": len(source.train), "val": len(source.val)}
+    tell(sum(counts.values()), sum(counts.values()))
+    for problem in check_counts(source.name, len(source.classes), counts):
+        raise problem
+    if source.left_out:
+        progress.note(f"{source.left_out:,} files left out: no images by their suffix")
+    return Listing(source, encoding, fingerprint_of(source, encoding))
+
+
+def fingerprint_of(source: Source, encoding: Encoding) -> str:
+    """Hash of all that decides what is written: version, options and listing, but not the place."""
+    digest = hashlib.sha256(repr((VERSION, tuple(encoding), source.name, source.classes)).encode())
+    for items in (source.train, source.val):
+        digest.update(b"split\n")
+        for item in items:
+            # The bytes of a generated image follow from its name; its encoder's version must not matter here.
+            facts = (0, 0) if item.payload else (item.size, item.changed)
+            text = repr((item.name, item.label, item.offset, *facts))
+            digest.update(text.encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
+
+
+def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Convert the images and join the parts."""
+    source, encoding = listing.source, listing.encoding
+    images = dict(zip(SPLITS, (source.train, source.val)))
+    parts = {split: plan(items, split, scratch, encoding) for split, items in images.items()}
+    convert(listing, parts, scratch, args.workers, progress)
+    skipped = judge_corrupt(source, parts, scratch, args.skip_corrupt, progress)
+    facts = [fact for split in SPLITS for fact in finished(parts[split], scratch / f"{split}.rec").values()]
+    add = progress.counter("join", sum(fact.bytes for fact in facts))
+    splits: Dict[str, Split] = {}
+    described: List[File] = []
+    for split in SPLITS:
+        records = scratch / f"{split}.rec"
+        files = join(parts[split], records, add)
+        count, first, last, _ = recordio.inspect(records, records.with_suffix(".idx"))
+        names = sorted(skipped[split])
+        kept = {"first": first, "last": last, "skipped": len(names), "skipped_names": names[:LISTED]}
+        splits[split] = Split(count, [file["name"] for file in files], kept)
+        described += files
+    options = {"resize": encoding.resize, "quality": encoding.quality, "decoded": not encoding.trust}
+    return Content(
+        name=source.name,
+        splits=splits,
+        summary=f"{len(source.train):,} + {len(source.val):,} images listed",
+        how={"options": {"made": source.made, **options, "seed": args.seed}},
+        tool={"version": VERSION, "pillow": PIL.__version__},
+        classes=source.classes,
+        described=described,
+    )
+
+
+def convert(
+    listing: Listing, parts: Dict[str, List[Part]], scratch: Path, worker_count: int, progress: Progress
+) -> None:
+    """Write all parts that are not there yet."""
+    every = [part for split in SPLITS for part in parts[split]]
+    done = {path for split in SPLITS for path in finished(parts[split], scratch / f"{split}.rec")}
+    waiting = [part for part in every if part.records not in done]
+    if waiting:
+        present = sum(path.stat().st_size for path in scratch.glob("*.rec"))
+        check_room(scratch.parent, estimate_bytes(listing.source, listing.encoding) - present)
+    stage = workers.Stage("convert", "images", write_part, lambda part: len(part.items))
+    workers.run(stage, every, waiting, worker_count, scratch.parent, progress)
+
+
+def estimate_bytes(source: Source, encoding: Encoding) -> int:
+    """Size of the data set, from what some images of the training split become."""
+    sample = source.train[:: max(1, len(source.train) // SAMPLED_IMAGES)]
+    before = sum(item.size for item in sample) or 1
+    after = sum(_encoded_size(item, encoding) for item in sample)
+    count = len(source.train) + len(source.val)
+    return round(source.bytes * after / before) + count * BYTES_OF_RECORD
+
+
+def _encoded_size(item: Item, encoding: Encoding) -> int:
+    try:
+        return len(encode(read_item(item), encoding))
+    except CorruptImage:
+        return item.size
+
+
+def judge_corrupt(
+    source: Source, parts: Dict[str, List[Part]], scratch: Path, skip: bool, progress: Progress
+) -> Dict[str, List[str]]:
+    """Names of the corrupt images in each split, when they may be skipped."""
+    corrupt: Dict[str, List[Tuple[str, str]]] = {}
+    for split in SPLITS:
+        facts = finished(parts[split], scratch / f"{split}.rec")
+        corrupt[split] = [image for part in parts[split] for image in facts[part.records].corrupt]
+    lines = [f"{split}: {name}: {why}" for split in SPLITS for name, why in corrupt[split]]
+    if lines:
+        more = [f"and {len(lines) - LISTED:,} more"] if len(lines) > LISTED else []
+        listing = "\n    ".join([f"{len(lines):,} corrupt images", *lines[:LISTED], *more])
+        if not skip:
+            raise Problem(
+                listing,
+                "images that can be decoded",
+                "mend or delete them, or give the same command with --skip-corrupt: "
+                "the images already converted are kept",
+            )
+        progress.note("skipped " + listing)
+    names = {split: [name for name, _ in corrupt[split]] for split in SPLITS}
+    bad = {split: frozenset(names[split]) for split in SPLITS}
+    train = [item for item in source.train if item.name not in bad["train"]]
+    val = [item for item in source.val if item.name not in bad["val"]]
+    check_classes(source._replace(train=train, val=val))
+    return names

@@ -1,0 +1,226 @@
+"""What all preparations share: options, the claim on a folder, resuming, full disks and the look at a finished set."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encore import paths
+
+
+def write_pictures(folder: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for split in ("train", "val"):
+        for label in ("ant", "bee"):
+            (folder / split / label).mkdir(parents=True)
+            for number in range(3):
+                noise = image.effect_noise((64, 48), 60 + number)
+                noise.convert("RGB").save(folder / split / label / f"{number}.jpg")
+
+
+def write_clicks(folder: Path) -> None:
+    rows = [
+        "\t".join([str(number % 2), *["7"] * 13, *[f"{number % 9:08x}"] * 26]) + "\n" for number in range(300)
+    ]
+    (folder / "train.txt").write_text("".join(rows))
+
+
+def write_ratings(folder: Path) -> None:
+    rows = [(user, item, 4, user + item) for user in range(9) for item in range(user, user + 4)]
+    (folder / "u.data").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+
+
+SOURCES: dict[str, Callable[[Path], None]] = {
+    "resnet": write_pictures,
+    "dlrm": write_clicks,
+    "ncf": write_ratings,
+}
+FILES = {"resnet": "train.rec", "dlrm": "train.bin", "ncf": "train_users.npy"}
+every_benchmark = pytest.mark.parametrize("benchmark", SOURCES)
+
+
+@pytest.fixture
+def source(benchmark: str, tmp_path: Path) -> Path:
+    """Raw data of the benchmark."""
+    (tmp_path / "raw").mkdir()
+    SOURCES[benchmark](tmp_path / "raw")
+    return tmp_path / "raw"
+
+
+def run(
+    benchmark: str, *words: object, limit: int | None = None, before: str = ""
+) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code and JSON lines of a benchmark's command line, after some lines of Python ``before`` it."""
+    driver = f"import sys\nfrom benchmarks.{benchmark} import prepare\n{before}\n"
+    driver += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
+
+    def restrict() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    words = (*words, "--workers", 1, "--progress", "json")
+    command = [sys.executable, "-c", driver, *map(str, words)]
+    done = subprocess.run(
+        command, cwd=paths.ROOT, capture_output=True, text=True, check=False, preexec_fn=restrict
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def prepare(
+    benchmark: str, source: Path, to: Path, *words: object, **how: Any
+) -> tuple[int, list[dict[str, Any]]]:
+    return run(benchmark, "--from", source, "--to", to, "--name", "mine", *words, **how)
+
+
+def problem(lines: list[dict[str, Any]]) -> str:
+    return str(lines[-1]["error"]["found"])
+
+
+def notes(lines: list[dict[str, Any]]) -> str:
+    return "\n".join(line.get("note", "") for line in lines)
+
+
+def passport(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
+    return content
+
+
+@every_benchmark
+def test_a_folder_is_claimed_by_one_preparation(benchmark: str, source: Path, tmp_path: Path) -> None:
+    parts = tmp_path / "to" / "parts"
+    parts.mkdir(parents=True)
+    with (parts / "lock").open("wb") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        code, lines = prepare(benchmark, source, tmp_path / "to")
+        assert code == 2
+        assert problem(lines) == f"another preparation is writing in {tmp_path / 'to'}"
+        assert [path.name for path in parts.iterdir()] == ["lock"]
+    assert prepare(benchmark, source, tmp_path / "to")[0] == 0
+    assert not parts.exists()
+
+
+@every_benchmark
+def test_a_finished_set_is_left_alone_and_another_one_refused(
+    benchmark: str, source: Path, tmp_path: Path
+) -> None:
+    to = tmp_path / "to"
+    assert prepare(benchmark, source, to)[0] == 0
+    before = (to / "dataset.json").stat().st_mtime_ns
+    code, lines = prepare(benchmark, source, to)
+    assert (code, "nothing to do" in notes(lines)) == (0, True)
+    assert (to / "dataset.json").stat().st_mtime_ns == before
+    code, lines = prepare(benchmark, source, to, "--seed", 7)
+    assert (code, "from another source or with other options" in problem(lines)) == (2, True)
+    assert prepare(benchmark, source, to, "--seed", 7, "--overwrite")[0] == 0
+    (to / FILES[benchmark]).write_bytes(b"")
+    code, lines = prepare(benchmark, source, to, "--seed", 7)
+    assert (code, "have changed since" in problem(lines)) == (2, True)
+
+
+@every_benchmark
+@pytest.mark.parametrize("passport", ["", "{"])
+def test_files_of_somebody_else_are_not_replaced(
+    benchmark: str, source: Path, tmp_path: Path, passport: str
+) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / FILES[benchmark]).write_bytes(b"precious")
+    if passport:
+        (tmp_path / "to" / "dataset.json").write_text(passport)
+    code, lines = prepare(benchmark, source, tmp_path / "to")
+    assert (code, "without a passport" in problem(lines)) == (2, True)
+    assert (tmp_path / "to" / FILES[benchmark]).read_bytes() == b"precious"
+
+
+@every_benchmark
+def test_what_was_interrupted_before_its_passport_resumes(
+    benchmark: str, source: Path, tmp_path: Path
+) -> None:
+    stop = "from benchmarks.common.data import passport\ndef stop(*_): raise KeyboardInterrupt\npassport.write = stop"
+    code, lines = prepare(benchmark, source, tmp_path / "to", before=stop)
+    assert (code, problem(lines)) == (130, "interrupted")
+    assert (tmp_path / "to" / FILES[benchmark]).exists()
+    code, lines = prepare(benchmark, source, tmp_path / "to")
+    assert code == 0
+    assert benchmark == "ncf" or "going on:" in notes(lines)
+    assert prepare(benchmark, source, tmp_path / "unbroken")[0] == 0
+    assert passport(tmp_path / "to")["id"] == passport(tmp_path / "unbroken")["id"]
+    assert not (tmp_path / "to" / "parts").exists()
+
+
+@every_benchmark
+def test_other_options_start_over(benchmark: str, source: Path, tmp_path: Path) -> None:
+    stop = "from benchmarks.common.data import passport\ndef stop(*_): raise KeyboardInterrupt\npassport.write = stop"
+    assert prepare(benchmark, source, tmp_path / "to", before=stop)[0] == 130
+    code, lines = prepare(benchmark, source, tmp_path / "to", "--name", "other")
+    assert (code, "starting over" in notes(lines)) == (0, True)
+    assert passport(tmp_path / "to")["name"] == "other"
+
+
+@every_benchmark
+def test_a_full_disk_is_one_line(benchmark: str, source: Path, tmp_path: Path) -> None:
+    code, lines = prepare(benchmark, source, tmp_path / "to", limit=200)
+    assert code == 1
+    assert problem(lines).startswith(f"no room to write on in {tmp_path / 'to'}")
+    assert not [path for path in (tmp_path / "to" / "parts").glob("*.*") if path.suffix[1:].isdigit()]
+    assert prepare(benchmark, source, tmp_path / "to")[0] == 0
+
+
+@every_benchmark
+def test_places_that_cannot_be_used_are_refused(benchmark: str, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", Path("/proc/encore")):
+        code, lines = prepare(benchmark, source, place)
+        assert (code, "cannot write in" in problem(lines)) == (2, True)
+    code, lines = prepare(benchmark, source, source / "to")
+    assert (code, "lies within the source" in problem(lines)) == (2, True)
+    code, lines = prepare(benchmark, tmp_path / "nowhere", tmp_path / "to")
+    assert (code, problem(lines)) == (2, f"{tmp_path / 'nowhere'} does not exist")
+    assert not (tmp_path / "to").exists()
+
+
+@every_benchmark
+def test_a_change_is_found(benchmark: str, source: Path, tmp_path: Path) -> None:
+    assert prepare(benchmark, source, tmp_path / "to")[0] == 0
+    for how in ((), ("--quick",)):
+        assert run(benchmark, "--verify", tmp_path / "to", *how)[0] == 0
+    facts = passport(tmp_path / "to")
+    (tmp_path / "to" / "dataset.json").write_text(json.dumps({**facts, "benchmark": "ssd"}))
+    code, lines = run(benchmark, "--verify", tmp_path / "to")
+    assert (code, "is a data set of ssd" in problem(lines)) == (2, True)
+    (tmp_path / "to" / FILES[benchmark]).write_bytes(b"")
+    code, lines = run(benchmark, "--verify", tmp_path / "to", "--quick")
+    assert len(lines[-1]["error"]["more"]) == 2
+
+
+OWN = {"resnet": ("--resize", "256"), "dlrm": ("--index-limit", "9")}
+
+
+@pytest.mark.parametrize("owner", OWN)
+@every_benchmark
+def test_the_options_of_another_benchmark_are_refused(benchmark: str, owner: str, tmp_path: Path) -> None:
+    code, lines = run(benchmark, "--to", tmp_path / "to", *OWN[owner], "--check-options")
+    if benchmark == owner:
+        assert (code, lines) == (0, [])
+    else:
+        assert (code, problem(lines)) == (2, f"unrecognized arguments: {' '.join(OWN[owner])}")
+        assert lines[-1]["error"]["expected"].startswith(f"the options of {benchmark}: --to --verify --from")
+        assert OWN[owner][0] not in lines[-1]["error"]["expected"]
+    assert not (tmp_path / "to").exists()
+
+
+@every_benchmark
+def test_a_package_that_is_missing_is_named(benchmark: str, tmp_path: Path) -> None:
+    # -S: no site-packages.
+    command = [sys.executable, "-S", "-m", f"benchmarks.{benchmark}.prepare", "--to", str(tmp_path / "to")]
+    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"{'PIL' if benchmark == 'resnet' else 'numpy'} is not installed in this Python" in done.stderr
