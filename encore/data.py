@@ -224,7 +224,7 @@ def _take(line: str, on_update: OnUpdate) -> Iterator[EncoreError]:
         for each in (first, *first.get("more", ())):
             yield EncoreError(each["found"], expected=each["expected"], remedy=each["remedy"])
     elif "phase" in facts:
-        on_update(Update(facts["phase"], facts["done"], facts["total"], facts["unit"]))
+        on_update(Update(facts["phase"], facts["done"], facts["total"], facts.get("unit", "bytes")))
     elif "note" in facts:
         on_update(Update(note=facts["note"]))
 

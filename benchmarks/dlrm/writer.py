@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -78,8 +77,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     rows = shuffle(task, args.seed)
     with (scratch / VALUES).open("wb") as output:
         for table in task.tables:
-            with table.values.open("rb") as values:
-                shutil.copyfileobj(values, output)
+            output.write(table.values.read_bytes())
     return Content(
         name=task.source.name,
         splits={split: Split(rows[split], (f"{split}.bin", VALUES)) for split in SPLITS},

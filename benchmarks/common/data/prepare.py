@@ -208,9 +208,8 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
     check_places(data_set, args.to, args.origin)
     source = writer.list_source(args, progress)
     if is_complete(data_set, args.to, source.fingerprint, args.overwrite):
-        path = args.to / FILE_NAME
         progress.note(f"nothing to do: {args.to} was made from the same source with the same options")
-        progress.end(path, str(path))
+        progress.end(args.to / FILE_NAME, str(args.to / FILE_NAME))
         return 0
     with claim(data_set, args.to, source.fingerprint, progress) as scratch:
         content = writer.write(source, args, scratch, progress)

@@ -13,7 +13,7 @@ from contextlib import closing
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Callable, Dict, Generator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Generator, List, NamedTuple, Sequence, Tuple, cast
 
 from benchmarks.common.data.problem import FAILED, Problem, disk_problem
 from benchmarks.common.data.progress import Progress
@@ -73,7 +73,7 @@ def _reports(
         for connection, process in processes.items():
             busy[connection] = _send(connection, process, waiting, tasks)
         while busy:
-            for connection in _readable(busy):
+            for connection in cast(List[Connection], wait(list(busy))):
                 place = busy.pop(connection)
                 count, size, done = _receive(connection, processes[connection])
                 if not done:
@@ -99,10 +99,6 @@ def _start(function: Function, folder: Path, processes: Dict[Connection, BasePro
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     processes[ours] = process
     theirs.close()
-
-
-def _readable(connections: Dict[Connection, int]) -> List[Connection]:
-    return [ready for ready in wait(list(connections)) if isinstance(ready, Connection)]
 
 
 def _send(connection: Connection, process: BaseProcess, waiting: List[int], tasks: Sequence[Any]) -> int:
