@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def prose(page: Path) -> str:
     return re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
+@cache
 def commands() -> list[Line]:
     """Every command of every page, once; a backslash joins lines."""
     found: dict[str, Line] = {}
@@ -277,6 +279,15 @@ KINDS: tuple[tuple[str, Try], ...] = (
 
 @pytest.mark.parametrize("command", commands(), ids=str)
 def test_command(command: Line, ground: Ground) -> None:
+    # What it reads may be what another command writes; the tests run in any order, and in several processes.
+    for other in commands():
+        words = shlex.split(other.text, comments=True)
+        if ">" in words and words[-1] in command.text and other != command:
+            try_command(other, ground)
+    try_command(command, ground)
+
+
+def try_command(command: Line, ground: Ground) -> None:
     text = re.sub(r"^\.venv/bin/", "", command.text)
     try_it = next((how for pattern, how in KINDS if re.match(pattern, text_of(text))), None)
     assert try_it is not None, f"{command}: no kind of command; say in KINDS how it is tried"
