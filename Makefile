@@ -42,15 +42,11 @@ environments: setup ## make the environments of all frameworks, side by side
 
 .PHONY: test
 test: setup ## run all tests; makes the framework environments first
-	@$(PYTHON) -m pytest $(ARGS)
+	@tests/all.sh $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## run the tests of the host side alone, in about a minute
 	@$(PYTHON) -m pytest -m "$(HOST_SIDE)" --numprocesses auto --maxprocesses 8 $(ARGS)
-
-.PHONY: test-rest
-test-rest: setup
-	@$(PYTHON) -m pytest -m "not ($(HOST_SIDE))" $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: setup ## run the tests that need a GPU

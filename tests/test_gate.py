@@ -38,13 +38,15 @@ def test_workflow_runs_the_gate() -> None:
     assert [step["run"] for step in workflow["jobs"]["gate"]["steps"] if "run" in step][-1] == ".ci/run"
 
 
-def test_fast_tests_and_the_rest_are_all_tests() -> None:
-    """The gate runs the host side by itself and then what is left: no test falls between the two."""
-    text = (paths.ROOT / ".ci" / "run").read_text(encoding="utf-8")
+def test_the_gate_runs_the_readmes_command_and_that_runs_every_test() -> None:
+    readme = (paths.ROOT / "README.md").read_text(encoding="utf-8")
+    assert "make test " in readme
+    assert "\nmake test\n" in (paths.ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "tests/all.sh" in recipe("test")
+    text = (paths.ROOT / "tests" / "all.sh").read_text(encoding="utf-8")
     (fast,) = re.findall(r'-m "([^"]+)"', recipe("test-fast"))
-    (rest,) = re.findall(r'-m "([^"]+)"', recipe("test-rest"))
-    assert rest == f"not ({fast})"
-    assert "make test-fast" in text and "make test-rest" in text
+    assert f"host_side='{fast}'" in text
+    assert '-m "$host_side"' in text and '-m "not ($host_side)"' in text
 
 
 def test_no_test_marked_gpu_is_said() -> None:
