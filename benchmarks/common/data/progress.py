@@ -4,7 +4,7 @@ The host side starts a ``prepare.py`` with ``--progress json`` and reads lines l
 output; run directly, the same facts come as text on standard error::
 
     {"phase": "convert", "done": 4096, "total": 1281167, "unit": "images", "bytes": 451018752}
-    {"note": "going on: 4 of 1,301 parts of convert were finished before"}
+    {"note": "resuming: 4 of 1,301 parts of convert were finished before"}
     {"passport": "/data/imagenet/dataset.json"}
     {"error": {"found": "...", "expected": "...", "remedy": "..."}}
 """
