@@ -108,16 +108,14 @@ def _normalized(passport: Passport) -> Passport:
 
 
 def _absent(directory: Path) -> Problem:
-    expected, remedy = "a prepared data set", f"prepare one with --to {directory}"
-    if not directory.is_dir():
-        return Problem(f"no folder {directory}", expected, remedy)
     if (directory / PARTS).exists():
         return Problem(
             f"{directory} is half-written: an interrupted preparation, no {FILE_NAME}",
             "a finished preparation",
             "give the same prepare command again: it resumes where it stopped",
         )
-    return Problem(f"{directory} has no {FILE_NAME}", expected, remedy)
+    found = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
+    return Problem(found, "a prepared data set", f"prepare one with --to {directory}")
 
 
 def files_of(passport: Passport) -> List[File]:

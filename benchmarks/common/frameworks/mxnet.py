@@ -16,18 +16,7 @@ from benchmarks.common.ranks import Lagged, Ranks
 # and take hvd from here everywhere.
 import horovod.mxnet as hvd  # isort: skip
 
-__all__ = [
-    "LaggedSums",
-    "barrier",
-    "broadcast",
-    "finish",
-    "hvd",
-    "load",
-    "save",
-    "start",
-    "synchronize",
-    "total",
-]
+__all__ = ["LaggedSums", "barrier", "broadcast", "finish", "hvd", "load", "save", "start", "synchronize", "total"]
 
 save, load = save_arrays, load_arrays
 

@@ -20,12 +20,7 @@ from benchmarks.common.ranks import Lagged, Ranks
 
 TIMEOUT = datetime.timedelta(minutes=10)
 """For one collective; the launcher's own watch for ranks that hang is shorter."""
-DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Type of activations for each ``precision`` of a configuration; weights and optimizer stay in fp32."""
 
 
