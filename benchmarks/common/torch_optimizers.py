@@ -42,15 +42,14 @@ def adam_candidates(
     ``capturable`` keeps the step count on the GPU, as a CUDA graph needs it.
     """
     options: Dict[str, Any] = {"lr": learning_rate, "betas": tuple(betas), "eps": epsilon}
-    graph: Dict[str, Any] = {"capturable": True} if capturable else {}
+    if capturable:
+        options["capturable"] = True
     found: Dict[str, Build] = {
-        "plain": lambda parameters: torch.optim.Adam(parameters, foreach=True, **graph, **options),
-        "fused": lambda parameters: torch.optim.Adam(parameters, fused=True, **graph, **options),
+        "plain": lambda parameters: torch.optim.Adam(parameters, foreach=True, **options),
+        "fused": lambda parameters: torch.optim.Adam(parameters, fused=True, **options),
     }
     if apex is not None:
-        found["apex"] = lambda parameters: apex.FusedAdam(
-            parameters, adam_w_mode=False, weight_decay=0.0, **graph, **options
-        )
+        found["apex"] = lambda parameters: apex.FusedAdam(parameters, adam_w_mode=False, weight_decay=0.0, **options)
     return found
 
 

@@ -280,15 +280,10 @@ def claim(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> 
 
 def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> None:
     scratch = to / PARTS
-    plan = scratch / "plan.json"
-    try:
-        before = json.loads(plan.read_text(encoding="utf-8"))["source"]
-    except FileNotFoundError:
-        before = None
-    except (ValueError, KeyError, TypeError):
-        before = ""
+    plan, wanted = scratch / "plan.json", json.dumps({"source": fingerprint}).encode()
+    before = plan.read_bytes() if plan.exists() else None
     finished = [to / name for name in data_set.files if (to / name).exists()]
-    if before == fingerprint:
+    if before == wanted:
         _remove_unfinished(scratch)
         for path in finished:  # moved already when the preparation was interrupted
             path.replace(scratch / path.name)
@@ -301,7 +296,7 @@ def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progres
             shutil.rmtree(path)
         elif path.exists():
             path.unlink()
-    plan.write_text(json.dumps({"source": fingerprint}), encoding="utf-8")
+    plan.write_bytes(wanted)
 
 
 def _remove_unfinished(scratch: Path) -> None:
