@@ -40,7 +40,7 @@ def synchronize() -> None:
 
 
 def total(values: Any) -> List[float]:
-    """Sum of ``values`` (one-dimensional) over all ranks; waits for it."""
+    """Sum ``values`` (one-dimensional) over all ranks and wait for it."""
     array = _sum(mx.nd.array(values), "total")
     return [float(value) for value in array.asnumpy().reshape(-1)]
 
