@@ -42,7 +42,7 @@ class Subject:
 
 
 def repeated(call: Callable[[], Any]) -> Loop:
-    """A loop of ``call`` alone."""
+    """Return a loop of ``call`` alone."""
 
     def loop(count: int) -> None:
         for _ in range(count):
@@ -54,7 +54,7 @@ def repeated(call: Callable[[], Any]) -> Loop:
 def training_loop(
     framework: Any, config: Any, ranks: Ranks, step: Callable[[Any], Any], next_batch: Callable[[], Any]
 ) -> Loop:
-    """Steps on batches of ``next_batch`` with the reports of a training; ``step`` returns the loss."""
+    """Return a loop of steps on batches of ``next_batch`` with the reports of a training; ``step`` returns the loss."""
     stream, sums = MetricsStream(Path("/dev/null"), 0), framework.LaggedSums(ranks, "step")
     batch_size = config.batch_size * ranks.size
     reports = StepReports(stream, sums, ranks, batch_size, 1 << 30, config.log_interval)
@@ -75,7 +75,7 @@ def training_loop(
 def measure(
     subject: Subject, synchronize: Callable[[], None], steps: int, repeats: int
 ) -> Tuple[Dict[str, Any], float]:
-    """Samples per second of each loop, measured in turn, and the share of waiting with real data."""
+    """Measure the samples per second of each loop, measured in turn, and the share of waiting with real data."""
     speeds: Dict[str, List[float]] = {name: [] for name in subject.loops}
     shares: List[float] = []
     for loop in subject.loops.values():

@@ -33,12 +33,12 @@ class Checkpoints:
 
     def find(self) -> Dict[str, Any]:
         """Look for a checkpoint and return its state, empty if there is none; cut the logs back to that moment."""
-        self.found = latest(self._folder)
+        self.found = max(self._folder.glob("step_*"), default=None)
         # No rank may look later than rank 0 starts to write a new one.
         self._framework.barrier()
         if self.found is None:
             return {}
-        state = read_state(self.found)
+        state: Dict[str, Any] = json.loads((self.found / STATE_FILE).read_text(encoding="utf-8"))
         if state["ranks"] != self._ranks.size:
             raise SystemExit(
                 f"checkpoint {self.found} was written by {state['ranks']} ranks and this run has "
@@ -62,59 +62,34 @@ class Checkpoints:
             self._lengths = [path.stat().st_size for path in self._logs]
 
     def save(self, step: int, state: Mapping[str, Any], shared: Content, own: Content) -> None:
-        """Write a checkpoint; returns when it is whole. ``own`` is called on all ranks, then ``shared`` on rank 0."""
-        mine = own()
+        """Write a checkpoint; return when it is whole. ``own`` is called on all ranks, then ``shared`` on rank 0."""
+        mine, temporary = own(), self._folder / f"writing_{step:08d}"
         if self._ranks.rank == 0:
-            self._framework.save(begin(self._folder, step) / "shared", shared())
+            if temporary.exists():
+                shutil.rmtree(temporary)
+            temporary.mkdir(parents=True)
+            self._framework.save(temporary / "shared", shared())
         self._framework.barrier()
-        self._framework.save(temporary_folder(self._folder, step) / f"rank_{self._ranks.rank}", mine)
+        self._framework.save(temporary / f"rank_{self._ranks.rank}", mine)
         self._framework.barrier()
         if self._ranks.rank == 0:
-            finish(self._folder, step, {**state, "ranks": self._ranks.size, "log_lengths": self._lengths})
+            state = {**state, "ranks": self._ranks.size, "log_lengths": self._lengths}
+            publish(temporary, self._folder / f"step_{step:08d}", state)
         self._framework.barrier()
 
 
-def begin(folder: Path, step: int) -> Path:
-    """Make the empty temporary folder of the checkpoint at ``step``; call on rank 0 only."""
-    temporary = temporary_folder(folder, step)
-    if temporary.exists():
-        shutil.rmtree(str(temporary))
-    temporary.mkdir(parents=True)
-    return temporary
-
-
-def temporary_folder(folder: Path, step: int) -> Path:
-    """Return the folder that ``begin`` made, for the other ranks to put their own files into."""
-    return folder / f"writing_{step:08d}"
-
-
-def finish(folder: Path, step: int, state: Dict[str, Any]) -> Path:
-    """Write ``state``, make the checkpoint visible, remove the older ones; call on rank 0 only."""
-    temporary = temporary_folder(folder, step)
+def publish(temporary: Path, final: Path, state: Mapping[str, Any]) -> None:
+    """Write ``state``, make the checkpoint visible under its ``final`` name, remove the older ones."""
     with open(temporary / STATE_FILE, "w", encoding="utf-8") as file:
         json.dump(state, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    final = folder / f"step_{step:08d}"
     if final.exists():
-        shutil.rmtree(str(final))
+        shutil.rmtree(final)
     temporary.rename(final)
-    for other in sorted(folder.glob("step_*")):
+    for other in final.parent.glob("step_*"):
         if other != final:
-            shutil.rmtree(str(other))
-    return final
-
-
-def latest(folder: Path) -> Optional[Path]:
-    """Return the newest complete checkpoint below ``folder``, or None."""
-    found = sorted(folder.glob("step_*")) if folder.is_dir() else []
-    return found[-1] if found else None
-
-
-def read_state(checkpoint: Path) -> Dict[str, Any]:
-    """Return the ``state`` that was given to ``finish``."""
-    state: Dict[str, Any] = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
-    return state
+            shutil.rmtree(other)
 
 
 def cut_log(path: Path, length: int) -> None:

@@ -23,7 +23,7 @@ RELATIVE, ABSOLUTE = 1e-5, 1e-6
 
 
 def weights_after(build: Build, device: str) -> List[torch.Tensor]:
-    """Weights after some steps from the same start with the same gradients."""
+    """Return the weights after some steps from the same start with the same gradients."""
     numbers = torch.Generator().manual_seed(1)
     parameters = [torch.nn.Parameter(torch.randn(shape, generator=numbers).to(device)) for shape in SHAPES]
     optimizer = build(parameters)
@@ -35,7 +35,7 @@ def weights_after(build: Build, device: str) -> List[torch.Tensor]:
 
 
 def differing(candidates: Dict[str, Build], device: str) -> List[str]:
-    """Names of the implementations whose weights are not those of the plain one."""
+    """Return the names of the implementations whose weights are not those of the plain one."""
     plain = weights_after(candidates["plain"], device)
     found = []
     for name in sorted(set(candidates) - {"plain"}):

@@ -17,7 +17,7 @@ import math
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, TextIO, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
 
 from benchmarks.common.ranks import Ranks
 
@@ -28,15 +28,12 @@ class MetricsStream:
     """Appends records to ``path`` on rank 0 and does nothing on any other rank."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        self._file: Optional[TextIO] = None
-        if rank == 0:
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one record and flush it."""
         if self._file is not None:
-            record = {"kind": kind, "time": round(time.time(), 3), **fields}
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(json.dumps({"kind": kind, "time": round(time.time(), 3), **fields}) + "\n")
             self._file.flush()
 
 
@@ -55,11 +52,8 @@ class StepReports:
         steps_per_epoch: int,
         log_interval: int,
     ) -> None:
-        self._metrics = metrics
-        self._sums = sums
-        self._ranks = ranks.size
-        self._global_batch_size = global_batch_size
-        self._steps_per_epoch = steps_per_epoch
+        self._metrics, self._sums, self._ranks = metrics, sums, ranks.size
+        self._global_batch_size, self._steps_per_epoch = global_batch_size, steps_per_epoch
         self._log_interval = log_interval
         self._pending: List[Tuple[range, float]] = []
         self._losses: List[float] = []
@@ -79,10 +73,8 @@ class StepReports:
 
     def wait_for(self, call: Callable[[], T]) -> T:
         """Call, and count the time as waiting for input."""
-        started = time.time()
-        result = call()
-        self._stages["input"] = self._stages.get("input", 0.0) + time.time() - started
-        return result
+        with self.stage("input"):
+            return call()
 
     def add(self, steps: range, loss: Any, stop: bool, learning_rate: float, samples: Optional[int] = None) -> bool:
         """Report ``steps`` with their mean loss; True when all ranks know that one of them was asked to stop.

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any, Mapping, Optional, TextIO
+from typing import Any, Mapping
 
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
@@ -38,9 +38,7 @@ class MLLog:
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
             handler.close()
-        logger.addHandler(
-            logging.FileHandler(str(path), mode="a", encoding="utf-8") if rank == 0 else logging.NullHandler()
-        )
+        logger.addHandler(logging.FileHandler(path, encoding="utf-8") if rank == 0 else logging.NullHandler())
         self._log = MLLogger(logger=logger, default_stack_offset=2)
 
     def init_start(self, seed: int) -> None:
@@ -97,15 +95,13 @@ class MLLog:
 class V05Log:
     """``:::MLPv0.5.0 BENCHMARK UNIX_SECONDS (FILE:LINE) KEY: JSON``, as in the logs of v0.5; epochs count from 0.
 
-    That round has no untimed start: building the model belongs to the run. It has no blocks either.
+    That round has no untimed start: building the model belongs to the run.
     """
 
     def __init__(self, path: Path, rank: int, benchmark: str) -> None:
         """Append to ``path``."""
         self._benchmark = benchmark
-        self._file: Optional[TextIO] = None
-        if rank == 0:
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
 
     def event(self, key: str, value: Any = None) -> None:
         """Log ``key`` with a JSON ``value``, or without one, and flush the line."""
@@ -122,25 +118,18 @@ class V05Log:
         self.event("run_start")
         self.event("run_set_random_seed", seed)
 
-    def init_stop(self) -> None:
-        """Log nothing: the clock runs already."""
+    def _ignore(self, *_: int) -> None:
+        """Log nothing: the clock runs already, and this round has neither blocks nor an epoch's end."""
+
+    init_stop = block_start = block_stop = epoch_stop = _ignore
 
     def run_start(self) -> None:
         """Log that all is built."""
         self.event("train_loop")
 
-    def block_start(self, first_epoch: int, epochs: int) -> None:
-        """Log nothing."""
-
-    def block_stop(self, first_epoch: int) -> None:
-        """Log nothing."""
-
     def epoch_start(self, epoch: int) -> None:
         """Log the start of an epoch."""
         self.event("train_epoch", epoch)
-
-    def epoch_stop(self, epoch: int) -> None:
-        """Log nothing."""
 
     def eval_start(self, epoch_num: float) -> None:
         """Log the start of an evaluation."""

@@ -240,7 +240,7 @@ class Run:
         self._checkpoints.mark_logs()
 
     def _end_position(self) -> None:
-        """What comes last at a position: the end of an epoch that holds its evaluations, and a checkpoint."""
+        """Do what comes last at a position: the end of an epoch that holds its evaluations, and a checkpoint."""
         timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
         stops = self._reached and timeline.stops_at_target
         if timeline.evaluates_inside_epochs and (done == 0 or stops):
@@ -256,7 +256,7 @@ class Run:
     # -- evaluations -------------------------------------------------------------------------------------
 
     def evaluates(self) -> bool:
-        """Whether the evaluation of this block comes now; if so, log its start."""
+        """Return whether the evaluation of this block comes now; if so, log its start."""
         if self._ended or not self._evaluation_is_due():
             return False
         self._eval_started = time.time()

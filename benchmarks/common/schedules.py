@@ -9,21 +9,13 @@ from typing import Sequence
 
 
 def warmup_factor(step: int, warmup_steps: int) -> float:
-    """Share of the base learning rate at ``step`` (counted from 0) of a linear warm-up, in [0, 1]."""
+    """Return the share of the base learning rate at ``step`` (counted from 0) of a linear warm-up, in [0, 1]."""
     if warmup_steps <= 0 or step >= warmup_steps:
         return 1.0
     return step / warmup_steps
 
 
-def polynomial(
-    step: int,
-    *,
-    base: float,
-    end: float,
-    warmup_steps: int,
-    total_steps: int,
-    power: float,
-) -> float:
+def polynomial(step: int, *, base: float, end: float, warmup_steps: int, total_steps: int, power: float) -> float:
     """Warm up to ``base``, then decay to ``end`` at ``total_steps`` along (1 - progress) ** power.
 
     With power 2 this is the "pow2" schedule of the v0.6 and v0.7 ResNet submissions
@@ -35,17 +27,10 @@ def polynomial(
     return end + (base - end) * (1.0 - progress) ** power
 
 
-def stepwise(
-    step: int,
-    *,
-    base: float,
-    factor: float,
-    warmup_steps: int,
-    boundaries: Sequence[int],
-) -> float:
+def stepwise(step: int, *, base: float, factor: float, warmup_steps: int, boundaries: Sequence[int]) -> float:
     """Warm up to ``base``, then multiply by ``factor`` at each of the ``boundaries`` (in steps).
 
     The schedule of the v0.5 ResNet submissions: factor 0.1 at epochs 30, 60 and 80.
     """
-    passed = sum(1 for boundary in boundaries if step >= boundary)
+    passed = sum(step >= boundary for boundary in boundaries)
     return base * warmup_factor(step, warmup_steps) * factor**passed

@@ -15,15 +15,14 @@ HEARTBEAT_SECONDS = 0.05
 
 
 class StopRequest:
-    """Turns SIGTERM and SIGINT into a flag that the training loop asks for.
+    """Turn SIGTERM and SIGINT into the flag ``requested`` of this rank, which the training loop asks for.
 
     Until ``arm`` is called there is nothing to save: a signal then ends the process at once with the
     shell's convention 128 + signal number.
     """
 
     def __init__(self) -> None:
-        self.signal_number = 0
-        self._armed = False
+        self.requested = self._armed = False
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
         # A crash inside a framework's library leaves the Python stacks in the rank's output.
@@ -32,23 +31,18 @@ class StopRequest:
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
     def arm(self) -> None:
-        """From now on a signal sets the flag instead of ending the process."""
+        """Let a signal set the flag from now on instead of ending the process."""
         self._armed = True
 
-    @property
-    def requested(self) -> bool:
-        """Whether this rank was asked to stop."""
-        return self.signal_number != 0
-
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:
-        self.signal_number = number
+        self.requested = True
         if not self._armed:
             # Not sys.exit: the stack may be inside a framework call that never returns to Python.
             os._exit(128 + number)
 
 
 class Heartbeat:
-    """Writes ``PID HOST STEP UNIX_TIME`` of one rank to a small file, at most 20 times a second.
+    """Write ``PID HOST STEP UNIX_TIME`` of one rank to a small file, at most 20 times a second.
 
     The launcher compares the files to find a rank that died or hangs, on any node that shares the folder.
     It must be this often: while one rank hangs, the others come a few steps further and no more.

@@ -32,7 +32,7 @@ class Timeline:
         return self.epochs * self.steps_per_epoch
 
     def block_epochs(self, epoch: int) -> int:
-        """Epochs of the block that begins with ``epoch``."""
+        """Return the number of epochs of the block that begins with ``epoch``."""
         if self.evaluates_inside_epochs:
             return 1
         last = epoch

@@ -22,7 +22,7 @@ WARMUP, MEASURED = 2, 5
 
 
 def find_apex() -> Any:
-    """The module apex.optimizers, or None where the image has no apex or one without its CUDA parts."""
+    """Return the module apex.optimizers, or None where the image has no apex or one without its CUDA parts."""
     if not torch.cuda.is_available():
         return None
     try:
@@ -37,20 +37,19 @@ def find_apex() -> Any:
 def adam_candidates(
     learning_rate: float, betas: Tuple[float, float], epsilon: float, apex: Any, capturable: bool = False
 ) -> Dict[str, Build]:
-    """Adam (Kingma and Ba 2015, algorithm 1, no weight decay) by the name of each implementation at hand.
+    """Return Adam (Kingma and Ba 2015, algorithm 1, no weight decay) by the name of each implementation at hand.
 
     ``capturable`` keeps the step count on the GPU, as a CUDA graph needs it.
     """
     options: Dict[str, Any] = {"lr": learning_rate, "betas": tuple(betas), "eps": epsilon}
-    graph: Dict[str, Any] = {"capturable": True} if capturable else {}
+    if capturable:
+        options["capturable"] = True
     found: Dict[str, Build] = {
-        "plain": lambda parameters: torch.optim.Adam(parameters, foreach=True, **graph, **options),
-        "fused": lambda parameters: torch.optim.Adam(parameters, fused=True, **graph, **options),
+        "plain": lambda parameters: torch.optim.Adam(parameters, foreach=True, **options),
+        "fused": lambda parameters: torch.optim.Adam(parameters, fused=True, **options),
     }
     if apex is not None:
-        found["apex"] = lambda parameters: apex.FusedAdam(
-            parameters, adam_w_mode=False, weight_decay=0.0, **graph, **options
-        )
+        found["apex"] = lambda parameters: apex.FusedAdam(parameters, adam_w_mode=False, weight_decay=0.0, **options)
     return found
 
 
@@ -60,7 +59,7 @@ def choose(
     wanted: str = "auto",
     measure: Optional[Measure] = None,
 ) -> Tuple[str, torch.optim.Optimizer]:
-    """The optimizer for ``parameters`` and the name of its implementation.
+    """Return the name of the implementation that is used for ``parameters``, and the optimizer.
 
     ``wanted`` names one, or "auto" takes the fastest by ``measure`` (seconds of a step; default: on copies of
     the parameters, so that these need twice their memory and four times for Adam for a moment). Rank 0's
@@ -73,11 +72,7 @@ def choose(
     return wanted, candidates[wanted](parameters)
 
 
-def _fastest(
-    candidates: Dict[str, Build],
-    parameters: Sequence[torch.nn.Parameter],
-    measure: Measure,
-) -> str:
+def _fastest(candidates: Dict[str, Build], parameters: Sequence[torch.nn.Parameter], measure: Measure) -> str:
     names = sorted(candidates)
     seconds: List[float] = []
     for name in names:
@@ -92,21 +87,16 @@ def _fastest(
 
 
 def seconds_of_step(build: Build, parameters: Sequence[torch.nn.Parameter]) -> float:
-    """Median time of a step on copies of ``parameters``."""
+    """Return the median time of a step on copies of ``parameters``."""
     copies = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in parameters]
     for copy in copies:
         copy.grad = torch.full_like(copy, 1e-3)
     optimizer = build(copies)
     times = []
     for _ in range(WARMUP + MEASURED):
-        _wait(copies[0])
+        pytorch.synchronize()
         started = time.perf_counter()
         optimizer.step()
-        _wait(copies[0])
+        pytorch.synchronize()
         times.append(time.perf_counter() - started)
     return statistics.median(times[WARMUP:])
-
-
-def _wait(tensor: torch.Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Callable, Dict, List, Optional, Sequence, Tuple
 
 from benchmarks.common.data.passport import CHUNK, File, describe_file
-from benchmarks.common.data.recordio import ImageHeader, RecordWriter, index_line, pack
+from benchmarks.common.data.recordio import frame, index_line, pack
 from benchmarks.common.data.workers import Report
 from benchmarks.resnet.images import CorruptImage, Encoding, encode
 from benchmarks.resnet.sources.listing import Item, read_item
@@ -72,7 +72,7 @@ def write_part(part: Part, report: Report) -> Tuple[int, int]:
 def _write_records(part: Part, path: Path, report: Report) -> Facts:
     index: List[Tuple[int, int]] = []
     corrupt: List[Tuple[str, str]] = []
-    with RecordWriter(path) as writer:
+    with path.open("wb") as file:
         for place, item in enumerate(part.items):
             try:
                 image = encode(read_item(item), part.encoding)
@@ -80,9 +80,12 @@ def _write_records(part: Part, path: Path, report: Report) -> Facts:
                 corrupt.append((item.name, str(error)))
             else:
                 key = part.first_key + place
-                index.append((key, writer.write(key, pack(ImageHeader(float(item.label), key), image))))
-            report(place + 1, writer.offset)
-    return Facts(writer.offset, index, corrupt)
+                index.append((key, file.tell()))
+                file.write(frame(pack(item.label, key, image)))
+            report(place + 1, file.tell())
+        file.flush()
+        os.fsync(file.fileno())
+        return Facts(file.tell(), index, corrupt)
 
 
 def read_facts(part: Part) -> Optional[Facts]:

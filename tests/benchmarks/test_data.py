@@ -136,7 +136,7 @@ def test_what_was_interrupted_before_its_passport_resumes(benchmark: str, source
     assert (tmp_path / "to" / FILES[benchmark]).exists()
     code, lines = prepare(benchmark, source, tmp_path / "to")
     assert code == 0
-    assert benchmark == "ncf" or "going on:" in notes(lines)
+    assert benchmark == "ncf" or "resuming:" in notes(lines)
     assert prepare(benchmark, source, tmp_path / "unbroken")[0] == 0
     assert passport(tmp_path / "to")["id"] == passport(tmp_path / "unbroken")["id"]
     assert not (tmp_path / "to" / "parts").exists()
@@ -167,7 +167,7 @@ def test_places_that_cannot_be_used_are_refused(benchmark: str, source: Path, tm
         code, lines = prepare(benchmark, source, place)
         assert (code, "cannot write in" in problem(lines)) == (2, True)
     code, lines = prepare(benchmark, source, source / "to")
-    assert (code, "lies within the source" in problem(lines)) == (2, True)
+    assert (code, "is within the source" in problem(lines)) == (2, True)
     code, lines = prepare(benchmark, tmp_path / "nowhere", tmp_path / "to")
     assert (code, problem(lines)) == (2, f"{tmp_path / 'nowhere'} does not exist")
     assert not (tmp_path / "to").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.common.data import passport as passports
 from benchmarks.common.data import recordio
-from benchmarks.common.data.recordio import ImageHeader, RecordWriter, pack
+from benchmarks.common.data.recordio import frame, index_line, pack
 from benchmarks.resnet.prepare import IMAGENET_COUNTS, check, check_counts
 
 
@@ -20,9 +20,10 @@ def make(folder: Path, **changes: object) -> dict[str, Any]:
     splits = {}
     for name in ("train", "val"):
         rec, idx = folder / f"{name}.rec", folder / f"{name}.idx"
-        with RecordWriter(rec, idx) as writer:
+        with rec.open("wb") as file, idx.open("w") as index:
             for key in range(3):
-                writer.write(key, pack(ImageHeader(float(key % 2), key), b"image" * (key + 1)))
+                index.write(index_line(key, file.tell()))
+                file.write(frame(pack(key % 2, key, b"image" * (key + 1))))
         count, first, last, _ = recordio.inspect(rec, idx)
         files = [passports.describe_file(rec), passports.describe_file(idx)]
         ends = {"first": first, "last": last}

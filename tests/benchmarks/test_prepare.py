@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.data import passport as passports
-from benchmarks.common.data.recordio import RecordReader, read_index, unpack
+from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.resnet.prepare import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,9 +124,8 @@ def split_folders(root: Path, images: Path) -> Path:
 
 def records(folder: Path, split: str) -> list[tuple[float, bytes]]:
     """Labels and image bytes of a split in their order."""
-    with RecordReader(folder / f"{split}.rec") as reader:
-        read = [unpack(reader.read_at(offset)) for _, offset in read_index(folder / f"{split}.idx")]
-    return [(header.label, image) for header, image in read]
+    with (folder / f"{split}.rec").open("rb") as file:
+        return [unpack(read_record(file, offset)) for _, offset in read_index(folder / f"{split}.idx")]
 
 
 def error_of(told: list[dict]) -> dict:
@@ -353,7 +352,7 @@ def test_corrupt_images_are_named_then_mended_or_skipped(tmp_path, images, prepa
     assert not (tmp_path / "out" / "dataset.json").exists()
     code, told = prepare(*words, "--skip-corrupt")
     assert code == 0
-    assert any("going on: 8 of 8 parts" in line.get("note", "") for line in told)
+    assert any("resuming: 8 of 8 parts" in line.get("note", "") for line in told)
     split = passports.read(tmp_path / "out")["splits"]["train"]
     assert (split["count"], split["skipped"]) == (22, 2)
     assert split["skipped_names"] == ["ant/00.jpg", "bee/10.jpg"]
@@ -414,11 +413,11 @@ def test_an_interrupted_preparation_goes_on(tmp_path, slow_source, prepare, mxne
     assert "Traceback" not in stderr
     if with_signal is not signal.SIGKILL:
         assert child.returncode == 130
-        assert "it goes on" in error_of([json.loads(line) for line in stdout.splitlines()])["remedy"]
+        assert "it resumes" in error_of([json.loads(line) for line in stdout.splitlines()])["remedy"]
     assert "half-written" in passports.verify(out)[0].found
     code, told = prepare(*words, out)
     assert code == 0, told
-    assert any("going on:" in line.get("note", "") for line in told)
+    assert any("resuming:" in line.get("note", "") for line in told)
     assert prepare(*words, tmp_path / "unbroken")[0] == 0
     assert passports.read(out)["id"] == passports.read(tmp_path / "unbroken")["id"]
     assert not (out / "parts").exists()
@@ -651,7 +650,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, images, prepare):
         assert code == 2
         assert "cannot write in" in error_of(told)["found"]
     code, told = prepare("--from", source, "--to", source / "train" / "out")
-    assert "lies within the source" in error_of(told)["found"]
+    assert "is within the source" in error_of(told)["found"]
 
 
 def test_verifying_needs_the_standard_library_only(tmp_path, images, prepare, mxnet_python):

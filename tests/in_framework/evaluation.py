@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from PIL import Image
 
-from benchmarks.common.data.recordio import RecordReader, unpack
+from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.common.frameworks import mxnet
 from benchmarks.resnet.mxnet import train
 from benchmarks.resnet.mxnet.config import Config
@@ -36,12 +36,12 @@ passes = [train.evaluate(training, evaluation, run)["accuracy"] for _ in range(2
 def by_hand():
     """Accuracy by Pillow and one image at a time: no DALI, no batches, no ranks."""
     hits = count = 0
-    with RecordReader(data / "val.rec") as reader:
-        for record in reader:
-            header, jpeg = unpack(record)
+    with (data / "val.rec").open("rb") as file:
+        for _, offset in read_index(data / "val.idx"):
+            label, jpeg = unpack(read_record(file, offset))
             pixels = np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB"), dtype="float32")
             image = ((pixels - np.array(MEAN)) / np.array(STD)).transpose(2, 0, 1)[None]
-            hits += int(training.network(mx.nd.array(image)).asnumpy().argmax() == header.label)
+            hits += int(training.network(mx.nd.array(image)).asnumpy().argmax() == label)
             count += 1
     return hits / count
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
-from benchmarks.common.data.recordio import RecordReader, unpack
+from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import pipeline
 from benchmarks.resnet.mxnet.config import Config
@@ -27,8 +27,9 @@ def source(shard, shards):
 
 
 def labels_of_files():
-    with RecordReader(data / "train.rec") as reader:
-        return collections.Counter(int(unpack(record)[0].label) for record in reader)
+    with (data / "train.rec").open("rb") as file:
+        offsets = [offset for _, offset in read_index(data / "train.idx")]
+        return collections.Counter(int(unpack(read_record(file, offset))[0]) for offset in offsets)
 
 
 seen = collections.Counter()

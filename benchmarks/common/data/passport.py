@@ -30,9 +30,15 @@ CHUNK = 1 << 20
 
 File = Dict[str, Any]
 Passport = Dict[str, Any]
-Tell = Callable[[int], None]
+Add = Callable[[int], None]
+"""Called with the bytes read since its last call."""
 Check = Callable[[Path, Passport], Sequence[Problem]]
 """A benchmark's own look at a folder whose files have the right size: what it finds wrong with their content."""
+
+
+def prepare_again(directory: Path) -> str:
+    """Return what to do with a damaged data set."""
+    return f"prepare it again: the same command with --to {directory} --overwrite"
 
 
 def data_id(passport: Passport) -> str:
@@ -53,8 +59,7 @@ def data_id(passport: Passport) -> str:
 
 def write(passport: Passport, directory: Path) -> Path:
     """Write the passport with its schema and id in one step: it is there whole or not at all."""
-    path = directory / FILE_NAME
-    temporary = directory / (FILE_NAME + ".partial")
+    path, temporary = directory / FILE_NAME, directory / f"{FILE_NAME}.partial"
     fields = ("benchmark", "name", "classes", "splits", "facts", "how")
     content = {"schema": SCHEMA, "id": data_id(passport), **{field: passport[field] for field in fields}}
     with temporary.open("w", encoding="utf-8") as file:
@@ -72,69 +77,62 @@ def read(directory: Path) -> Passport:
     Raises:
         Problem: the folder or its passport is missing, half-written, damaged, or of another schema.
     """
-    path = directory / FILE_NAME
-    again = f"prepare it again: the same command with --to {directory} --overwrite"
+    path, again = directory / FILE_NAME, prepare_again(directory)
     try:
         passport = json.loads(path.read_text(encoding="utf-8"))
         schema = passport.get("schema")
-        if schema == SCHEMA:
-            return _normalized(passport)
+        if schema != SCHEMA:
+            raise Problem(f"{path} has schema {schema}", f"schema {SCHEMA}", again)
+        return _normalized(passport)
     except (FileNotFoundError, NotADirectoryError):
         raise _absent(directory) from None
     except (OSError, ValueError) as error:
         raise Problem(f"{path}: {error}", "a readable passport", again) from None
     except (KeyError, TypeError, AttributeError) as error:
         raise Problem(f"{path}: {error!r}", "all fields of a passport", again) from None
-    raise Problem(f"{path} has schema {schema}", f"schema {SCHEMA}", again)
 
 
 def _normalized(passport: Passport) -> Passport:
-    """The fields as this module names them; image sets and ncf had other names for some of them once."""
+    """Return the fields as this module names them; image sets and ncf had other names for some of them once."""
     splits = {}
     for name, split in passport["splits"].items():
         files = split["files"] if "files" in split else [split.pop("records"), split.pop("index")]
         splits[name] = {**split, "count": int(split["count"]), "files": files}
         for file in files:
             _ = file["name"], file["sha256"], int(file["bytes"])
-    if "how" in passport:
-        how = dict(passport["how"])
-        how["source"] = how.pop("fingerprint", how.get("source"))
-    else:
-        how = {key: passport[key] for key in ("source", "options", "tool")}
+    how = dict(passport["how"] if "how" in passport else {key: passport[key] for key in ("source", "options", "tool")})
+    how["source"] = how.pop("fingerprint", how.get("source"))
     texts = {key: str(passport[key]) for key in ("benchmark", "name", "id")}
     facts = dict(passport.get("facts", {}))
     return {**texts, "classes": list(passport["classes"]), "splits": splits, "facts": facts, "how": how}
 
 
 def _absent(directory: Path) -> Problem:
-    expected, remedy = "a prepared data set", f"prepare one with --to {directory}"
-    if not directory.is_dir():
-        return Problem(f"no folder {directory}", expected, remedy)
     if (directory / PARTS).exists():
         return Problem(
             f"{directory} is half-written: an interrupted preparation, no {FILE_NAME}",
             "a finished preparation",
-            "give the same prepare command again: it goes on where it stopped",
+            "give the same prepare command again: it resumes where it stopped",
         )
-    return Problem(f"{directory} has no {FILE_NAME}", expected, remedy)
+    found = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
+    return Problem(found, "a prepared data set", f"prepare one with --to {directory}")
 
 
 def files_of(passport: Passport) -> List[File]:
-    """The files of all splits, each once."""
+    """Return the files of all splits, each once."""
     every = {file["name"]: file for split in passport["splits"].values() for file in split["files"]}
     return list(every.values())
 
 
-def describe_file(path: Path, tell: Optional[Tell] = None) -> File:
-    """Name, size and sha256 of a file; ``tell`` is called with the bytes read since its last call."""
+def describe_file(path: Path, add: Add = lambda size: None) -> File:
+    """Return name, size and sha256 of a file."""
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             digest.update(chunk)
             size += len(chunk)
-            if tell is not None:
-                tell(len(chunk))
+            add(len(chunk))
     return {"name": path.name, "bytes": size, "sha256": digest.hexdigest()}
 
 
@@ -142,19 +140,19 @@ def verify(
     directory: Path,
     quick: bool = False,
     benchmark: Optional[str] = None,
-    tell: Optional[Tell] = None,
-    check: Optional[Check] = None,
+    add: Add = lambda size: None,
+    check: Check = lambda directory, passport: (),
 ) -> List[Problem]:
     """Compare a data folder with its passport; an empty list means that it is whole.
 
-    Quick looks at sizes and lets ``check`` look at what it looks at. Otherwise the sha256 of every file counts
-    too, which reads all of it; ``tell`` is then called with the bytes read since its last call.
+    Quick looks at sizes and at what ``check`` looks at. Otherwise the sha256 of every file counts too, which
+    reads all of it.
     """
     try:
         passport = read(directory)
     except Problem as problem:
         return [problem]
-    again = f"prepare it again: the same command with --to {directory} --overwrite"
+    again = prepare_again(directory)
     problems = []
     if benchmark is not None and passport["benchmark"] != benchmark:
         found = f"{directory} is a data set of {passport['benchmark']}"
@@ -163,22 +161,22 @@ def verify(
         found = f"{directory / FILE_NAME} was edited: its id is not that of its content"
         problems.append(Problem(found, "the passport as it was written", again))
     for file in files_of(passport):
-        difference = _compare(directory / file["name"], file, quick, tell)
+        difference = _compare(directory / file["name"], file, quick, add)
         if difference is not None:
             problems.append(Problem(*difference, again))
     try:
-        return problems or (list(check(directory, passport)) if check is not None else [])
+        return problems or list(check(directory, passport))
     except (KeyError, TypeError) as error:
         return [Problem(f"{directory / FILE_NAME}: {error!r}", "all fields of a passport", again)]
 
 
-def _compare(path: Path, file: File, quick: bool, tell: Optional[Tell]) -> Optional[Tuple[str, str]]:
-    """What was found and what was expected, where they differ."""
+def _compare(path: Path, file: File, quick: bool, add: Add) -> Optional[Tuple[str, str]]:
+    """Return what was found and what was expected, where they differ."""
     try:
         size = path.stat().st_size
         if size != file["bytes"]:
             return f"{path} has {size:,} bytes", f"{file['bytes']:,} bytes"
-        if not quick and describe_file(path, tell)["sha256"] != file["sha256"]:
+        if not quick and describe_file(path, add)["sha256"] != file["sha256"]:
             return f"{path} has changed: another sha256", f"sha256 {file['sha256']}"
     except OSError as error:
         return f"{path}: {error.strerror}", "a readable file"

@@ -23,7 +23,7 @@ import re
 import shutil
 import signal
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -45,10 +45,10 @@ class DataSet:
     files: Tuple[str, ...]
     """Names of what is written in addition to the passport."""
     add_options: Callable[[argparse._ArgumentGroup], None]
-    """Adds the options that this benchmark alone has."""
+    """Add the options that this benchmark alone has."""
     writer: str
     """Name of the writer module: only this one may need more than the standard library."""
-    check: Optional[passport.Check] = None
+    check: passport.Check = lambda directory, passport: ()
     """What --verify looks at in addition to sizes and hashes."""
 
 
@@ -86,7 +86,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def number(least: int, most: int) -> Callable[[str], int]:
-    """The type of an option that takes a whole number from ``least`` to ``most``."""
+    """Return the type of an option that takes a whole number from ``least`` to ``most``."""
 
     def number(text: str) -> int:
         value = int(text)
@@ -98,7 +98,7 @@ def number(least: int, most: int) -> Callable[[str], int]:
 
 
 def fraction(text: str) -> float:
-    """The type of an option that takes a part of a whole."""
+    """Convert an option that takes a part of a whole."""
     value = float(text)
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
@@ -106,15 +106,15 @@ def fraction(text: str) -> float:
 
 
 def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
-    """The options that every benchmark has, and those of this one."""
-    module = f"benchmarks.{data_set.benchmark}.prepare"
-    parser = _Parser(prog=f"python -m {module}", description=f"Prepare or verify {data_set.benchmark}'s data set.")
+    """Return the parser of the options that every benchmark has, and those of this one."""
+    benchmark = data_set.benchmark
+    description = f"Prepare or verify {benchmark}'s data set."
+    parser = _Parser(prog=f"python -m benchmarks.{benchmark}.prepare", description=description)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--to", type=Path, metavar="DIR", help="folder to prepare the data set in")
     what.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")
     add = parser.add_argument
-    source = f"{data_set.source}; without it, the small set"
-    add("--from", dest="origin", type=Path, metavar="PATH", help=source)
+    add("--from", dest="origin", type=Path, metavar="PATH", help=f"{data_set.source}; without it, the small set")
     add("--name", help="name of the data set; default: its source's")
     add("--workers", type=number(1, 1024), default=len(os.sched_getaffinity(0)), help="processes, at most")
     add("--seed", type=number(0, 2**63 - 1), default=0, help="of every random choice")
@@ -128,16 +128,13 @@ def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
 
 
 def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
-    """The options, or a problem that names what this benchmark takes."""
+    """Return the options, or raise a Problem that names what this benchmark takes."""
     parser = get_parser(data_set)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         takes = " ".join(re.findall(r"--[a-z-]+", parser.format_usage()))
-        raise Problem(
-            f"unrecognized arguments: {' '.join(unknown)}",
-            f"the options of {data_set.benchmark}: {takes}",
-            f"{parser.prog} --help",
-        )
+        expected = f"the options of {data_set.benchmark}: {takes}"
+        raise Problem(f"unrecognized arguments: {' '.join(unknown)}", expected, f"{parser.prog} --help")
     return args
 
 
@@ -158,7 +155,7 @@ def main(data_set: DataSet, argv: Optional[Sequence[str]] = None) -> int:
     except Problem as problem:
         return progress.fail(problem)
     except KeyboardInterrupt:
-        remedy = "give the same command again: it goes on where it stopped"
+        remedy = "give the same command again: it resumes where it stopped"
         return progress.fail(Problem("interrupted", "", remedy, INTERRUPTED))
     except BrokenPipeError:
         # Whoever followed the progress has gone; what is left to flush has nowhere to go either.
@@ -176,22 +173,20 @@ def _interrupt(number: int, frame: Optional[FrameType]) -> None:
     raise KeyboardInterrupt
 
 
-# -- the life of a preparation -------------------------------------------------------------------------
+# -- preparation ----------------------------------------------------------------------------------------
 
 
 def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) -> int:
     """Check a data folder against its passport and report every difference."""
-    total = None
-    with suppress(Problem):  # passport.verify() finds it too
-        total = sum(file["bytes"] for file in passport.files_of(passport.read(directory)))
+    found = passport.read(directory)
+    total = sum(file["bytes"] for file in passport.files_of(found))
     add = progress.counter("verify", total)
     problems = passport.verify(directory, quick, data_set.benchmark, add, data_set.check)
     if problems:
         return progress.fail(*problems)
-    found = passport.read(directory)
     counts = ", ".join(f"{split['count']:,} {name}" for name, split in found["splits"].items())
     how = "quick look" if quick else "every byte"
-    text = f"{directory} is whole ({how}): {found['name']}, {counts}, {human_bytes(total or 0)}"
+    text = f"{directory} is whole ({how}): {found['name']}, {counts}, {human_bytes(total)}"
     progress.end(directory / FILE_NAME, text)
     return 0
 
@@ -221,7 +216,7 @@ def check_places(data_set: DataSet, to: Path, origin: Optional[Path]) -> None:
     if origin is not None and not origin.exists():
         raise Problem(f"{origin} does not exist", data_set.source, "name it with --from")
     if origin is not None and origin.resolve() in (to.resolve(), *to.resolve().parents):
-        raise Problem(f"{to} lies within the source {origin}", "a folder outside it", "choose another --to")
+        raise Problem(f"{to} is within the source {origin}", "a folder outside it", "choose another --to")
     try:
         to.mkdir(parents=True, exist_ok=True)
         if not os.access(to, os.W_OK | os.X_OK):
@@ -243,7 +238,7 @@ def check_room(directory: Path, needed: int) -> None:
 
 
 def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) -> bool:
-    """Whether ``to`` already holds this data set; refuses to touch another one unless asked to."""
+    """Return whether ``to`` already holds this data set; refuse to touch another one unless asked to."""
     try:
         present = passport.read(to)
     except Problem:
@@ -266,7 +261,7 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
 
 @contextmanager
 def claim(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> Iterator[Path]:
-    """Hold the folder for this process alone, and give the folder of what is unfinished in it."""
+    """Hold the folder for this process alone, and yield the folder of what is unfinished in it."""
     scratch = to / PARTS
     scratch.mkdir(exist_ok=True)
     with (scratch / "lock").open("wb") as lock:
@@ -284,15 +279,10 @@ def claim(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> 
 
 def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> None:
     scratch = to / PARTS
-    plan = scratch / "plan.json"
-    try:
-        before = json.loads(plan.read_text(encoding="utf-8"))["source"]
-    except FileNotFoundError:
-        before = None
-    except (ValueError, KeyError, TypeError):
-        before = ""
+    plan, wanted = scratch / "plan.json", json.dumps({"source": fingerprint}).encode()
+    before = plan.read_bytes() if plan.exists() else None
     finished = [to / name for name in data_set.files if (to / name).exists()]
-    if before == fingerprint:
+    if before == wanted:
         _remove_unfinished(scratch)
         for path in finished:  # moved already when the preparation was interrupted
             path.replace(scratch / path.name)
@@ -305,7 +295,7 @@ def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progres
             shutil.rmtree(path)
         elif path.exists():
             path.unlink()
-    plan.write_text(json.dumps({"source": fingerprint}), encoding="utf-8")
+    plan.write_bytes(wanted)
 
 
 def _remove_unfinished(scratch: Path) -> None:
@@ -316,7 +306,7 @@ def _remove_unfinished(scratch: Path) -> None:
 
 
 def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path, progress: Progress) -> Path:
-    """Move the files to their place and write the passport."""
+    """Move the files to their place, write the passport and return its path."""
     described = {file["name"]: file for file in content.described}
     names = [name for name in data_set.files if name not in described]
     add = progress.counter("checksum", sum((scratch / name).stat().st_size for name in names))
@@ -325,11 +315,7 @@ def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path
     for key, split in content.splits.items():
         files = [described[name] for name in split.files]
         splits[key] = {"count": split.samples, "files": files, **split.facts}
-    tool = {
-        "name": f"benchmarks.{data_set.benchmark}.prepare",
-        "python": platform.python_version(),
-        **content.tool,
-    }
+    tool = {"name": f"benchmarks.{data_set.benchmark}.prepare", "python": platform.python_version(), **content.tool}
     facts = {
         "benchmark": data_set.benchmark,
         "name": content.name,

@@ -26,7 +26,7 @@ class Problem(Exception):
         self.found, self.expected, self.remedy, self.code = found, expected, remedy, code
 
     def as_dict(self) -> Dict[str, str]:
-        """The form in which a problem crosses to the host side."""
+        """Return the form in which a problem crosses to the host side."""
         return {"found": self.found, "expected": self.expected, "remedy": self.remedy}
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Problem(Exception):
 
 
 def disk_problem(error: OSError, directory: Path) -> Problem:
-    """The problem behind an error of reading or writing: a full disk by its name, others as the system has it."""
+    """Return the problem behind a failed read or write: a full disk by its name, others as the system has it."""
     if error.errno in DISK_FULL:
         return Problem(
             f"no room to write on in {directory}: {os.strerror(error.errno or errno.ENOSPC)}",

@@ -4,7 +4,7 @@ The host side starts a ``prepare.py`` with ``--progress json`` and reads lines l
 output; run directly, the same facts come as text on standard error::
 
     {"phase": "convert", "done": 4096, "total": 1281167, "unit": "images", "bytes": 451018752}
-    {"note": "going on: 4 of 1,301 parts of convert were finished before"}
+    {"note": "resuming: 4 of 1,301 parts of convert were finished before"}
     {"passport": "/data/imagenet/dataset.json"}
     {"error": {"found": "...", "expected": "...", "remedy": "..."}}
 """
@@ -21,7 +21,7 @@ from benchmarks.common.data.problem import Problem
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes in decimal units, as disks are sold: ``1.5 GB``."""
+    """Return a number of bytes in decimal units, as disks are sold: ``1.5 GB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.{0 if unit == 'bytes' else 1}f} {unit}"
@@ -54,7 +54,7 @@ class Progress:
             self.note(self._line(phase, done, total, unit, now - self._phase_start))
 
     def counter(self, phase: str, total: Optional[int] = None) -> Callable[[int], None]:
-        """A function that adds to the bytes done in ``phase``."""
+        """Return a function that adds to the bytes done in ``phase``."""
         done = 0
 
         def add(size: int) -> None:
@@ -81,14 +81,14 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def end(self, passport: Path, text: str) -> None:
-        """The last line of a command that did what it was asked."""
+        """Report the last line of a command that did what it was asked."""
         if self.as_json:
             self._emit({"passport": str(passport)})
         else:
             self.note(text)
 
     def fail(self, problem: Problem, *more: Problem) -> int:
-        """The last line otherwise; returns the exit code."""
+        """Report the last line otherwise and return the exit code."""
         if self.as_json:
             facts: Dict[str, Any] = problem.as_dict()
             if more:

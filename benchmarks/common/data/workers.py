@@ -1,4 +1,4 @@
-"""Runs one function over many tasks in several processes, and ends cleanly in every way it can end.
+"""Run one function over many tasks in several processes, and end cleanly in every way it can end.
 
 ``multiprocessing.Pool`` waits for ever when a worker is killed, and ``concurrent.futures`` leaves its
 workers behind when the parent is; here either end of a pipe sees the other one go.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -51,7 +51,7 @@ def run(
     before = total - sum(stage.size(task) for task in waiting)
     if before:
         finished = len(tasks) - len(waiting)
-        progress.note(f"going on: {finished:,} of {len(tasks):,} parts of {stage.phase} were finished before")
+        progress.note(f"resuming: {finished:,} of {len(tasks):,} parts of {stage.phase} were finished before")
     counts, sizes = [0] * len(waiting), [0] * len(waiting)
     progress.update(stage.phase, before, total, unit=stage.unit)
     with closing(_reports(stage.function, waiting, workers, folder)) as reports:
@@ -63,24 +63,29 @@ def run(
 def _reports(
     function: Function, tasks: Sequence[Any], workers: int, folder: Path
 ) -> Generator[Tuple[int, int, int], None, None]:
-    """The number of a task with its units and bytes so far, whenever a worker reports them."""
-    waiting = list(range(len(tasks)))[::-1]
-    busy: Dict[Connection, int] = {}
+    """Yield the number of a task with its units and bytes so far, whenever a worker reports them."""
+    waiting = iter(enumerate(tasks))
     processes: Dict[Connection, BaseProcess] = {}
     try:
         for _ in range(min(workers, len(tasks))):
             _start(function, folder, processes)
-        for connection, process in processes.items():
-            busy[connection] = _send(connection, process, waiting, tasks)
+        busy = list(processes)
         while busy:
-            for connection in cast(List[Connection], wait(list(busy))):
-                place = busy.pop(connection)
-                count, size, done = _receive(connection, processes[connection])
-                if not done:
-                    busy[connection] = place
-                elif waiting:
-                    busy[connection] = _send(connection, processes[connection], waiting, tasks)
-                yield place, count, size
+            for connection in cast("List[Connection]", wait(busy)):
+                try:
+                    report = connection.recv()
+                    if report is None:  # asks for a task
+                        task = next(waiting, None)
+                        if task is None:
+                            busy.remove(connection)
+                        else:
+                            connection.send(task)
+                except (EOFError, ConnectionError):
+                    raise _lost(processes[connection]) from None
+                if isinstance(report, Problem):
+                    raise report
+                if report is not None:
+                    yield report
     finally:
         for process in processes.values():
             process.terminate()
@@ -101,26 +106,6 @@ def _start(function: Function, folder: Path, processes: Dict[Connection, BasePro
     theirs.close()
 
 
-def _send(connection: Connection, process: BaseProcess, waiting: List[int], tasks: Sequence[Any]) -> int:
-    place = waiting.pop()
-    try:
-        connection.send(tasks[place])
-    except ConnectionError:
-        raise _lost(process) from None
-    return place
-
-
-def _receive(connection: Connection, process: BaseProcess) -> Tuple[int, int, bool]:
-    try:
-        message = connection.recv()
-    except (EOFError, ConnectionError):
-        raise _lost(process) from None
-    if isinstance(message, Problem):
-        raise message
-    count, size, done = message
-    return count, size, done
-
-
 def _lost(process: BaseProcess) -> Problem:
     process.join()
     code = process.exitcode or 0
@@ -133,24 +118,24 @@ def _lost(process: BaseProcess) -> Problem:
 
 
 def _serve(connection: Connection, function: Function, folder: Path) -> None:
-    last = time.monotonic()
+    """Ask for tasks, and send their numbers with units and bytes so far, or a problem."""
+    place, last = 0, time.monotonic()
 
     def report(count: int, size: int) -> None:
         nonlocal last
         if time.monotonic() - last >= _REPORT_PERIOD:
             last = time.monotonic()
-            connection.send((count, size, False))
+            connection.send((place, count, size))
 
-    try:
+    with suppress(EOFError, ConnectionError):  # the parent has gone
         while True:
-            task = connection.recv()
+            connection.send(None)
+            place, task = connection.recv()
             try:
-                connection.send((*function(task, report), True))
+                connection.send((place, *function(task, report)))
             except Problem as problem:
                 connection.send(problem)
             except ConnectionError:
                 raise
             except OSError as error:
                 connection.send(disk_problem(error, folder))
-    except (EOFError, ConnectionError):
-        return  # the parent has gone

@@ -16,18 +16,7 @@ from benchmarks.common.ranks import Lagged, Ranks
 # and take hvd from here everywhere.
 import horovod.mxnet as hvd  # isort: skip
 
-__all__ = [
-    "LaggedSums",
-    "barrier",
-    "broadcast",
-    "finish",
-    "hvd",
-    "load",
-    "save",
-    "start",
-    "synchronize",
-    "total",
-]
+__all__ = ["LaggedSums", "barrier", "broadcast", "finish", "hvd", "load", "save", "start", "synchronize", "total"]
 
 save, load = save_arrays, load_arrays
 
@@ -51,7 +40,7 @@ def synchronize() -> None:
 
 
 def total(values: Any) -> List[float]:
-    """Sum of ``values`` (one-dimensional) over all ranks; waits for it."""
+    """Sum ``values`` (one-dimensional) over all ranks and wait for it."""
     array = _sum(mx.nd.array(values), "total")
     return [float(value) for value in array.asnumpy().reshape(-1)]
 

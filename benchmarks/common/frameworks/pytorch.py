@@ -20,17 +20,12 @@ from benchmarks.common.ranks import Lagged, Ranks
 
 TIMEOUT = datetime.timedelta(minutes=10)
 """For one collective; the launcher's own watch for ranks that hang is shorter."""
-DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Type of activations for each ``precision`` of a configuration; weights and optimizer stay in fp32."""
 
 
 def read_place(environment: Mapping[str, str]) -> Tuple[int, int, int, int]:
-    """Rank, ranks, local rank and ranks on this node, from the variables of torchrun or of srun."""
+    """Return rank, ranks, local rank and ranks on this node, from the variables of torchrun or of srun."""
     if "RANK" in environment:
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         local_rank = int(environment.get("LOCAL_RANK", rank))
@@ -87,12 +82,12 @@ def autocast(device: torch.device, precision: str) -> ContextManager[Any]:
 
 
 def size() -> int:
-    """Number of ranks."""
+    """Return the number of ranks."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def total(values: Any) -> List[float]:
-    """Sum of ``values`` over all ranks; waits for it and leaves ``values`` as they are."""
+    """Sum ``values`` over all ranks and wait for it; leaves ``values`` as they are."""
     tensor = torch.as_tensor(values, dtype=None if torch.is_tensor(values) else torch.float64)
     if size() > 1:
         tensor = tensor.clone()

@@ -56,7 +56,7 @@ def synchronize() -> None:
 
 
 def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> List[tf.Tensor]:
-    """Mean of each gradient over all ranks, for use in a tf.function.
+    """Return the mean of each gradient over all ranks, for use in a tf.function.
 
     ``compression`` is the type in which they travel, none or fp16. ``groups`` above 0 sends them in so many
     lots; else each one goes when it is ready and Horovod fuses by size.
@@ -75,7 +75,7 @@ def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> Li
 
 
 def total(values: Any) -> List[float]:
-    """Sum of ``values`` (one-dimensional) over all ranks; waits for it."""
+    """Sum ``values`` (one-dimensional) over all ranks and wait for it."""
     return [float(value) for value in _sum(tf.constant(values, tf.float32), "total").numpy()]
 
 
