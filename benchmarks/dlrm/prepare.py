@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+
 from benchmarks.common.data import prepare
 
 INDEX_LIMIT = 40_000_000

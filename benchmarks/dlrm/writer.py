@@ -14,7 +14,7 @@ from benchmarks.common.data import workers
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.dlrm import blocks, made, sources, stages
+from benchmarks.dlrm import blocks, sources, stages, synthetic
 from benchmarks.dlrm.blocks import BLOCK_ROWS, ROW_BYTES, TABLES
 from benchmarks.dlrm.sources import Source
 from benchmarks.dlrm.stages import Bucket, Part, Table
@@ -55,7 +55,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     """Find the text; all that decides what is written goes into the fingerprint."""
     limits = (args.index_limit, args.frequency_threshold)
     if args.origin is None:
-        return Listing(None, _fingerprint((VERSION, made.NAME, args.name, args.seed, *limits)))
+        return Listing(None, _fingerprint((VERSION, synthetic.NAME, args.name, args.seed, *limits)))
     source = sources.list_source(args.origin, args.validation_fraction, progress.counter("scan"))
     source = source._replace(name=args.name or source.name)
     facts: List[Any] = [VERSION, source.name, source.made, args.seed, *limits]
@@ -71,7 +71,7 @@ def _fingerprint(facts: object) -> str:
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Write rows, tables and their facts."""
-    task = plan(listing.source or _made_source(args, scratch), args, scratch, progress)
+    task = plan(listing.source or _synthetic_source(args, scratch), args, scratch, progress)
     parse(task)
     malformed = judge_malformed(task, args.skip_corrupt)
     count(task)
@@ -97,13 +97,13 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     )
 
 
-def _made_source(args: argparse.Namespace, scratch: Path) -> Source:
+def _synthetic_source(args: argparse.Namespace, scratch: Path) -> Source:
     """The text of the small set; written anew after an interruption, it is the same."""
-    folder = scratch / made.NAME
+    folder = scratch / synthetic.NAME
     folder.mkdir(exist_ok=True)
-    made.write_text(folder, args.seed)
+    synthetic.write_text(folder, args.seed)
     source = sources.list_source(folder, args.validation_fraction, lambda size: None)
-    return source._replace(name=args.name or made.NAME)
+    return source._replace(name=args.name or synthetic.NAME)
 
 
 def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
