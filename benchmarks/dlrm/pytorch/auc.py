@@ -15,7 +15,6 @@ import torch.distributed as dist
 from benchmarks.common.frameworks import pytorch
 
 LEADING_BITS = 16
-BINS = 1 << LEADING_BITS
 
 
 def ordered_keys(scores: torch.Tensor) -> torch.Tensor:
@@ -60,7 +59,7 @@ def _own_range(packed: torch.Tensor) -> torch.Tensor:
     """Give each rank the rows of its range of keys: about as many as the others have."""
     size = dist.get_world_size()
     bins = packed >> (33 - LEADING_BITS)
-    counts = torch.bincount(bins, minlength=BINS)
+    counts = torch.bincount(bins, minlength=1 << LEADING_BITS)
     dist.all_reduce(counts)
     # A bin goes to the rank into whose share of all rows its middle falls.
     middle = torch.cumsum(counts, 0) - counts // 2

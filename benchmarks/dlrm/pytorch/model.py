@@ -115,6 +115,8 @@ class Tables:
     def __init__(self, sizes: Sequence[int], config: Config, ranks: Ranks) -> None:
         self.placement = place(sizes, ranks.size)
         self.mine = self.placement[ranks.rank]
+        # The order in which ``split`` gives the tables' vectors.
+        self.order = [table for tables in self.placement for table in tables]
         self.width = config.bottom_mlp[-1]
         self.count = len(sizes)
         self._ranks = ranks
@@ -128,11 +130,6 @@ class Tables:
             generator = torch.Generator(ranks.context).manual_seed(config.seed * 1000 + table + 1)
             bound = math.sqrt(1 / count)
             self.weight[start : start + count].uniform_(-bound, bound, generator=generator)
-
-    @property
-    def order(self) -> List[int]:
-        """Tables in the order in which ``split`` gives their vectors."""
-        return [table for tables in self.placement for table in tables]
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the joint table (global batch * my tables) of ``indices`` (my tables, global batch)."""

@@ -68,5 +68,5 @@ class Config:
             ),
             ("layers needs at least two values, all at least 1", len(self.layers) < 2 or min(self.layers) < 1),
             ("the first of layers must be even: two embeddings share it", self.layers[0] % 2 == 1),
-            ("beta1 and beta2 must lie in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
+            ("beta1 and beta2 must be in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
         )

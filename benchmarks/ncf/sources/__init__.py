@@ -13,5 +13,5 @@ def read_source(origin: Optional[Path], name: Optional[str], seed: int) -> Inter
     """Return the interactions of the source at ``origin``; the small set without one. Problem if it cannot be used."""
     if origin is None:
         return tastes.generate()
-    negatives = paper.find(origin)
-    return paper.read(negatives, name) if negatives else movielens.read(origin, name, seed)
+    negatives = sorted(origin.glob(f"*{paper.NEGATIVES}"))
+    return paper.read(negatives[0], name) if negatives else movielens.read(origin, name, seed)

@@ -140,6 +140,6 @@ def _identify(name: Optional[str], supposed: str, found: Release, where: str) ->
             f"download {wanted} again, or give the data set a name of its own with --name",
         )
     if name is None:
-        found_text = f"{where} has {found}: no known release of MovieLens"
-        raise Problem(found_text, ", ".join(RELEASES), "to use it as a data set of your own: --name NAME")
+        remedy = "to use it as a data set of your own: --name NAME"
+        raise Problem(f"{where} has {found}: no known release of MovieLens", ", ".join(RELEASES), remedy)
     return name

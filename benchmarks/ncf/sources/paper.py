@@ -14,15 +14,13 @@ import numpy as np
 from benchmarks.common.data.problem import Problem
 from benchmarks.ncf.sources.interactions import Interactions, check_pairs
 
-
-def find(folder: Path) -> Optional[Path]:
-    """Return the first *.test.negative of ``folder``, None where it has none."""
-    return next(iter(sorted(folder.glob("*.test.negative"))), None)
+NEGATIVES = ".test.negative"
+"""What the name of the third file ends with."""
 
 
 def read(negative: Path, name: Optional[str]) -> Interactions:
     """Return the interactions of the files that ``negative`` is one of, their ids and negatives unchanged."""
-    stem = negative.name[: -len(".test.negative")]
+    stem = negative.name[: -len(NEGATIVES)]
     train, pairs, test = (negative.with_name(stem + end) for end in (".train.rating", ".train.pairs", ".test.rating"))
     train = pairs if pairs.is_file() and not train.is_file() else train
     for path in (train, test):
