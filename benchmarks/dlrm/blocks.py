@@ -38,7 +38,7 @@ def create(path: Path, rows: int) -> None:
 
 
 def open_blocks(path: Path, rows: int, writable: bool = False) -> np.memmap:
-    """The file as an array (blocks, COLUMNS, BLOCK_ROWS) of words.
+    """Open the file as an array (blocks, COLUMNS, BLOCK_ROWS) of words.
 
     Raises:
         ValueError: it has another size than ``rows`` ask for.
@@ -56,19 +56,13 @@ def write_column(blocks: np.ndarray, column: int, first_row: int, values: np.nda
     done = 0
     while done < len(words):
         block, lane = divmod(first_row + done, BLOCK_ROWS)
-        if lane == 0 and len(words) - done >= BLOCK_ROWS:
-            count = (len(words) - done) // BLOCK_ROWS
-            part = words[done : done + count * BLOCK_ROWS].reshape(count, BLOCK_ROWS)
-            blocks[block : block + count, column] = part
-            done += count * BLOCK_ROWS
-        else:
-            count = min(BLOCK_ROWS - lane, len(words) - done)
-            blocks[block, column, lane : lane + count] = words[done : done + count]
-            done += count
+        count = min(BLOCK_ROWS - lane, len(words) - done)
+        blocks[block, column, lane : lane + count] = words[done : done + count]
+        done += count
 
 
 def outside(blocks: np.ndarray, sizes: Sequence[int], chosen: Sequence[int]) -> Iterator[Tuple[int, int, int]]:
-    """Tables of the ``chosen`` blocks with an index below 0 or past the table: table, least, largest index."""
+    """Yield tables of the ``chosen`` blocks with an index below 0 or past the table: table, least, largest index."""
     for table, size in enumerate(sizes):
         column = blocks[list(chosen), FIRST_TABLE + table]
         least, most = int(column.min()), int(column.max())

@@ -10,11 +10,11 @@ from typing import NamedTuple, Tuple
 
 import numpy as np
 
-from benchmarks.dlrm.blocks import COLUMNS, FIRST_TABLE, NUMBERS
+from benchmarks.dlrm.blocks import COLUMNS, FIRST_TABLE, NUMBERS, WORD
 
 TAB, NEWLINE, RETURN, MINUS = 9, 10, 13, 45
 NUMBER_DIGITS = 10
-"""Characters of the largest number beside its sign: the logs' counts fit in 32 bits."""
+"""Characters of the largest number next to its sign: the logs' counts fit in 32 bits."""
 HEX_DIGITS = 8
 MAX_INT = 2**31 - 1
 
@@ -110,4 +110,4 @@ def transformed(column: int, values: np.ndarray) -> np.ndarray:
     """Values of a column as training reads them: numbers become log(1 + x), negative ones count as 0."""
     if 1 <= column <= NUMBERS:
         return np.log1p(np.maximum(values, 0), dtype=np.float32)
-    return values.astype("<i4", copy=False)
+    return values.astype(WORD, copy=False)

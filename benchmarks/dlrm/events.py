@@ -1,6 +1,6 @@
 """The MLPerf log events of DLRM that do not depend on the framework.
 
-The keys are those of the v0.7 compliance checker (mlperf-logging, ruleset 0.7.0, dlrm), as they stand in the
+The keys are those of the v0.7 compliance checker (mlperf-logging, ruleset 0.7.0, dlrm), as in the
 submitted logs.
 """
 

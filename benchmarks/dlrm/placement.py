@@ -18,8 +18,3 @@ def place(sizes: Sequence[int], ranks: int) -> Tuple[Tuple[int, ...], ...]:
         chosen[rank].append(table)
         rows[rank] += sizes[table]
     return tuple(tuple(sorted(tables)) for tables in chosen)
-
-
-def most_rows(sizes: Sequence[int], ranks: int) -> int:
-    """Rows of the fullest rank."""
-    return max(sum(sizes[table] for table in tables) for tables in place(sizes, ranks))

@@ -1,18 +1,17 @@
-"""Prepares DLRM's data set: Criteo's click logs as blocks of columns with a passport, or checks a prepared one.
+"""Prepare DLRM's data set: Criteo's click logs as blocks of columns with a passport, or check a prepared one.
 
     $ python -m benchmarks.dlrm.prepare --to data/dlrm                          # the small set
     $ python -m benchmarks.dlrm.prepare --from /raw/criteo --to /data/criteo    # day_0 ..., or train.txt
     $ python -m benchmarks.dlrm.prepare --verify /data/criteo
 
-Writes train.bin val.bin tables.bin and, last, dataset.json. Give an interrupted command again and it goes on.
+Writes train.bin val.bin tables.bin and, last, dataset.json. Give an interrupted command again and it continues.
 Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Optional, Sequence
+from functools import partial
 
 from benchmarks.common.data import prepare
 
@@ -39,12 +38,8 @@ DATA_SET = prepare.DataSet(
     add_options=add_options,
     writer="benchmarks.dlrm.writer",
 )
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command line and return its exit code."""
-    return prepare.main(DATA_SET, argv)
+main = partial(prepare.main, DATA_SET)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

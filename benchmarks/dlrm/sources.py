@@ -1,10 +1,12 @@
-"""What is prepared: Criteo's files as ranges of bytes, cut into training and evaluation; and the made set."""
+"""What is prepared: Criteo's files as ranges of bytes, cut into training and evaluation."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.dlrm.blocks import COLUMNS
@@ -20,7 +22,7 @@ SUFFIXES = (".txt", ".csv", ".tsv")
 CHUNK = 8 << 20
 """Bytes read at once."""
 
-Tell = Callable[[int], None]
+Report = Callable[[int], None]
 
 
 class Range(NamedTuple):
@@ -30,9 +32,14 @@ class Range(NamedTuple):
     begin: int
     end: int
 
+    @property
+    def size(self) -> int:
+        """Bytes of text."""
+        return self.end - self.begin
+
 
 class Source(NamedTuple):
-    """The raw data of both splits."""
+    """Raw data of both splits."""
 
     name: str
     train: Tuple[Range, ...]
@@ -40,20 +47,15 @@ class Source(NamedTuple):
     made: str
     """How the splits were cut, for the passport."""
 
-    @property
-    def bytes(self) -> int:
-        """Size of all text that is read."""
-        return sum(each.end - each.begin for each in (*self.train, *self.val))
 
-
-def list_source(origin: Path, validation_fraction: Optional[float], tell: Tell) -> Source:
-    """Find Criteo's files in a folder, or take the file that is named; ``tell`` gets the bytes looked at."""
+def list_source(origin: Path, validation_fraction: Optional[float], report: Report) -> Source:
+    """Find Criteo's files in a folder, or take the file that is named; ``report`` gets the bytes looked at."""
     if origin.is_file():
-        return _single(origin, validation_fraction, tell)
+        return _single(origin, validation_fraction, report)
     compressed = sorted(path.name for path in origin.glob("*.gz"))
     days = {int(path.name[4:]): path for path in origin.iterdir() if re.fullmatch(r"day_\d+", path.name)}
     if days:
-        return _days(days, tell)
+        return _days(days, report)
     for suffix in SUFFIXES:
         train, test = origin / f"train{suffix}", origin / f"test{suffix}"
         if train.exists():
@@ -61,7 +63,7 @@ def list_source(origin: Path, validation_fraction: Optional[float], tell: Tell) 
             if test.exists() and _columns(test) == COLUMNS:
                 splits = (_whole(train),), (_whole(test),)
                 return Source(origin.name, *splits, f"{train.name}; {test.name} held out")
-            return _single(train, validation_fraction, tell)
+            return _single(train, validation_fraction, report)
     if compressed:
         raise Problem(
             f"{origin} has compressed files: {', '.join(compressed[:3])}",
@@ -75,7 +77,7 @@ def list_source(origin: Path, validation_fraction: Optional[float], tell: Tell) 
     )
 
 
-def _days(days: Dict[int, Path], tell: Tell) -> Source:
+def _days(days: Dict[int, Path], report: Report) -> Source:
     last = max(days)
     missing = [f"day_{number}" for number in range(last + 1) if number not in days]
     if missing or last == 0:
@@ -85,23 +87,25 @@ def _days(days: Dict[int, Path], tell: Tell) -> Source:
             "put the missing files into the folder",
         )
     train = tuple(_whole(days[number]) for number in range(last))
-    held, lines = _first_half(days[last], tell)
+    held = _whole(days[last])
+    # With the odd line: 89,137,319 lines of the Terabyte logs' day 23.
+    lines = (_count_lines(days[last], report) + 1) // 2
+    held = held._replace(end=_offset_of_line(days[last], lines, report))
     name = TERABYTE if last + 1 == DAYS else f"criteo-{last + 1}-days"
     return Source(name, train, (held,), f"days 0 to {last - 1}; the first {lines:,} lines of day {last} held out")
 
 
-def _single(path: Path, fraction: Optional[float], tell: Tell) -> Source:
-    """The last lines of one file are held out."""
-    share = HELD_OUT if fraction is None else fraction
-    lines = _count_lines(path, tell)
-    held = round(lines * share)
+def _single(path: Path, fraction: Optional[float], report: Report) -> Source:
+    """Hold out the last lines of one file."""
+    lines = _count_lines(path, report)
+    held = round(lines * (HELD_OUT if fraction is None else fraction))
     if not 0 < held < lines:
         raise Problem(
             f"{path} has {lines:,} lines, of which {held:,} are held out",
             "lines to train on and lines to evaluate on",
             "a larger file, or another --validation-fraction",
         )
-    cut = _offset_of_line(path, lines - held, tell)
+    cut = _offset_of_line(path, lines - held, report)
     whole = _whole(path)
     return Source(
         path.stem if path.parent.name in ("", ".") else path.parent.name,
@@ -111,14 +115,8 @@ def _single(path: Path, fraction: Optional[float], tell: Tell) -> Source:
     )
 
 
-def _first_half(path: Path, tell: Tell) -> Tuple[Range, int]:
-    """The first half of the last day, the odd line included: 89,137,319 lines of the Terabyte logs' day 23."""
-    lines = (_count_lines(path, tell) + 1) // 2
-    return _whole(path)._replace(end=_offset_of_line(path, lines, tell)), lines
-
-
 def _whole(path: Path) -> Range:
-    """All of a file; a file that ends within a row was cut short."""
+    """Return all of a file; one that ends within a row was cut short."""
     size = path.stat().st_size
     if size == 0:
         raise Problem(f"{path} is empty", "rows of clicks", "download it again")
@@ -132,39 +130,37 @@ def _whole(path: Path) -> Range:
     return Range(str(path), 0, size)
 
 
+def _chunks(path: Path, report: Report) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            yield chunk
+            report(len(chunk))
+
+
 def _columns(path: Path) -> int:
     with path.open("rb") as file:
         return file.readline().count(TAB) + 1
 
 
-def _count_lines(path: Path, tell: Tell) -> int:
-    lines = 0
-    with path.open("rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
-            lines += chunk.count(b"\n")
-            tell(len(chunk))
-    return lines
+def _count_lines(path: Path, report: Report) -> int:
+    return sum(chunk.count(b"\n") for chunk in _chunks(path, report))
 
 
-def _offset_of_line(path: Path, line: int, tell: Tell) -> int:
-    """Byte at which a line (from 0) begins."""
+def _offset_of_line(path: Path, line: int, report: Report) -> int:
+    """Return the byte at which a line (from 0) begins."""
     begin = 0
-    with path.open("rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
-            count = chunk.count(b"\n")
-            if line <= count:
-                place = -1
-                for _ in range(line):
-                    place = chunk.index(b"\n", place + 1)
-                return begin + place + 1
-            line -= count
-            begin += len(chunk)
-            tell(len(chunk))
+    for chunk in _chunks(path, report):
+        count = chunk.count(b"\n")
+        if line <= count:
+            ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == NEWLINE)
+            return begin + (int(ends[line - 1]) + 1 if line else 0)
+        line -= count
+        begin += len(chunk)
     return begin
 
 
 def ranges(whole: Sequence[Range], size: int) -> List[Range]:
-    """Cuts ranges into pieces of about ``size`` bytes; a piece takes the line that crosses its end."""
+    """Cut ranges into pieces of about ``size`` bytes; a piece takes the line that crosses its end."""
     return [
         Range(each.path, begin, min(begin + size, each.end))
         for each in whole

@@ -51,8 +51,8 @@ class Part:
     seed: int
 
     @property
-    def facts_path(self) -> Path:
-        """Where the facts lie, which are written last."""
+    def done_path(self) -> Path:
+        """The file of the facts, which is written last."""
         return self.rows.with_suffix(".json")
 
     @property
@@ -72,15 +72,15 @@ class Facts(NamedTuple):
 
 
 def read_facts(part: Part) -> Facts:
-    """Facts of a part; FileNotFoundError when it is not finished."""
-    return Facts(*json.loads(part.facts_path.read_text(encoding="utf-8")))
+    """Return the facts of a part; FileNotFoundError when it is not finished."""
+    return Facts(*json.loads(part.done_path.read_text(encoding="utf-8")))
 
 
 # -- parse ---------------------------------------------------------------------------------------------
 
 
 def read_lines(text: Range) -> Iterator[bytes]:
-    """Pieces of whole lines: those that begin in the range, up to the line that crosses its end."""
+    """Yield pieces of whole lines: those that begin in the range, up to the line that crosses its end."""
     with open(text.path, "rb") as file:
         file.seek(max(0, text.begin - 1))
         if text.begin > 0 and file.read(1)[0] != NEWLINE:
@@ -98,9 +98,8 @@ def parse_part(part: Part, report: Report) -> Tuple[int, int]:
     with part.offsets_path.open("wb") as file:
         np.save(SimpleNamespace(write=file.write), offsets)
     temporary.write_text(json.dumps(facts), encoding="utf-8")
-    temporary.replace(part.facts_path)
-    size = part.text.end - part.text.begin
-    return size, size
+    temporary.replace(part.done_path)
+    return part.text.size, part.text.size
 
 
 def _write_chunks(part: Part, path: Path, report: Report) -> Tuple[Facts, np.ndarray]:
@@ -130,7 +129,7 @@ def _write_chunks(part: Part, path: Path, report: Report) -> Tuple[Facts, np.nda
 
 
 def _write_chunk(file: BinaryIO, waiting: List[np.ndarray], buckets: int, generator: np.random.Generator) -> np.ndarray:
-    """Deal the waiting rows into buckets and write them; returns where each bucket begins."""
+    """Deal the waiting rows into buckets and write them; return where each bucket begins."""
     columns = np.concatenate(waiting, axis=1)
     waiting.clear()
     dealt = generator.integers(buckets, size=columns.shape[1])
@@ -142,7 +141,7 @@ def _write_chunk(file: BinaryIO, waiting: List[np.ndarray], buckets: int, genera
 
 
 def read_column(part: Part, column: int, bucket: int = -1) -> Iterator[np.ndarray]:
-    """A column of a part, chunk by chunk: all of its rows, or those of one bucket."""
+    """Yield a column of a part, chunk by chunk: all of its rows, or those of one bucket."""
     offsets = np.load(part.offsets_path)
     first = 0
     with part.rows.open("rb") as file:
@@ -159,11 +158,12 @@ def read_column(part: Part, column: int, bucket: int = -1) -> Iterator[np.ndarra
 
 @dataclass(frozen=True)
 class Table:
-    """One category, and the file of the values that get a row of their own, in ascending order."""
+    """One category, with its values that get a row of their own."""
 
     number: int
     parts: Tuple[Part, ...]
-    values: Path
+    done_path: Path
+    """File of the values, in ascending order."""
     index_limit: int
     threshold: int
     """Values seen less often share row 0; up to 1 every value has a row."""
@@ -186,19 +186,19 @@ def list_values(table: Table, report: Report) -> Tuple[int, int]:
             values, times = np.unique(chunk, return_counts=True)
             counts[values] = np.minimum(counts[values] + times, MOST_COUNTED)
     kept = np.flatnonzero(counts >= max(1, table.threshold)).astype(WORD)
-    temporary = table.values.with_suffix(f".{os.getpid()}")
+    temporary = table.done_path.with_suffix(f".{os.getpid()}")
     temporary.write_bytes(kept.data)
-    temporary.replace(table.values)
+    temporary.replace(table.done_path)
     return 1, kept.nbytes
 
 
 def table_size(table: Table) -> int:
-    """Rows of the embedding table."""
-    return table.values.stat().st_size // WORD.itemsize + (table.threshold > 1)
+    """Return the number of rows of the embedding table."""
+    return table.done_path.stat().st_size // WORD.itemsize + (table.threshold > 1)
 
 
 def indices_of(values: np.ndarray, kept: np.ndarray, threshold: int, index_limit: int) -> np.ndarray:
-    """Table rows of values: their rank among ``kept``, behind the shared row 0 where there is a threshold."""
+    """Return table rows of values: their rank among ``kept``, behind the shared row 0 where there is a threshold."""
     shift = int(threshold > 1)
     if not len(kept):
         return np.zeros(len(values), WORD)
@@ -234,7 +234,7 @@ class Bucket:
 
 
 def bucket_sizes(parts: Sequence[Part]) -> np.ndarray:
-    """Rows of each bucket of a split."""
+    """Return the rows of each bucket of a split."""
     return sum(np.diff(np.load(part.offsets_path)).sum(axis=0) for part in parts)
 
 
@@ -248,7 +248,7 @@ def write_bucket(bucket: Bucket, report: Report) -> Tuple[int, int]:
         values = np.concatenate(pieces)
         if column >= FIRST_TABLE:
             table = bucket.tables[column - FIRST_TABLE]
-            kept = np.fromfile(str(table.values), WORD)
+            kept = np.fromfile(str(table.done_path), WORD)
             values = indices_of(values, kept, table.threshold, table.index_limit)
         blocks.write_column(place, column, bucket.first_row, criteo.transformed(column, values)[order])
         written = (column + 1) * bucket.rows * WORD.itemsize

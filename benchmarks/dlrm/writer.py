@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from benchmarks.common.data import workers
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.dlrm import blocks, made, sources, stages
+from benchmarks.dlrm import blocks, sources, stages, synthetic
 from benchmarks.dlrm.blocks import BLOCK_ROWS, ROW_BYTES, TABLES
 from benchmarks.dlrm.sources import Source
 from benchmarks.dlrm.stages import Bucket, Part, Table
@@ -36,7 +37,7 @@ class Listing(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One preparation: what from and how."""
+    """One preparation: from what and how."""
 
     source: Source
     scratch: Path
@@ -45,39 +46,37 @@ class Task(NamedTuple):
     processes: int
     progress: Progress
 
-    def run(self, stage: workers.Stage, every: List[Any], waiting: List[Any]) -> None:
+    def run(self, stage: workers.Stage, every: Sequence[Any]) -> None:
         """Let the worker processes do what is not done yet."""
+        waiting = [each for each in every if not each.done_path.exists()]
         workers.run(stage, every, waiting, self.processes, self.scratch.parent, self.progress)
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     """Find the text; all that decides what is written goes into the fingerprint."""
-    limits = (args.index_limit, args.frequency_threshold)
-    if args.origin is None:
-        return Listing(None, _fingerprint((VERSION, made.NAME, args.name, args.seed, *limits)))
-    source = sources.list_source(args.origin, args.validation_fraction, progress.counter("scan"))
-    source = source._replace(name=args.name or source.name)
-    facts: List[Any] = [VERSION, source.name, source.made, args.seed, *limits]
-    for each in (*source.train, *source.val):
-        change = Path(each.path).stat().st_mtime_ns
-        facts.append((Path(each.path).name, each.begin, each.end, change))
-    return Listing(source, _fingerprint(facts))
-
-
-def _fingerprint(facts: object) -> str:
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+    options = (args.seed, args.index_limit, args.frequency_threshold)
+    source = None
+    facts: Any = (VERSION, synthetic.NAME, args.name, *options)
+    if args.origin is not None:
+        source = sources.list_source(args.origin, args.validation_fraction, progress.counter("scan"))
+        source = source._replace(name=args.name or source.name)
+        facts = [VERSION, source.name, source.made, *options]
+        for path, begin, end in (*source.train, *source.val):
+            facts.append((Path(path).name, begin, end, Path(path).stat().st_mtime_ns))
+    return Listing(source, hashlib.sha256(repr(facts).encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Write rows, tables and their facts."""
-    task = plan(listing.source or _made_source(args, scratch), args, scratch, progress)
+    task = plan(listing.source or _synthetic_source(args, scratch), args, scratch, progress)
     parse(task)
     malformed = judge_malformed(task, args.skip_corrupt)
-    count(task)
+    task.run(workers.Stage("tables", "tables", stages.list_values, lambda table: 1), task.tables)
     rows = shuffle(task, args.seed)
     with (scratch / VALUES).open("wb") as output:
         for table in task.tables:
-            output.write(table.values.read_bytes())
+            with table.done_path.open("rb") as values:
+                shutil.copyfileobj(values, output)
     return Content(
         name=task.source.name,
         splits={split: Split(rows[split], (f"{split}.bin", VALUES)) for split in SPLITS},
@@ -95,24 +94,23 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     )
 
 
-def _made_source(args: argparse.Namespace, scratch: Path) -> Source:
-    """The text of the small set; written anew after an interruption, it is the same."""
-    folder = scratch / made.NAME
+def _synthetic_source(args: argparse.Namespace, scratch: Path) -> Source:
+    """Write the text of the small set; written anew after an interruption, it is the same."""
+    folder = scratch / synthetic.NAME
     folder.mkdir(exist_ok=True)
-    made.write_text(folder, args.seed)
+    synthetic.write_text(folder, args.seed)
     source = sources.list_source(folder, args.validation_fraction, lambda size: None)
-    return source._replace(name=args.name or made.NAME)
+    return source._replace(name=args.name or synthetic.NAME)
 
 
 def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
     """Cut the text into parts."""
     parts: Dict[str, Tuple[Part, ...]] = {}
     for number, (split, whole) in enumerate(zip(SPLITS, (source.train, source.val))):
-        buckets = -(-sum(each.end - each.begin for each in whole) // stages.BUCKET_BYTES)
-        pieces = enumerate(sources.ranges(whole, stages.PART_BYTES))
-        options = (args.index_limit, args.seed)
+        buckets = -(-sum(each.size for each in whole) // stages.BUCKET_BYTES)
         parts[split] = tuple(
-            Part(text, number, place, buckets, scratch / f"{split}-{place:05}.rows", *options) for place, text in pieces
+            Part(text, number, place, buckets, scratch / f"{split}-{place:05}.rows", args.index_limit, args.seed)
+            for place, text in enumerate(sources.ranges(whole, stages.PART_BYTES))
         )
     every = (*parts["train"], *parts["val"])
     limits = (args.index_limit, args.frequency_threshold)
@@ -121,36 +119,31 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Prog
 
 
 def parse(task: Task) -> None:
-    """Text to rows."""
+    """Turn text into rows."""
     every = [part for split in SPLITS for part in task.parts[split]]
-    waiting = [part for part in every if not part.facts_path.exists()]
-    if waiting:
+    if not all(part.done_path.exists() for part in every):
+        # The rows of all text, by the length of its first lines.
+        with open(task.source.train[0].path, "rb") as file:
+            sample = file.read(1 << 20)
+        rows = round(sum(part.text.size for part in every) * sample.count(b"\n") / max(1, len(sample)))
         present = sum(path.stat().st_size for path in task.scratch.iterdir())
-        check_room(task.scratch.parent, 2 * ROW_BYTES * estimate_rows(task.source) - present)
-    stage = workers.Stage("parse", "bytes", stages.parse_part, lambda part: part.text.end - part.text.begin)
-    task.run(stage, every, waiting)
-
-
-def estimate_rows(source: Source) -> int:
-    """Rows of all text, by the length of its first lines."""
-    with open(source.train[0].path, "rb") as file:
-        sample = file.read(1 << 20)
-    return round(source.bytes * sample.count(b"\n") / max(1, len(sample)))
+        check_room(task.scratch.parent, 2 * ROW_BYTES * rows - present)
+    task.run(workers.Stage("parse", "bytes", stages.parse_part, lambda part: part.text.size), every)
 
 
 def judge_malformed(task: Task, skip: bool) -> int:
-    """Malformed rows; refuse more of them than an accident explains."""
+    """Count malformed rows; refuse more of them than an accident explains."""
     malformed = lines = 0
     first = ""
     for split in SPLITS:
+        rows = 0
         for part in task.parts[split]:
             facts = stages.read_facts(part)
-            malformed += facts.malformed
-            lines += facts.lines
+            malformed, lines, rows = malformed + facts.malformed, lines + facts.lines, rows + facts.rows
             if facts.malformed and not first:
-                first = f"the first is line {facts.first_malformed + 1:,} after byte {part.text.begin:,} of "
-                first += part.text.path
-        if sum(stages.read_facts(part).rows for part in task.parts[split]) == 0:
+                place = f"line {facts.first_malformed + 1:,} after byte {part.text.begin:,}"
+                first = f"the first is {place} of {part.text.path}"
+        if rows == 0:
             expected = "a label, 13 integers, 26 hexadecimal values"
             remedy = f"look at {task.parts[split][0].text.path}"
             raise Problem(f"no well-formed row in {split}", expected, remedy)
@@ -159,21 +152,15 @@ def judge_malformed(task: Task, skip: bool) -> int:
         raise Problem(
             found,
             f"at most {MALFORMED_SHARE:.2%}: label 0 or 1, 13 integers, 26 hexadecimal values, tabs between",
-            "mend the file, or give the same command with --skip-corrupt to leave them out",
+            "fix the file, or give the same command with --skip-corrupt to leave them out",
         )
     if malformed:
         task.progress.note(f"left out: {found}")
     return malformed
 
 
-def count(task: Task) -> None:
-    """Rows of the tables."""
-    waiting = [table for table in task.tables if not table.values.exists()]
-    task.run(workers.Stage("tables", "tables", stages.list_values, lambda table: 1), [*task.tables], waiting)
-
-
 def shuffle(task: Task, seed: int) -> Dict[str, int]:
-    """Rows to their final place; returns the rows of each split."""
+    """Bring the rows to their final place; return the rows of each split."""
     every: List[Bucket] = []
     rows = {}
     for number, split in enumerate(SPLITS):
@@ -190,18 +177,15 @@ def shuffle(task: Task, seed: int) -> Dict[str, int]:
             for old in task.scratch.glob(f"{split}-*.done"):
                 old.unlink()
     check_terabyte(task.source.name, rows)
-    waiting = [bucket for bucket in every if not bucket.done_path.exists()]
-    stage = workers.Stage("shuffle", "bytes", stages.write_bucket, lambda bucket: bucket.rows * ROW_BYTES)
-    task.run(stage, every, waiting)
+    task.run(workers.Stage("shuffle", "bytes", stages.write_bucket, lambda bucket: bucket.rows * ROW_BYTES), every)
     return rows
 
 
 def check_terabyte(name: str, rows: Dict[str, int]) -> None:
-    """The full data set is that only with all of its rows."""
-    if name != sources.TERABYTE or rows == sources.TERABYTE_ROWS:
-        return
-    raise Problem(
-        f"{name} with {rows['train']:,} + {rows['val']:,} rows",
-        f"{sources.TERABYTE_ROWS['train']:,} + {sources.TERABYTE_ROWS['val']:,}, as in the submitted logs",
-        "complete day_0 to day_23, or give the data set another name with --name",
-    )
+    """Refuse to call a data set the full one without all of its rows."""
+    if name == sources.TERABYTE and rows != sources.TERABYTE_ROWS:
+        raise Problem(
+            f"{name} with {rows['train']:,} + {rows['val']:,} rows",
+            f"{sources.TERABYTE_ROWS['train']:,} + {sources.TERABYTE_ROWS['val']:,}, as in the submitted logs",
+            "complete day_0 to day_23, or give the data set another name with --name",
+        )

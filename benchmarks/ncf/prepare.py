@@ -1,4 +1,4 @@
-"""Prepares NCF's data set: arrays with a passport, or checks a prepared one.
+"""Prepare NCF's data set: arrays with a passport, or check a prepared one.
 
     $ python -m benchmarks.ncf.prepare --to data/ncf                              # the small set
     $ python -m benchmarks.ncf.prepare --from ml-20m.zip --to /data/ml-20m
@@ -10,9 +10,9 @@ done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List
 
 from benchmarks.common.data import prepare
 from benchmarks.common.data.problem import Problem
@@ -37,12 +37,8 @@ DATA_SET = prepare.DataSet(
     writer="benchmarks.ncf.writer",
     check=check,
 )
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command line and return its exit code."""
-    return prepare.main(DATA_SET, argv)
+main = partial(prepare.main, DATA_SET)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

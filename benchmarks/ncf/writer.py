@@ -7,7 +7,7 @@ import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,8 @@ ROOM_FACTOR = 8
 
 
 class Listing(NamedTuple):
-    """Where the interactions are; reading them is part of the writing."""
+    """What the interactions are read from; reading them is part of the writing."""
 
-    origin: Optional[Path]
     fingerprint: str
 
 
@@ -36,16 +35,17 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
         paths = sorted(path for path in origin.iterdir() if path.is_file()) if origin.is_dir() else [origin]
         listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     facts = json.dumps([VERSION, listed, args.name, args.seed])
-    return Listing(origin, hashlib.sha256(facts.encode()).hexdigest())
+    return Listing(hashlib.sha256(facts.encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Read the interactions and write the arrays."""
-    if listing.origin is not None and listing.origin.is_file():
-        check_room(scratch, ROOM_FACTOR * listing.origin.stat().st_size)
+    if args.origin is not None and args.origin.is_file():
+        check_room(scratch, ROOM_FACTOR * args.origin.stat().st_size)
     progress.update("index", 0, unit="files")
-    data = read_source(listing.origin, args.name, args.seed)
-    for note in data.notes:
+    data = read_source(args.origin, args.name, args.seed)
+    users, notes = len(data.test_items), data.notes()
+    for note in notes:
         progress.note(note)
     # The smallest type that holds every item id: 999 negatives a user are most of the bytes.
     item_type = np.uint16 if data.items <= 1 << 16 else np.int32
@@ -63,10 +63,10 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         name=data.name,
         splits={
             "train": Split(len(data.train_users), ("train_users.npy", "train_items.npy")),
-            "test": Split(data.users, ("test_items.npy", "test_negatives.npy")),
+            "test": Split(users, ("test_items.npy", "test_negatives.npy")),
         },
-        summary=f"{len(data.train_users):,} + {data.users:,}",
-        facts={"users": data.users, "items": data.items, "negatives": int(data.negatives.shape[1])},
-        how={"made": data.made, "notes": list(data.notes), "seed": args.seed},
+        summary=f"{len(data.train_users):,} + {users:,}",
+        facts={"users": users, "items": data.items, "negatives": int(data.negatives.shape[1])},
+        how={"made": data.made, "notes": list(notes), "seed": args.seed},
         tool={"version": VERSION, "numpy": np.__version__},
     )

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 from benchmarks.dlrm import blocks, criteo
 from benchmarks.dlrm.placement import place
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import BadInput, EvaluationInput, TrainingInput, check_memory, open_data
+from benchmarks.dlrm.pytorch.data import EvaluationInput, TrainingInput, check_memory, open_data
 
 CONFIG = Config(device="cpu", precision="fp32", cuda_graph=False, batch_size=700, eval_batch_size=100, seed=9)
 LIMIT = 40_000_000
@@ -79,7 +80,7 @@ def rows_of_epoch(data, config, size, epoch):
 def refusal(call):
     try:
         call()
-    except BadInput as error:
+    except Problem as error:
         return str(error)
     return ""
 

@@ -1,4 +1,4 @@
-"""Exact area under the ROC curve of scores that lie on several ranks, sorted on their devices.
+"""Exact area under the ROC curve of scores on several ranks, sorted on their devices.
 
 AUC = (pairs with the positive above the negative + half of the ties) / all pairs. Each rank gets one range of
 scores and sorts it; ranges are cut by a histogram of the scores' leading bits, so that equal scores come to one
@@ -15,7 +15,6 @@ import torch.distributed as dist
 from benchmarks.common.frameworks import pytorch
 
 LEADING_BITS = 16
-BINS = 1 << LEADING_BITS
 
 
 def ordered_keys(scores: torch.Tensor) -> torch.Tensor:
@@ -42,9 +41,9 @@ def area_under_curve(scores: torch.Tensor, labels: torch.Tensor) -> float:
     if pytorch.size() > 1:
         packed = _own_range(packed)
     packed = torch.sort(packed)[0]
-    positive = packed & 1
-    keys = packed >> 1
-    positives, negatives = _sum_per_key(keys, positive)
+    _, key, rows = torch.unique_consecutive(packed >> 1, return_inverse=True, return_counts=True)
+    positives = torch.zeros_like(rows).index_add_(0, key, packed & 1)
+    negatives = rows - positives
     count = torch.stack((positives.sum(), negatives.sum()))
     below, totals = _before_this_rank(count)
     negatives_below = torch.cumsum(negatives, 0) - negatives + below
@@ -56,25 +55,11 @@ def area_under_curve(scores: torch.Tensor, labels: torch.Tensor) -> float:
     return int(twice) / (2 * totals[0] * totals[1])
 
 
-def _sum_per_key(keys: torch.Tensor, positive: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Positives and negatives of each distinct key, in order."""
-    if not len(keys):
-        nothing = keys.new_zeros(0)
-        return nothing, nothing
-    last = torch.ones_like(keys, dtype=torch.bool)
-    last[:-1] = keys[1:] != keys[:-1]
-    ends = torch.nonzero(last).squeeze(1)
-    so_far = torch.cumsum(positive, 0)[ends]
-    positives = torch.diff(so_far, prepend=so_far.new_zeros(1))
-    counts = torch.diff(ends, prepend=ends.new_full((1,), -1))
-    return positives, counts - positives
-
-
 def _own_range(packed: torch.Tensor) -> torch.Tensor:
     """Give each rank the rows of its range of keys: about as many as the others have."""
     size = dist.get_world_size()
     bins = packed >> (33 - LEADING_BITS)
-    counts = torch.bincount(bins, minlength=BINS)
+    counts = torch.bincount(bins, minlength=1 << LEADING_BITS)
     dist.all_reduce(counts)
     # A bin goes to the rank into whose share of all rows its middle falls.
     middle = torch.cumsum(counts, 0) - counts // 2
@@ -92,9 +77,8 @@ def _own_range(packed: torch.Tensor) -> torch.Tensor:
 def _before_this_rank(count: torch.Tensor) -> Tuple[int, List[int]]:
     """Negatives on the ranks with lower keys, and [positives, negatives] of all ranks."""
     if pytorch.size() == 1:
-        return 0, [int(number) for number in count.tolist()]
+        return 0, count.tolist()
     every = [torch.empty_like(count) for _ in range(dist.get_world_size())]
     dist.all_gather(every, count)
     numbers = torch.stack(every)
-    below = int(numbers[: dist.get_rank(), 1].sum())
-    return below, [int(number) for number in numbers.sum(dim=0).tolist()]
+    return int(numbers[: dist.get_rank(), 1].sum()), numbers.sum(dim=0).tolist()

@@ -39,9 +39,7 @@ class PlainNetwork(nn.Module):
         self.tables = nn.ModuleList(nn.EmbeddingBag(size, width, mode="sum", sparse=True) for size in sizes)
         self.bottom = mlp((NUMBERS, *config.bottom_mlp), last_is_linear=False)
         self.top = mlp((width + pairs + self.padding, *config.top_mlp), last_is_linear=True)
-        first, second = torch.tril_indices(count, count, -1)
-        self.register_buffer("first", first)
-        self.register_buffer("second", second)
+        self.register_buffer("pairs", torch.tril_indices(count, count, -1))
 
     def forward(self, numbers: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Logits (rows,) of numbers (rows, 13) and indices (tables, rows)."""
@@ -49,7 +47,7 @@ class PlainNetwork(nn.Module):
         vectors = [table(one.unsqueeze(1)) for table, one in zip(self.tables, indices)]
         together = torch.stack([hidden, *[vector.to(hidden.dtype) for vector in vectors]], dim=1)
         products = torch.bmm(together, together.transpose(1, 2))
-        pairs = products[:, self.first, self.second]
+        pairs = products[:, self.pairs[0], self.pairs[1]]
         padded = functional.pad(torch.cat([hidden, pairs], dim=1), (0, self.padding))
         return self.top(padded).squeeze(1)
 
@@ -82,7 +80,7 @@ def bare_step(config: Config, sizes: Sequence[int], ranks: Ranks, batch: Batch) 
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    """What is measured."""
+    """Build what is measured."""
     data = open_data(folder, config, ranks.size, free_memory(ranks))
     sizes = data.table_sizes
     batch = synthetic_batch(config, sizes, ranks.context)

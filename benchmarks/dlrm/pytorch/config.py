@@ -16,7 +16,7 @@ from benchmarks.common.checks import above_zero, at_least, fraction, precision_o
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that train.py needs to know, besides where the data and the results lie."""
+    """Everything that train.py needs to know, except where the data and the results are."""
 
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores

@@ -1,14 +1,15 @@
 """Batches of a prepared data set: each rank reads the numbers of its own rows and the indices of its own tables.
 
-The order of an epoch follows from the seed and the epoch alone, so that a run can go on at any step.
+The order of an epoch follows from the seed and the epoch alone, so that a run can resume at any step.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, FIRST_TABLE, NUMBERS, TABLES
-from benchmarks.dlrm.placement import most_rows
+from benchmarks.dlrm.placement import place
 from benchmarks.dlrm.pytorch.config import Config
 
 CHECKED_BLOCKS = 256
@@ -46,48 +47,43 @@ class DataSet(NamedTuple):
     table_sizes: Tuple[int, ...]
 
 
-class BadInput(Exception):
-    """The data cannot be trained on: what was found, expected, and what to do."""
-
-
 def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataSet:
     """Open a data set and refuse what would fail later; ``memory`` is a rank's, in bytes.
 
     Raises:
-        BadInput: files that do not fit the passport, indices outside their tables, tables larger than memory.
+        Problem: files that do not fit the passport, indices outside their tables, tables larger than memory.
     """
-    again = f"do this: python -m benchmarks.dlrm.prepare --verify {directory}"
+    remedy = f"python -m benchmarks.dlrm.prepare --verify {directory}"
     try:
-        found = passport.read(directory)
-        facts = found["facts"]
-        rows = {split: found["splits"][split]["count"] for split in ("train", "val")}
+        content = passport.read(directory)
+        facts = content["facts"]
+        rows = {split: content["splits"][split]["count"] for split in ("train", "val")}
         sizes = tuple(int(size) for size in facts["table_sizes"])
         if len(sizes) != TABLES or min(sizes) < 1 or facts["block_rows"] != BLOCK_ROWS:
             raise ValueError(f"{len(sizes)} tables, blocks of {facts['block_rows']} rows")
         opened = {split: blocks.open_blocks(directory / f"{split}.bin", rows[split]) for split in rows}
     except (Problem, OSError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{directory} is no data set of dlrm: {error}\n  {again}") from None
-    for split, content in opened.items():
-        chosen = np.unique(np.linspace(0, len(content) - 1, CHECKED_BLOCKS).astype(int))
-        for table, least, most in blocks.outside(content, sizes, chosen.tolist()):
-            raise BadInput(
-                f"{split}.bin has indices from {least:,} to {most:,} for table {table}\n"
-                f"  expected: 0 to {sizes[table] - 1:,}\n  {again}"
-            )
+        raise Problem(f"{directory} is no data set of dlrm: {error}", "", remedy) from None
+    for split, stored in opened.items():
+        chosen = np.unique(np.linspace(0, len(stored) - 1, CHECKED_BLOCKS).astype(int))
+        for table, least, most in blocks.outside(stored, sizes, chosen.tolist()):
+            found = f"{split}.bin has indices from {least:,} to {most:,} for table {table}"
+            raise Problem(found, f"0 to {sizes[table] - 1:,}", remedy)
     check_memory(sizes, config, ranks, memory)
     return DataSet(opened["train"], opened["val"], rows["train"], rows["val"], sizes)
 
 
 def check_memory(sizes: Sequence[int], config: Config, ranks: int, memory: int) -> None:
     """Refuse tables that do not fit into a rank's memory, or leave none for anything else."""
-    needed = most_rows(sizes, ranks) * config.bottom_mlp[-1] * 4
+    row_bytes = config.bottom_mlp[-1] * 4
+    needed = row_bytes * max(sum(sizes[table] for table in tables) for tables in place(sizes, ranks))
     if needed > memory * 0.9:
-        most = max(sizes) * config.bottom_mlp[-1] * 4
-        remedy = "use more ranks" if most < memory * 0.9 else "prepare with a lower --index-limit"
-        raise BadInput(
-            f"the embedding tables need {needed / 1e9:,.1f} GB on the fullest of {ranks} ranks\n"
-            f"  expected: at most {memory * 0.9 / 1e9:,.1f} GB, nine tenths of what is free\n"
-            f"  do this: {remedy}, or set a narrower bottom_mlp"
+        fits = max(sizes) * row_bytes < memory * 0.9
+        remedy = "use more ranks" if fits else "prepare with a lower --index-limit"
+        raise Problem(
+            f"the embedding tables need {needed / 1e9:,.1f} GB on the fullest of {ranks} ranks",
+            f"at most {memory * 0.9 / 1e9:,.1f} GB, nine tenths of what is free",
+            f"{remedy}, or set a narrower bottom_mlp",
         )
 
 
@@ -124,24 +120,24 @@ def read(
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-class Reader:
+class Reader(NamedTuple):
     """Batches of one split for one rank, as tensors on the CPU."""
 
-    def __init__(self, content: np.ndarray, rows: int, batch_size: int, tables: Sequence[int], ranks: Ranks) -> None:
-        self._content = content
-        self._rows = rows
-        self._batch_size = batch_size
-        self._own = list(range(FIRST_TABLE))
-        self._tables = [FIRST_TABLE + table for table in tables]
-        self._ranks = ranks
+    content: np.ndarray
+    rows: int
+    batch_size: int
+    tables: Sequence[int]
+    ranks: Ranks
 
     def batch(self, order: np.ndarray, step: int) -> Batch:
-        """The rows of ``step``: the global batch's indices, this rank's labels and numbers."""
-        size = self._batch_size
-        total = size * self._ranks.size
-        mine = step * total + self._ranks.rank * size
-        own = torch.from_numpy(np.ascontiguousarray(read(self._content, order, self._own, mine, size, self._rows)))
-        indices = read(self._content, order, self._tables, step * total, total, self._rows)
+        """Read the rows of ``step``: the global batch's indices, this rank's labels and numbers."""
+        size = self.batch_size
+        total = size * self.ranks.size
+        mine = step * total + self.ranks.rank * size
+        words = read(self.content, order, range(FIRST_TABLE), mine, size, self.rows)
+        own = torch.from_numpy(np.ascontiguousarray(words))
+        columns = [FIRST_TABLE + table for table in self.tables]
+        indices = read(self.content, order, columns, step * total, total, self.rows)
         return Batch(
             own[1 : 1 + NUMBERS].view(torch.float32).t().contiguous(),
             own[0].float(),
@@ -155,19 +151,15 @@ class TrainingInput:
     def __init__(self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> None:
         self._seed = config.seed
         self._rows = data.train_rows
-        self._ranks = ranks
         self._steps_per_epoch = -(-data.train_rows // (config.batch_size * ranks.size))
         self._step = first_step
-        self._mover = Mover(ranks.context)
+        self._device = ranks.context
         if config.shuffle == "rows":
-            self._next: Callable[[], Batch] = HeldRows(config, data, tables, ranks).batch_at(self._place)
+            held = HeldRows(config, data, tables, ranks)
+            self.next: Callable[[], Batch] = lambda: held.batch(*self._place())
         else:
             reader = Reader(data.train, data.train_rows, config.batch_size, tables, ranks)
-            self._next = self._streamed(reader, config.prefetch)
-
-    def next(self) -> Batch:
-        """The next batch."""
-        return self._next()
+            self.next = self._streamed(reader, config.prefetch)
 
     def _place(self) -> Tuple[int, int]:
         """Epoch and step in it of the next batch."""
@@ -175,107 +167,76 @@ class TrainingInput:
         self._step += 1
         return place
 
-    def _read_all(self, reader: Reader) -> Iterator[Batch]:
+    def _read_all(self, reader: Reader) -> Iterator[Callable[[], Batch]]:
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         order, epoch_of_order = np.zeros(0, int), -1
         while True:
             epoch, step = self._place()
             if epoch != epoch_of_order:
                 order, epoch_of_order = epoch_order(self._seed, epoch, self._rows), epoch
-            yield self._mover.send(reader.batch(order, step))
+            yield begin_copy(reader.batch(order, step), stream)
 
     def _streamed(self, reader: Reader, ahead: int) -> Callable[[], Batch]:
         batches = self._read_all(reader)
         if ahead == 0:
-            return lambda: self._mover.take(next(batches))
-        waiting: "queue.Queue[Any]" = queue.Queue(ahead)
-
-        def fill() -> None:
-            try:
-                for batch in batches:
-                    waiting.put(batch)
-            except BaseException as error:
-                waiting.put(error)  # the loop raises it
-
-        threading.Thread(target=fill, daemon=True).start()
+            return lambda: next(batches)()
+        thread = ThreadPoolExecutor(1)
+        waiting = deque(thread.submit(next, batches) for _ in range(ahead))
 
         def take() -> Batch:
-            batch = waiting.get()
-            if isinstance(batch, BaseException):
-                raise batch
-            return self._mover.take(batch)
+            waiting.append(thread.submit(next, batches))
+            return waiting.popleft().result()()
 
         return take
 
 
-class Mover:
-    """Copies batches to a GPU on a stream of its own, beside the computation; does nothing for a CPU."""
+def begin_copy(batch: Batch, stream: Optional[torch.cuda.Stream]) -> Callable[[], Batch]:
+    """Begin to copy a batch to the GPU of ``stream``, next to the computation; None stays on the CPU.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._events: "queue.Queue[Any]" = queue.Queue()
+    The call that is returned gives the batch to the computation.
+    """
+    if stream is None:
+        return lambda: batch
+    with torch.cuda.stream(stream):
+        copied = Batch(*(tensor.pin_memory().to(stream.device, non_blocking=True) for tensor in batch))
+        event = stream.record_event()
 
-    def send(self, batch: Batch) -> Batch:
-        """Begin to copy; the batch may be used after ``take``, in the same order."""
-        if self._stream is None:
-            return batch
-        with torch.cuda.stream(self._stream):
-            moved = Batch(*(tensor.pin_memory().to(self._device, non_blocking=True) for tensor in batch))
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        self._events.put(event)
-        return moved
+    def take() -> Batch:
+        # The computation waits for the copy, and the memory is kept until the computation is through.
+        current = torch.cuda.current_stream(stream.device)
+        current.wait_event(event)
+        for tensor in copied:
+            tensor.record_stream(current)
+        return copied
 
-    def take(self, batch: Batch) -> Batch:
-        """Let the computation wait for the copy, and keep the memory until the computation is through."""
-        if self._stream is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(self._events.get())
-            for tensor in batch:
-                tensor.record_stream(current)
-        return batch
+    return take
 
 
 class HeldRows:
     """All training rows on the device, drawn one by one without replacement in each epoch."""
 
     def __init__(self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks) -> None:
-        whole = [FIRST_TABLE + table for table in tables]
-        order = np.arange(len(data.train))
-        rows = data.train_rows
-        own = torch.from_numpy(np.ascontiguousarray(read(data.train, order, range(FIRST_TABLE), 0, rows, rows)))
-        self._labels = own[0].float().to(ranks.context)
-        self._numbers = own[1:].view(torch.float32).t().contiguous().to(ranks.context)
-        indices = read(data.train, order, whole, 0, rows, rows)
-        self._indices = torch.from_numpy(indices.astype(np.int64)).to(ranks.context)
-        self._config = config
-        self._ranks = ranks
-        self._epoch = -1
-        self._order = torch.zeros(0)
+        reader = Reader(data.train, data.train_rows, data.train_rows, tables, replace(ranks, rank=0, size=1))
+        self._all = Batch(*(each.to(ranks.context) for each in reader.batch(np.arange(len(data.train)), 0)))
+        self._config, self._ranks = config, ranks
+        self._epoch, self._order = -1, torch.zeros(0)
 
-    def batch_at(self, place: Callable[[], Tuple[int, int]]) -> Callable[[], Batch]:
-        """A function that returns the batch of the next ``place``."""
-
-        def following() -> Batch:
-            epoch, step = place()
-            if epoch != self._epoch:
-                self._epoch, self._order = epoch, self._shuffled(epoch)
-            size = self._config.batch_size
-            total = size * self._ranks.size
-            rows = self._order[step * total : (step + 1) * total]
-            mine = rows[self._ranks.rank * size : (self._ranks.rank + 1) * size]
-            return Batch(
-                self._numbers.index_select(0, mine),
-                self._labels.index_select(0, mine),
-                self._indices.index_select(1, rows),
-            )
-
-        return following
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Select the rows of ``step`` of ``epoch``."""
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._shuffled(epoch)
+        size = self._config.batch_size
+        total = size * self._ranks.size
+        rows = self._order[step * total : (step + 1) * total]
+        mine = rows[self._ranks.rank * size : (self._ranks.rank + 1) * size]
+        numbers, labels, indices = self._all
+        return Batch(numbers.index_select(0, mine), labels.index_select(0, mine), indices.index_select(1, rows))
 
     def _shuffled(self, epoch: int) -> torch.Tensor:
         """A permutation, the same on all ranks; its beginning fills the last batch up."""
-        generator = torch.Generator(self._labels.device).manual_seed(self._config.seed * 1000 + epoch)
-        order = torch.randperm(len(self._labels), generator=generator, device=self._labels.device)
+        labels = self._all.labels
+        generator = torch.Generator(labels.device).manual_seed(self._config.seed * 1000 + epoch)
+        order = torch.randperm(len(labels), generator=generator, device=labels.device)
         total = self._config.batch_size * self._ranks.size
         missing = -len(order) % total
         return torch.cat((order, order.repeat(-(-missing // len(order)))[:missing])) if missing else order
@@ -291,17 +252,17 @@ class EvaluationInput:
         self._reader = Reader(data.val, data.val_rows, self._size, tables, ranks)
         self._order = np.arange(len(data.val))
         self._steps = -(-data.val_rows // (self._size * ranks.size))
-        self._kept: Optional[List[Batch]] = [] if config.cache_eval_data else None
+        self._caches = config.cache_eval_data
+        self._kept: Dict[int, Batch] = {}
 
     def one_pass(self) -> Iterator[Tuple[Batch, int]]:
         """Batches with the number of their first rows on this rank that count."""
         for step in range(self._steps):
             first = (step * self._ranks.size + self._ranks.rank) * self._size
             counted = max(0, min(self._size, self.total - first))
-            if self._kept is not None and step < len(self._kept):
-                yield self._kept[step], counted
-                continue
-            batch = Batch(*(each.to(self._ranks.context) for each in self._reader.batch(self._order, step)))
-            if self._kept is not None:
-                self._kept.append(batch)
+            batch = self._kept.get(step)
+            if batch is None:
+                batch = Batch(*(each.to(self._ranks.context) for each in self._reader.batch(self._order, step)))
+                if self._caches:
+                    self._kept[step] = batch
             yield batch, counted

@@ -7,8 +7,7 @@ scatter. All-to-all turns "all rows, my tables" into "my rows, all tables" and b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,9 @@ from benchmarks.dlrm.pytorch.config import Config
 ALIGNMENT = 8
 """The top MLP's input is padded to a multiple, as tensor cores want it: 479 becomes 480, as submitted."""
 
+Wait = Callable[[], torch.Tensor]
+"""Waits for an exchange and returns what this rank got."""
+
 
 def mlp(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
     """Linear layers with ReLU between them, and behind the last one unless it is linear.
@@ -29,14 +31,12 @@ def mlp(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
     Weights and biases are normal with variances 2 / (in + out) and 1 / out, as in the reference implementation.
     """
     layers: List[nn.Module] = []
-    for number in range(1, len(widths)):
-        before, after = widths[number - 1 : number + 1]
+    for after, before in zip(widths[1:], widths):
         linear = nn.Linear(before, after)
         nn.init.normal_(linear.weight, std=math.sqrt(2 / (before + after)))
         nn.init.normal_(linear.bias, std=math.sqrt(1 / after))
-        ends_linear = last_is_linear and number == len(widths) - 1
-        layers += [linear] if ends_linear else [linear, nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers)
+        layers += [linear, nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers[: -1 if last_is_linear else None])
 
 
 class Interaction(torch.autograd.Function):
@@ -63,19 +63,16 @@ class Interaction(torch.autograd.Function):
         return torch.bmm(symmetric, vectors), None, None
 
 
-def pair_places(order: Sequence[int]) -> Tuple[List[int], List[int]]:
-    """``lower`` and ``mirror`` of Interaction for vectors that stand in ``order`` (names 0, 1, 2, ...).
+def pair_places(order: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return ``lower`` and ``mirror`` of Interaction for vectors in ``order`` (names 0, 1, 2, ...).
 
     The pairs come out in the order of the names, so that the network does not depend on the placement.
     """
     count = len(order)
-    at = {name: place_of for place_of, name in enumerate(order)}
-    lower: List[int] = []
-    mirror = [0] * (count * count)
-    for name in range(1, count):
-        for other in range(name):
-            mirror[at[name] * count + at[other]] = mirror[at[other] * count + at[name]] = len(lower)
-            lower.append(at[name] * count + at[other])
+    first, second = torch.tensor(order).argsort()[torch.tril_indices(count, count, -1)]
+    lower = first * count + second
+    mirror = torch.zeros(count * count, dtype=torch.int64)
+    mirror[lower] = mirror[second * count + first] = torch.arange(len(lower))
     return lower, mirror
 
 
@@ -95,33 +92,17 @@ class Network(nn.Module):
         # In fp32: half-precision logits would tie rows that the AUC must tell apart.
         self.last = mlp((width + pairs + self.padding, *config.top_mlp)[-2:], last_is_linear=True)
         lower, mirror = pair_places([0, *(1 + table for table in order)])
-        self.register_buffer("lower", torch.tensor(lower), persistent=False)
-        self.register_buffer("mirror", torch.tensor(mirror), persistent=False)
+        self.register_buffer("lower", lower, persistent=False)
+        self.register_buffer("mirror", mirror, persistent=False)
 
     def score(self, hidden: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         """Logits (rows,) of the bottom MLP's (rows, width) and the tables' (rows, tables, width)."""
         together = torch.cat((hidden.unsqueeze(1), vectors), dim=1)
         pairs = Interaction.apply(together, self.lower, self.mirror)
-        parts = [hidden, pairs]
-        if self.padding:
-            parts.append(hidden.new_zeros(len(hidden), self.padding))
-        features = self.top(torch.cat(parts, dim=1))
+        padding = hidden.new_zeros(len(hidden), self.padding)
+        features = self.top(torch.cat((hidden, pairs, padding), dim=1))
         with torch.autocast(features.device.type, enabled=False):
             return self.last(features.float()).squeeze(1)
-
-
-@dataclass(frozen=True)
-class Sent:
-    """Vectors on their way: ``flat`` is whole when ``wait`` returns."""
-
-    flat: torch.Tensor
-    work: Any
-
-    def wait(self) -> torch.Tensor:
-        """The flat vectors of this rank's rows, one rank's tables after the other's."""
-        if self.work is not None:
-            self.work.wait()
-        return self.flat
 
 
 class Tables:
@@ -134,6 +115,8 @@ class Tables:
     def __init__(self, sizes: Sequence[int], config: Config, ranks: Ranks) -> None:
         self.placement = place(sizes, ranks.size)
         self.mine = self.placement[ranks.rank]
+        # The order in which ``split`` gives the tables' vectors.
+        self.order = [table for tables in self.placement for table in tables]
         self.width = config.bottom_mlp[-1]
         self.count = len(sizes)
         self._ranks = ranks
@@ -148,23 +131,17 @@ class Tables:
             bound = math.sqrt(1 / count)
             self.weight[start : start + count].uniform_(-bound, bound, generator=generator)
 
-    @property
-    def order(self) -> List[int]:
-        """The tables in the order in which ``split`` gives their vectors."""
-        return [table for tables in self.placement for table in tables]
-
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the joint table (global batch * my tables) of ``indices`` (my tables, global batch)."""
         return (indices + self.offsets).t().reshape(-1)
 
-    def send(self, rows: torch.Tensor, batch_size: int, dtype: torch.dtype) -> Sent:
-        """Look ``rows`` up and begin to send each rank the vectors of its ``batch_size`` rows."""
+    def send(self, rows: torch.Tensor, batch_size: int, dtype: torch.dtype) -> Wait:
+        """Look ``rows`` up and begin to send each rank the vectors of its ``batch_size`` rows.
+
+        The call that is returned gives the flat vectors of this rank's rows, one rank's tables after the other's.
+        """
         found = self.weight.index_select(0, rows).to(dtype).view(-1)
-        if self._ranks.size == 1:
-            return Sent(found, None)
-        flat = found.new_empty(sum(self._shares(batch_size)))
-        own = [batch_size * len(self.mine) * self.width] * self._ranks.size
-        return Sent(flat, self._exchange(flat, found, self._shares(batch_size), own))
+        return self._exchange(found, self._shares(batch_size), self._own_shares(batch_size))
 
     def split(self, flat: torch.Tensor, batch_size: int) -> torch.Tensor:
         """Vectors (batch_size, tables, width), in ``order``, of what ``send`` brought."""
@@ -172,13 +149,9 @@ class Tables:
         each = [part.view(batch_size, -1, self.width) for part in parts if part.numel()]
         return each[0] if len(each) == 1 else torch.cat(each, dim=1)
 
-    def send_back(self, gradient: torch.Tensor, batch_size: int) -> Sent:
+    def send_back(self, gradient: torch.Tensor, batch_size: int) -> Wait:
         """Begin to send the gradient of ``send``'s flat vectors back to the tables' ranks."""
-        if self._ranks.size == 1:
-            return Sent(gradient, None)
-        own = [batch_size * len(self.mine) * self.width] * self._ranks.size
-        flat = gradient.new_empty(sum(own))
-        return Sent(flat, self._exchange(flat, gradient.contiguous(), own, self._shares(batch_size)))
+        return self._exchange(gradient.contiguous(), self._own_shares(batch_size), self._shares(batch_size))
 
     def update(self, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
         """weight[row] -= rate * gradient for each of ``rows``; a row that comes twice gets the sum."""
@@ -194,18 +167,18 @@ class Tables:
     def _shares(self, batch_size: int) -> List[int]:
         return [batch_size * len(tables) * self.width for tables in self.placement]
 
-    @staticmethod
-    def _exchange(output: torch.Tensor, values: torch.Tensor, taken: List[int], given: List[int]) -> Any:
-        return dist.all_to_all_single(output, values, taken, given, async_op=True)
+    def _own_shares(self, batch_size: int) -> List[int]:
+        return [batch_size * len(self.mine) * self.width] * self._ranks.size
 
+    def _exchange(self, values: torch.Tensor, taken: List[int], given: List[int]) -> Wait:
+        """Begin an all-to-all of ``values``, of which each rank gets its number in ``given``."""
+        if self._ranks.size == 1:
+            return lambda: values
+        received = values.new_empty(sum(taken))
+        work = dist.all_to_all_single(received, values, taken, given, async_op=True)
 
-class FlatWeights:
-    """All parameters of a module as views of one tensor, so that the optimizer's step is one operation."""
+        def wait() -> torch.Tensor:
+            work.wait()
+            return received
 
-    def __init__(self, module: nn.Module) -> None:
-        parameters = list(module.parameters())
-        self.flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
-        offset = 0
-        for parameter in parameters:
-            parameter.data = self.flat[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
+        return wait

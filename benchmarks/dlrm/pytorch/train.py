@@ -16,22 +16,15 @@ from typing import Dict, List, Optional
 import torch
 from torch.nn import functional
 
+from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import MLLog
 from benchmarks.common.run import Run
 from benchmarks.dlrm import events
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import (
-    BadInput,
-    Batch,
-    DataSet,
-    EvaluationInput,
-    TrainingInput,
-    free_memory,
-    open_data,
-)
-from benchmarks.dlrm.pytorch.training import Step, Training, build, captured, content, own_content
+from benchmarks.dlrm.pytorch.data import Batch, DataSet, EvaluationInput, TrainingInput, free_memory, open_data
+from benchmarks.dlrm.pytorch.training import Step, Training, build, captured
 from benchmarks.dlrm.schedule import learning_rate
 
 
@@ -66,10 +59,10 @@ def open_or_exit(run: Run) -> DataSet:
     """Open the data set; what is wrong with it is reported once, before the clock starts."""
     try:
         return open_data(run.data, run.config, run.ranks.size, free_memory(run.ranks))
-    except BadInput as problem:
+    except Problem as problem:
         if run.ranks.rank == 0:
             print(problem, file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(problem.code) from None
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -87,7 +80,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = TrainingInput(config, data, training.tables.mine, ranks, run.position)
         evaluation = EvaluationInput(config, data, training.tables.mine, ranks)
         run.log(events.samples(data.train_rows, data.val_rows))
-        run.keep(partial(content, training), partial(own_content, training))
+        # All ranks have the same MLPs, and tables of their own.
+        run.keep(lambda: {"weights": training.weights}, lambda: {"tables": training.tables.weight})
         rate = torch.zeros((), device=ranks.context)
         for _ in run.blocks():
             for number in run.steps():

@@ -1,19 +1,20 @@
-"""What a step works on: built, captured as a CUDA graph, carried through checkpoints."""
+"""What a step works on: built, captured as a CUDA graph."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Tuple
+from typing import Any, Callable, Mapping, Tuple
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import GradientBuffer
 from benchmarks.common.ranks import Ranks
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch
-from benchmarks.dlrm.pytorch.model import FlatWeights, Network, Tables
+from benchmarks.dlrm.pytorch.model import Network, Tables
 
 WARM_UP_STEPS = 3
 """Before a capture, as PyTorch's documentation of CUDA graphs asks."""
@@ -34,7 +35,9 @@ class Training:
         self.config, self.ranks = config, ranks
         self.tables = Tables(sizes, config, ranks)
         self.network = Network(config, self.tables.order).to(ranks.context)
-        self.weights = FlatWeights(self.network)
+        # All parameters become views of one tensor, so that the optimizer's step is one operation.
+        self.weights = parameters_to_vector(self.network.parameters()).detach()
+        vector_to_parameters(self.weights, self.network.parameters())
         self.gradients = GradientBuffer(self.network.parameters())
         self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
         self._dtype = pytorch.DTYPES[config.precision]
@@ -45,10 +48,10 @@ class Training:
         network, tables, size = self.network, self.tables, len(batch.labels)
         self.gradients.zero()
         self._rows = tables.rows(batch.indices)
-        sent = tables.send(self._rows, size, self._dtype)
+        received = tables.send(self._rows, size, self._dtype)
         with pytorch.autocast(self.ranks.context, self.config.precision):
             hidden = network.bottom(batch.numbers)
-            self._vectors = sent.wait().requires_grad_()
+            self._vectors = received().requires_grad_()
             logits = network.score(hidden, tables.split(self._vectors, size))
         return functional.binary_cross_entropy_with_logits(logits.float(), batch.labels)
 
@@ -58,46 +61,36 @@ class Training:
         # The mean over all ranks' rows is the mean of the ranks' means.
         part = rate / (self.loss_scale * self.ranks.size)
         gradient = self._vectors.grad
-        back = tables.send_back(gradient, len(gradient) // (tables.width * tables.count))
+        received = tables.send_back(gradient, len(gradient) // (tables.width * tables.count))
         summed = dist.all_reduce(gradients.flat, async_op=True) if self.ranks.size > 1 else None
-        tables.update(self._rows, back.wait(), part * config.table_learning_rate_factor)
+        tables.update(self._rows, received(), part * config.table_learning_rate_factor)
         if summed is not None:
             summed.wait()
         if config.weight_decay:
-            weights.flat.mul_(1.0 - rate * config.weight_decay)
-        weights.flat.sub_(gradients.flat * part)
+            weights.mul_(1.0 - rate * config.weight_decay)
+        weights.sub_(gradients.flat * part)
 
     def scores(self, batch: Batch) -> torch.Tensor:
         """Logits of this rank's rows, for an evaluation."""
         tables, size = self.tables, len(batch.labels)
         with torch.no_grad(), pytorch.autocast(self.ranks.context, self.config.precision):
-            sent = tables.send(tables.rows(batch.indices), size, self._dtype)
+            received = tables.send(tables.rows(batch.indices), size, self._dtype)
             hidden = self.network.bottom(batch.numbers)
-            return self.network.score(hidden, tables.split(sent.wait(), size)).float()
+            return self.network.score(hidden, tables.split(received(), size)).float()
 
 
 def build(config: Config, sizes: Tuple[int, ...], ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    """Build with what ``content`` and ``own_content`` saved, or with fresh weights."""
+    """Build with the weights of a checkpoint, or with fresh ones."""
     training = Training(config, sizes, ranks)
     if saved:
-        training.weights.flat.copy_(saved["weights"])
+        training.weights.copy_(saved["weights"])
         training.tables.weight.copy_(saved["tables"])
-    pytorch.broadcast([training.weights.flat])
+    pytorch.broadcast([training.weights])
     return training
 
 
-def content(training: Training) -> Dict[str, Any]:
-    """The MLPs, which all ranks have alike."""
-    return {"weights": training.weights.flat}
-
-
-def own_content(training: Training) -> Dict[str, Any]:
-    """This rank's tables."""
-    return {"tables": training.tables.weight}
-
-
 def captured(eager: Step, device: torch.device, example: Batch) -> Step:
-    """The same step as one CUDA graph; warm-up and capture train at rate 0, which changes nothing."""
+    """Capture the same step as one CUDA graph; warm-up and capture train at rate 0, which changes nothing."""
     held = Batch(*(tensor.clone() for tensor in example))
     held_rate = torch.zeros((), device=device)
     side = torch.cuda.Stream(device)

@@ -10,10 +10,11 @@ the output is the result as JSON.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, List
+from typing import Callable
 
 import numpy as np
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.common import bench
 from benchmarks.common.frameworks import pytorch
@@ -41,10 +42,8 @@ class PlainNeuMF(torch.nn.Module):
         self.gmf_items = torch.nn.Embedding(items, config.factors)
         self.mlp_users = torch.nn.Embedding(users, width)
         self.mlp_items = torch.nn.Embedding(items, width)
-        layers: List[torch.nn.Module] = []
-        for number in range(len(config.layers) - 1):
-            layers += [torch.nn.Linear(config.layers[number], config.layers[number + 1]), torch.nn.ReLU()]
-        self.mlp = torch.nn.Sequential(*layers)
+        linear = map(torch.nn.Linear, config.layers, config.layers[1:])
+        self.mlp = torch.nn.Sequential(*(layer for each in linear for layer in (each, torch.nn.ReLU())))
         self.out = torch.nn.Linear(config.factors + config.layers[-1], 1)
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
@@ -59,7 +58,6 @@ def plain_epoch(config: Config, data_set: DataSet, device: torch.device) -> Call
     network = PlainNeuMF(config, data_set.users, data_set.items).to(device)
     betas = (config.beta1, config.beta2)
     optimizer = torch.optim.Adam(network.parameters(), config.learning_rate, betas, config.epsilon)
-    loss_function = torch.nn.BCEWithLogitsLoss()
     users = data_set.train_users.cpu().numpy().astype(np.int64)
     items = data_set.train_items.cpu().numpy().astype(np.int64)
     known = users * data_set.items + items
@@ -80,7 +78,7 @@ def plain_epoch(config: Config, data_set: DataSet, device: torch.device) -> Call
             optimizer.zero_grad()
             with pytorch.autocast(device, config.precision):
                 scores = network(all_users[part], all_items[part])
-            loss_function(scores.float(), labels[part]).backward()
+            binary_cross_entropy_with_logits(scores.float(), labels[part]).backward()
             optimizer.step()
 
     return epoch
@@ -101,7 +99,7 @@ def training_epoch(training: Training) -> Callable[[], None]:
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    """What is measured."""
+    """Build what is measured."""
     data_set = data.load(folder, ranks.context)
     sampler = Sampler(data_set, config.batch_size, config.negatives, ranks)
     training = build(config, data_set.users, data_set.items, sampler, ranks, {}, train_step)

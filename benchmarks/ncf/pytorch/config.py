@@ -14,7 +14,7 @@ from benchmarks.common.checks import above_zero, at_least, fraction, precision_o
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that train.py needs to know, besides where the data and the results lie."""
+    """Everything that train.py needs to know, except where the data and the results are."""
 
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
@@ -25,12 +25,7 @@ class Config:
 
     # The network (He et al. 2017, section 3.3)
     factors: int = 64  # width of the embeddings of the matrix factorisation
-    layers: Tuple[int, ...] = (
-        256,
-        256,
-        128,
-        64,
-    )  # the MLP: both its embeddings side by side, then each layer
+    layers: Tuple[int, ...] = (256, 256, 128, 64)  # the MLP: both its embeddings concatenated, then each layer
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and Adam stay in fp32
     loss_scale: float = 8192.0  # factor on the loss so that fp16 gradients do not underflow
     first_layer: Literal["auto", "tables", "rows"] = "auto"  # tables: multiply each user and item once a step
@@ -71,10 +66,7 @@ class Config:
                 "device=cpu has no apex: set optimizer_kernel=auto",
                 self.device == "cpu" and self.optimizer_kernel == "apex",
             ),
-            (
-                "layers needs at least two values, all at least 1",
-                len(self.layers) < 2 or min(self.layers) < 1,
-            ),
+            ("layers needs at least two values, all at least 1", len(self.layers) < 2 or min(self.layers) < 1),
             ("the first of layers must be even: two embeddings share it", self.layers[0] % 2 == 1),
-            ("beta1 and beta2 must lie in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
+            ("beta1 and beta2 must be in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
         )

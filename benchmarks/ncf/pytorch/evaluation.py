@@ -24,8 +24,7 @@ class Candidates:
     """What each held-out item of this rank's users is ranked among: (users, negatives + 1), itself last."""
 
     def __init__(self, data: DataSet, ranks: Ranks, tie_rule: str) -> None:
-        first = data.users * ranks.rank // ranks.size
-        last = data.users * (ranks.rank + 1) // ranks.size
+        first, last = (data.users * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
         self.first_user = first
         self.users = last - first
         device = data.test_items.device
@@ -34,14 +33,10 @@ class Candidates:
         self.items = torch.cat((negatives, held_out), 1)
         is_held_out = negatives == held_out
         self.competes = first_occurrences(negatives) & ~is_held_out
-        # Under "listed" the held-out item stands where it is listed first.
-        place = torch.full((self.users, 1), negatives.shape[1], device=device)
-        if tie_rule == "listed" and is_held_out.any():
-            listed = is_held_out.any(1, keepdim=True)
-            place = torch.where(listed, is_held_out.int().argmax(1, keepdim=True), place)
-        self.stands_before = torch.arange(negatives.shape[1], device=device) < place
-        if tie_rule == "worst":
-            self.stands_before[:] = True
+        self.wins_tie = torch.ones_like(is_held_out)
+        if tie_rule == "listed":
+            # Until the held-out item is listed itself.
+            self.wins_tie = is_held_out.cumsum(1, dtype=torch.int32) == 0
 
     def ranks(self, scores: torch.Tensor, part: slice) -> torch.Tensor:
         """(users,): how many other items come before the held-out one; ``scores`` (users, negatives + 1).
@@ -49,7 +44,7 @@ class Candidates:
         A score that is not a number never helps the held-out item.
         """
         others, own = scores[:, :-1], scores[:, -1:]
-        ahead = ~(others <= own) | ((others == own) & self.stands_before[part])
+        ahead = ~(others <= own) | ((others == own) & self.wins_tie[part])
         return (ahead & self.competes[part]).sum(1)
 
 
@@ -80,11 +75,7 @@ def part_count(candidates: Candidates, config: Config, users: int) -> int:
 
 
 def score_part(
-    network: NeuMF,
-    candidates: Candidates,
-    config: Config,
-    number: int,
-    tables: Tuple[torch.Tensor, torch.Tensor],
+    network: NeuMF, candidates: Candidates, config: Config, number: int, tables: Tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
     """The sums of ``gains`` over the users of part ``number``, which may be empty."""
     size = _users_at_once(candidates, config)

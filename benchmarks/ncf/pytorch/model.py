@@ -18,7 +18,7 @@ EMBEDDING_DEVIATION = 0.01
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of a table; their gradients are added up in fp32, whatever the type of the table.
+    """(n, width): rows of a table (rows, width) at an index (n,); gradients add up in fp32, whatever the table's type.
 
     A popular item is in thousands of pairs of a batch: a sum in 16 bits would stop growing. Nothing here waits
     for the device, so it can be part of a CUDA graph.
@@ -38,9 +38,7 @@ class _Rows(torch.autograd.Function):
         return total.index_add_(0, index, gradient.to(dtype)).to(ctx.dtype), None
 
 
-def rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """(n, width): the rows of ``table`` (rows, width) at ``index`` (n,)."""
-    return _Rows.apply(table, index)
+rows = _Rows.apply
 
 
 class NeuMF(torch.nn.Module):
@@ -59,13 +57,13 @@ class NeuMF(torch.nn.Module):
         self.gmf_items = _embedding(items, factors)
         self.mlp_users = _embedding(users, width)
         self.mlp_items = _embedding(items, width)
-        shapes = [(layers[number], layers[number + 1]) for number in range(len(layers) - 1)]
-        self.weights = torch.nn.ParameterList([_glorot(before, after) for before, after in shapes])
-        self.biases = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(after)) for _, after in shapes])
+        # Glorot's limit, Keras' default for a dense layer.
+        weights = [_uniform(math.sqrt(6.0 / sum(shape)), *shape) for shape in zip(layers[1:], layers)]
+        self.weights = torch.nn.ParameterList(weights)
+        self.biases = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(after)) for after in layers[1:]])
         # Keras' lecun_uniform, as the authors have it.
         limit = math.sqrt(3.0 / (factors + layers[-1]))
-        self.out_gmf = torch.nn.Parameter(torch.empty(factors).uniform_(-limit, limit))
-        self.out_mlp = torch.nn.Parameter(torch.empty(layers[-1]).uniform_(-limit, limit))
+        self.out_gmf, self.out_mlp = _uniform(limit, factors), _uniform(limit, layers[-1])
         self.out_bias = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
@@ -108,23 +106,19 @@ def _embedding(count: int, width: int) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.empty(count, width).normal_(0.0, EMBEDDING_DEVIATION))
 
 
+def _uniform(limit: float, *shape: int) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
+
+
 def _dot(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """(...,) fp32: the last axis of ``values`` times ``weight`` (width,), in the type that autocast chooses."""
     # Not torch.mv: on a CPU autocast leaves its operands in two types.
     return F.linear(values, weight.unsqueeze(0)).squeeze(-1).float()
 
 
-def _glorot(before: int, after: int) -> torch.nn.Parameter:
-    """(after, before), uniform with Glorot's limit (Keras' default for a dense layer)."""
-    limit = math.sqrt(6.0 / (before + after))
-    return torch.nn.Parameter(torch.empty(after, before).uniform_(-limit, limit))
-
-
 def build(config: Config, users: int, items: int) -> NeuMF:
-    """A fresh network on the CPU, drawn from PyTorch's default generator."""
-    by_tables = config.first_layer == "tables"
-    if config.first_layer == "auto":
-        by_tables = config.batch_size >= users + items
+    """Build a fresh network on the CPU, drawn from PyTorch's default generator."""
+    by_tables = config.first_layer == "tables" or (config.first_layer == "auto" and config.batch_size >= users + items)
     return NeuMF(users, items, config.factors, config.layers, by_tables)
 
 

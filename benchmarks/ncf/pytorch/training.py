@@ -39,13 +39,7 @@ Step = Callable[[Training, int], None]
 
 
 def build(
-    config: Config,
-    users: int,
-    items: int,
-    sampler: Sampler,
-    ranks: Ranks,
-    saved: Mapping[str, Any],
-    step: Step,
+    config: Config, users: int, items: int, sampler: Sampler, ranks: Ranks, saved: Mapping[str, Any], step: Step
 ) -> Training:
     """Build with what ``content`` saved, or with rank 0's fresh weights; capture an epoch of ``step`` on a GPU."""
     torch.manual_seed(config.seed)
@@ -78,18 +72,22 @@ def assemble(config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, ker
 
 
 def _capture_epoch(training: Training, step: Step) -> torch.cuda.CUDAGraph:
-    """A whole epoch as one CUDA graph: drawing the samples and every ``step`` of it, given by its number.
+    """Capture a whole epoch as one CUDA graph: drawing the samples and every ``step`` of it, given by its number.
 
     The warm-up before the capture trains; weights and optimizer are put back to where they were. The graph
     takes its random numbers from the device's generator, so seeding that before a replay decides the epoch.
     """
+
+    def run(steps: int) -> None:
+        training.sampler.draw()
+        for step_in_epoch in range(steps):
+            step(training, step_in_epoch)
+
     kept = [parameter.detach().clone() for parameter in training.network.parameters()]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        training.sampler.draw()
-        for step_in_epoch in range(min(WARMUP_STEPS, training.sampler.steps_per_epoch)):
-            step(training, step_in_epoch)
+        run(min(WARMUP_STEPS, training.sampler.steps_per_epoch))
     torch.cuda.current_stream().wait_stream(side)
     with torch.no_grad():
         for parameter, value in zip(training.network.parameters(), kept):
@@ -101,9 +99,7 @@ def _capture_epoch(training: Training, step: Step) -> torch.cuda.CUDAGraph:
     training.gradients.zero()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        training.sampler.draw()
-        for step_in_epoch in range(training.sampler.steps_per_epoch):
-            step(training, step_in_epoch)
+        run(training.sampler.steps_per_epoch)
     return graph
 
 

@@ -1,4 +1,4 @@
-"""Where NCF's interactions come from: MovieLens ratings, the files of the NCF paper, or made-up tastes."""
+"""Where NCF's interactions come from: MovieLens ratings, the files of the NCF paper, or synthetic tastes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from benchmarks.ncf.sources.interactions import Interactions
 
 
 def read_source(origin: Optional[Path], name: Optional[str], seed: int) -> Interactions:
-    """The interactions of the source at ``origin``; the small set without one. Problem if it cannot be used."""
+    """Return the interactions of the source at ``origin``; the small set without one. Problem if it cannot be used."""
     if origin is None:
-        return tastes.make()
-    if origin.is_dir() and paper.find(origin):
-        return paper.read(origin, name)
-    return movielens.read(origin, name, seed)
+        return tastes.generate()
+    negatives = sorted(origin.glob(f"*{paper.NEGATIVES}"))
+    return paper.read(negatives[0], name) if negatives else movielens.read(origin, name, seed)

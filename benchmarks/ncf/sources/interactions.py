@@ -17,7 +17,6 @@ class Interactions(NamedTuple):
     """A data set before it is written; ids count from 0 without gaps."""
 
     name: str
-    users: int
     items: int
     train_users: np.ndarray
     """(pairs,), sorted by user, then item."""
@@ -29,28 +28,36 @@ class Interactions(NamedTuple):
     """(users, negatives): what it is ranked among; a draw may repeat an item."""
     made: str
     """How it came about, in words."""
-    notes: Tuple[str, ...] = ()
+
+    def notes(self) -> Tuple[str, ...]:
+        """Name held-out items that no user trains on, whose embeddings stay as they were drawn."""
+        untrained = np.setdiff1d(self.test_items, self.train_items)
+        text = f"{len(untrained):,} of {self.items:,} items are held out and never trained on (the first is "
+        return (f"{text}{untrained[0]}): nothing can be learned about them",) if len(untrained) else ()
 
 
-def leave_one_out(users: np.ndarray, items: np.ndarray, times: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Training users and items, sorted, and each user's last item in time (He et al. 2017, section 4.1).
+def leave_one_out(
+    name: str, users: np.ndarray, items: np.ndarray, times: np.ndarray, item_count: int, made: str, seed: int
+) -> Interactions:
+    """Hold out each user's last item in time (He et al. 2017, section 4.1), and draw what it is ranked among.
 
-    Of ratings given in the same second the one that stands last in the source counts as the last.
+    Of ratings given in the same second the one that comes last in the source counts as the last.
     """
-    order = np.lexsort((np.arange(len(users)), times, users))
-    users, items = users[order], items[order]
-    is_last = np.append(users[1:] != users[:-1], True)
-    alone = is_last & np.append(True, users[1:] != users[:-1])
-    if alone.any():
+    single = int((np.bincount(users) == 1).sum())
+    if single:
         raise Problem(
-            "{:,} users with a single rating".format(int(alone.sum())),
+            f"{single:,} users with a single rating",
             "at least two ratings of each user: one to train on, one to hold out",
             "remove these users from the source",
         )
-    test_items = items[is_last]
-    train_users, train_items = users[~is_last], items[~is_last]
+    order = np.lexsort((times, users))
+    users, items = users[order], items[order]
+    is_last = np.append(users[1:] != users[:-1], True)
+    test_items, train_users, train_items = items[is_last], users[~is_last], items[~is_last]
     order = np.lexsort((train_items, train_users))
-    return train_users[order], train_items[order], test_items
+    train_users, train_items = train_users[order], train_items[order]
+    negatives = draw_negatives(train_users, train_items, test_items, item_count, MLPERF_NEGATIVES, seed)
+    return Interactions(name, item_count, train_users, train_items, test_items, negatives, made)
 
 
 def draw_negatives(
@@ -62,20 +69,17 @@ def draw_negatives(
     of j with p_j - j <= r.
     """
     user_count = len(test_items)
-    all_users = np.concatenate((users, np.arange(user_count, dtype=users.dtype))).astype(np.int64)
-    all_items = np.concatenate((items, test_items.astype(items.dtype))).astype(np.int64)
-    order = np.lexsort((all_items, all_users))
-    all_users, all_items = all_users[order], all_items[order]
-    met = np.bincount(all_users, minlength=user_count)
+    held_out = np.arange(user_count, dtype=np.int64) * item_count + test_items
+    pairs = np.sort(np.concatenate((users.astype(np.int64) * item_count + items, held_out)))
+    met = np.bincount(pairs // item_count, minlength=user_count)
     if (met >= item_count).any():
-        user = int(np.argmax(met >= item_count))
         raise Problem(
-            "user {} has met all {:,} items".format(user, item_count),
+            f"user {np.argmax(met >= item_count)} has met all {item_count:,} items",
             "an item that is left to rank the held-out one against",
             "remove this user from the source",
         )
-    first = np.concatenate(([0], np.cumsum(met)))
-    keys = all_users * item_count + all_items - (np.arange(len(all_users)) - first[all_users])
+    first = np.cumsum(met) - met
+    keys = pairs - (np.arange(len(pairs)) - np.repeat(first, met))
     random = np.random.RandomState(seed % 2**32)
     found = np.empty((user_count, count), np.int32)
     for begin in range(0, user_count, CHUNK_USERS):
@@ -87,29 +91,14 @@ def draw_negatives(
 
 
 def check_pairs(users: np.ndarray, items: np.ndarray, source: str) -> None:
-    """Refuse negative ids and pairs that occur twice."""
-    if len(users) == 0:
-        raise Problem("{} has no interactions".format(source), "users and items", "name another source")
-    lowest = min(int(users.min()), int(items.min()))
-    if lowest < 0:
-        raise Problem("{} has the id {}".format(source, lowest), "ids from 0 on", "mend the source: ids count from 0")
-    keys = np.sort(users.astype(np.int64) * (int(items.max()) + 1) + items)
+    """Refuse pairs that occur twice."""
+    width = int(items.max()) + 1
+    keys = np.sort(users.astype(np.int64) * width + items)
     repeated = keys[1:][keys[1:] == keys[:-1]]
     if len(repeated):
-        user, item = divmod(int(repeated[0]), int(items.max()) + 1)
+        user, item = divmod(int(repeated[0]), width)
         raise Problem(
-            "{} has {:,} pairs twice, the first is user {} with item {}".format(source, len(repeated), user, item),
+            f"{source} has {len(repeated):,} pairs twice, the first is user {user} with item {item}",
             "each user with each item once",
             "remove the repeated lines",
         )
-
-
-def untrained_note(test_items: np.ndarray, train_items: np.ndarray, items: int) -> Tuple[str, ...]:
-    """Tells of held-out items that no user trains on, whose embeddings stay as they were drawn."""
-    untrained = np.setdiff1d(test_items, train_items)
-    if not len(untrained):
-        return ()
-    return (
-        "{:,} of {:,} items are held out and never trained on (the first is {}): nothing can be learned "
-        "about them".format(len(untrained), items, int(untrained[0])),
-    )

@@ -1,16 +1,10 @@
-"""The small set: made-up users with a few tastes each, learnable, the same on every machine."""
+"""The small set: synthetic users with a few tastes each, learnable, the same on every machine."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.ncf.sources.interactions import (
-    MLPERF_NEGATIVES,
-    Interactions,
-    draw_negatives,
-    leave_one_out,
-    untrained_note,
-)
+from benchmarks.ncf.sources.interactions import Interactions, leave_one_out
 
 NAME = "tastes"
 USERS = 2000
@@ -25,9 +19,9 @@ LOYALTY = 0.9
 SEED = 20170403
 
 
-def make() -> Interactions:
-    """Users who rate mostly the items of their own tastes; who knows a user's tastes ranks the held-out item
-    among the handful of their items that are left."""
+def generate() -> Interactions:
+    """Generate users who rate mostly the items of their own tastes; who knows a user's tastes ranks the held-out
+    item among the handful of their items that are left."""
     # RandomState's stream is frozen, a Generator's is not.
     random = np.random.RandomState(SEED)
     tastes = random.randint(TASTES, size=(USERS, TASTES_OF_USER))
@@ -35,18 +29,6 @@ def make() -> Interactions:
     items = chosen * ITEMS_OF_TASTE + random.randint(ITEMS_OF_TASTE, size=(USERS, RATINGS))
     stray = random.random_sample((USERS, RATINGS)) >= LOYALTY
     items = np.where(stray, random.randint(ITEMS, size=(USERS, RATINGS)), items)
-    users = np.repeat(np.arange(USERS, dtype=np.int32), RATINGS)
-    keys, first = np.unique(users.astype(np.int64) * ITEMS + items.ravel(), return_index=True)
-    users, flat = (keys // ITEMS).astype(np.int32), (keys % ITEMS).astype(np.int32)
-    train_users, train_items, test_items = leave_one_out(users, flat, first)
-    return Interactions(
-        name=NAME,
-        users=USERS,
-        items=ITEMS,
-        train_users=train_users,
-        train_items=train_items,
-        test_items=test_items,
-        negatives=draw_negatives(train_users, train_items, test_items, ITEMS, MLPERF_NEGATIVES, SEED),
-        made="{} made-up users with {} of {} tastes each".format(USERS, TASTES_OF_USER, TASTES),
-        notes=untrained_note(test_items, train_items, ITEMS),
-    )
+    keys, first = np.unique(np.arange(USERS)[:, None] * ITEMS + items, return_index=True)
+    made = f"{USERS} synthetic users with {TASTES_OF_USER} of {TASTES} tastes each"
+    return leave_one_out(NAME, keys // ITEMS, keys % ITEMS, first, ITEMS, made, SEED)

@@ -1,8 +1,8 @@
-"""The small set: made clicks in Criteo's own text format, with a known law behind them.
+"""The small set: synthetic clicks in Criteo's own text format, with a known law behind them.
 
-Each of the 26 categories and some of the numbers push the log-odds of a click by an amount of their own; a pair
+Each of the 26 categories and some of the numbers push the logit of a click by an amount of their own; a pair
 of tables adds a product of hidden vectors, which only the interaction can learn. Popular values are drawn more
-often, as in real logs. The same seed makes the same text, whatever the machine.
+often, as in real logs. The same seed gives the same text, whatever the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIZES = (900, 600, 400, 300, 200, 3, 120, 80, 63, 900, 500, 250, 10, 150, 100, 5
 """Values of the first tables; the others have the last entry's many, some tens, as Criteo's have."""
 LAST_SIZE = 36
 SPREAD = 0.55
-"""Standard deviation of the log-odds that one category gives."""
+"""Standard deviation of the logits that one category gives."""
 HIDDEN = 4
 """Width of the hidden vectors of the interacting pair."""
 INTERCEPT = -1.3
@@ -40,10 +40,10 @@ def write_text(folder: Path, seed: int) -> None:
         # The square of a uniform number prefers the first values.
         indices = [(generator.rand(rows) ** 2 * size).astype(np.int64) for size in sizes]
         numbers = np.floor(np.exp(generator.randn(rows, NUMBERS) * 1.5 + 1.0)).astype(np.int64) - 1
-        odds = INTERCEPT + np.log1p(np.maximum(numbers, 0)).dot(slopes) - slopes.sum() * 1.4
-        odds += sum(effect[index] for effect, index in zip(effects, indices))
-        odds += 1.5 * (pair[0][indices[0]] * pair[1][indices[1]]).sum(axis=1)
-        labels = generator.rand(rows) < 1 / (1 + np.exp(-odds))
+        logits = INTERCEPT + np.log1p(np.maximum(numbers, 0)).dot(slopes) - slopes.sum() * 1.4
+        logits += sum(effect[index] for effect, index in zip(effects, indices))
+        logits += 1.5 * (pair[0][indices[0]] * pair[1][indices[1]]).sum(axis=1)
+        labels = generator.rand(rows) < 1 / (1 + np.exp(-logits))
         empty = generator.rand(rows, NUMBERS) < MISSING
         with (folder / f"{name}.txt").open("w", encoding="ascii") as file:
             for row in range(rows):
