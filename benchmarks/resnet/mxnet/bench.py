@@ -18,9 +18,11 @@ from benchmarks.common import bench
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
+from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.data import Batch, training_input
+from benchmarks.resnet.mxnet.data import Batch
 from benchmarks.resnet.mxnet.train import train_step
 from benchmarks.resnet.mxnet.training import build
 
@@ -55,7 +57,7 @@ def bare_step(config: Config, context: mx.Context, batch: Batch) -> Callable[[],
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
     batch = synthetic_batch(config, ranks.context)
-    real = training_input(config, data, ranks)
+    real = TrainingInput(tensors, config, data, ranks)
     training = build(config, ranks, {})
 
     def step(batch: Batch) -> mx.nd.NDArray:

@@ -18,9 +18,11 @@ from benchmarks.common import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title
+from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.pytorch.data import Batch, training_input
+from benchmarks.resnet.pytorch.data import Batch
 from benchmarks.resnet.pytorch.train import forward_backward, train_step
 from benchmarks.resnet.pytorch.training import build, synthetic_batch
 
@@ -45,7 +47,7 @@ def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[]
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
     batch = synthetic_batch(config, ranks.context)
-    real = training_input(config, data, ranks)
+    real = TrainingInput(tensors, config, data, ranks)
     training = build(config, ranks, {}, forward_backward)
 
     def step(batch: Batch) -> torch.Tensor:

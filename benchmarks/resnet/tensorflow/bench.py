@@ -18,9 +18,11 @@ from benchmarks.common import bench
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
+from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import model
 from benchmarks.resnet.tensorflow.config import Config
-from benchmarks.resnet.tensorflow.data import Batch, training_input
+from benchmarks.resnet.tensorflow.data import Batch
 from benchmarks.resnet.tensorflow.train import train_step
 from benchmarks.resnet.tensorflow.training import build
 
@@ -69,7 +71,7 @@ def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
     batch = synthetic_batch(config)
-    real = training_input(config, data, ranks)
+    real = TrainingInput(tensors, config, data, ranks)
     graph = tf.function(partial(train_step, build(config, {})))
 
     def step(batch: Batch) -> tf.Tensor:
