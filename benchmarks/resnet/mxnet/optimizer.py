@@ -90,11 +90,8 @@ class FusedLARS(mx.optimizer.Optimizer):
 
 
 def _optimizer(config: Config) -> mx.optimizer.Optimizer:
-    common = {
-        "learning_rate": config.learning_rate,
-        "wd": config.weight_decay,
-        "multi_precision": config.precision == "fp16",
-    }
+    multi_precision = config.precision == "fp16"
+    common = {"learning_rate": config.learning_rate, "wd": config.weight_decay, "multi_precision": multi_precision}
     if config.optimizer == "sgd":
         sgd = mx.optimizer.SGD(momentum=config.momentum, **common)
         if config.device == "cpu":
@@ -110,9 +107,5 @@ def build_trainer(parameters: ParameterDict, config: Config) -> hvd.DistributedT
     for name, parameter in parameters.items():
         parameter.wd_mult = 0.0 if has_suffix(name, config.no_weight_decay) else 1.0
     compression = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}[config.gradient_compression]
-    return hvd.DistributedTrainer(
-        parameters,
-        _optimizer(config),
-        compression=compression,
-        num_groups=config.gradient_groups,
-    )
+    optimizer, groups = _optimizer(config), config.gradient_groups
+    return hvd.DistributedTrainer(parameters, optimizer, compression=compression, num_groups=groups)

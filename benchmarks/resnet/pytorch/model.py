@@ -7,7 +7,7 @@ are those of benchmarks/resnet/weights.py.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import List, Tuple
+from typing import List
 
 import torch
 from torch import nn
@@ -84,11 +84,6 @@ def build(config: Config) -> nn.Sequential:
     for name, module in (("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()), ("dense", dense)):
         network.add_module(name, module)
     return network
-
-
-def input_shape(config: Config) -> Tuple[int, int, int, int]:
-    """Shape (N, C, H, W) of a training batch."""
-    return (config.batch_size, architecture.image_channels(config), config.image_size, config.image_size)
 
 
 def memory_format(config: Config) -> torch.memory_format:
