@@ -8,8 +8,9 @@ valid when DALI reuses its memory. Its ``gpu(ranks)`` is the number of this rank
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
+from benchmarks.common import bench
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import pipeline
 from benchmarks.resnet.config import Hyperparameters
@@ -68,3 +69,14 @@ class EvaluationInput:
             valid = max(0, min(self._batch_size, self._mine - number * self._batch_size))
             images, labels = self._convert(self._config, self._ranks, *self._pipeline.run())
             yield images, labels, valid
+
+
+def bench_loops(
+    framework: Any, config: Hyperparameters, ranks: Ranks, step: Callable[..., Any], synthetic: Any, real: TrainingInput
+) -> Dict[str, bench.Loop]:
+    """Loops of ``step(images, labels)`` on one synthetic batch and on real ones, and of the input alone."""
+
+    def training(next_batch: Callable[[], Any]) -> bench.Loop:
+        return bench.training_loop(framework, config, ranks, lambda batch: step(*batch), next_batch)
+
+    return {"synthetic": training(lambda: synthetic), "real": training(real.next), "input": bench.repeated(real.next)}

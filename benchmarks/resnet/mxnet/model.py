@@ -6,7 +6,7 @@ On GPUs the fused batch-norm operators of NVIDIA's MXNet are used where the inst
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
@@ -53,32 +53,29 @@ class Layers:
             weight_initializer=mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2),
         )
 
-    def _norm_arguments(self, channels: int, zero_gamma: bool = False) -> Dict[str, Any]:
-        zero = zero_gamma and self.config.zero_init_residual
-        return {
-            "in_channels": channels,
-            "axis": self.config.layout.index("C"),
-            "momentum": self.config.batch_norm_momentum,
-            "epsilon": self.config.batch_norm_epsilon,
-            "gamma_initializer": "zeros" if zero else "ones",
-        }
-
-    def norm(self, channels: int, zero_gamma: bool = False) -> HybridBlock:
-        """Batch-norm over the channels."""
-        return nn.BatchNorm(**self._norm_arguments(channels, zero_gamma))
+    def norm(self, channels: int, kind: Any = nn.BatchNorm, zero_gamma: bool = False, **options: Any) -> HybridBlock:
+        """Make a batch-norm over the channels."""
+        return kind(
+            in_channels=channels,
+            axis=self.config.layout.index("C"),
+            momentum=self.config.batch_norm_momentum,
+            epsilon=self.config.batch_norm_epsilon,
+            gamma_initializer="zeros" if zero_gamma and self.config.zero_init_residual else "ones",
+            **options,
+        )
 
     def norm_relu(self, channels: int) -> HybridBlock:
-        """Batch-norm and ReLU, as one kernel where there is one."""
+        """Make a batch-norm and ReLU, as one kernel where there is one."""
         if self.fused.batch_norm_relu:
-            return nn.BatchNorm(act_type="relu", **self._norm_arguments(channels))
+            return self.norm(channels, act_type="relu")
         block = nn.HybridSequential()
         block.add(self.norm(channels), nn.Activation("relu"))
         return block
 
     def norm_add_relu(self, channels: int) -> HybridBlock:
-        """Batch-norm, sum with the shortcut and ReLU, as one kernel where there is one."""
+        """Make a batch-norm, the sum with the shortcut and ReLU, as one kernel where there is one."""
         if self.fused.batch_norm_add_relu:
-            return FusedNormAddRelu(**self._norm_arguments(channels, zero_gamma=True))
+            return self.norm(channels, FusedNormAddRelu, zero_gamma=True)
         return NormAddRelu(self.norm(channels, zero_gamma=True))
 
 

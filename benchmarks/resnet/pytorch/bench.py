@@ -8,6 +8,7 @@ if the configuration says so; no reports. The last line of the output is the res
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -18,7 +19,7 @@ from benchmarks.common import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title
-from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.inputs import TrainingInput, bench_loops
 from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
@@ -48,17 +49,9 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
-    training = build(config, ranks, {}, forward_backward)
-
-    def step(batch: Batch) -> torch.Tensor:
-        return train_step(training, *batch, bench.RATE)
-
-    loops = {
-        "bare": bench.repeated(bare_step(config, ranks.context, batch)),
-        "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
-        "real": bench.training_loop(pytorch, config, ranks, step, real.next),
-        "input": bench.repeated(real.next),
-    }
+    step = partial(train_step, build(config, ranks, {}, forward_backward), rate=bench.RATE)
+    loops = {"bare": bench.repeated(bare_step(config, ranks.context, batch))}
+    loops.update(bench_loops(pytorch, config, ranks, step, batch, real))
     compiled = "eager" if config.compile == "none" else f"compiled ({config.compile})"
     titles = {"bare": f"bare PyTorch loop, {compiled}, synthetic data"}
     return bench.Subject(bench_title(config, compiled), config.batch_size, loops, titles)
