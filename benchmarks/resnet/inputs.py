@@ -7,6 +7,7 @@ valid when DALI reuses its memory. Its ``gpu(ranks)`` is the number of this rank
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
@@ -14,6 +15,8 @@ from benchmarks.common import bench
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import pipeline
 from benchmarks.resnet.config import Hyperparameters
+
+Call = Callable[..., Any]
 
 
 def count_records(index: Path) -> int:
@@ -36,12 +39,12 @@ class TrainingInput:
     def __init__(
         self, tensors: Any, config: Hyperparameters, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None
     ) -> None:
-        self._convert, self._config, self._ranks = tensors.convert, config, ranks
+        self._convert: Call = partial(tensors.convert, config, ranks)
         self._pipeline = pipeline.training_pipeline(config, data, ranks, tensors.gpu(ranks), checkpoint)
 
     def next(self) -> Tuple[Any, Any]:
         """Return the next batch, on this rank's device."""
-        batch: Tuple[Any, Any] = self._convert(self._config, self._ranks, *self._pipeline.run())
+        batch: Tuple[Any, Any] = self._convert(*self._pipeline.run())
         return batch
 
     def checkpoint(self) -> bytes:
@@ -54,7 +57,7 @@ class EvaluationInput:
     """Passes over this rank's share of the validation images, each counted exactly once."""
 
     def __init__(self, tensors: Any, config: Hyperparameters, data: Path, ranks: Ranks) -> None:
-        self._convert, self._config, self._ranks = tensors.convert, config, ranks
+        self._convert: Call = partial(tensors.convert, config, ranks)
         self._batch_size = config.eval_batch_size or config.batch_size
         self.total = count_records(data / "val.idx")
         self._mine = pipeline.shard_size(self.total, ranks.rank, ranks.size)
@@ -67,16 +70,17 @@ class EvaluationInput:
         """Yield batches of images and labels with the number of their first images that count."""
         for number in range(self.batches):
             valid = max(0, min(self._batch_size, self._mine - number * self._batch_size))
-            images, labels = self._convert(self._config, self._ranks, *self._pipeline.run())
+            images, labels = self._convert(*self._pipeline.run())
             yield images, labels, valid
 
 
 def bench_loops(
-    framework: Any, config: Hyperparameters, ranks: Ranks, step: Callable[..., Any], synthetic: Any, real: TrainingInput
+    framework: Any, config: Hyperparameters, ranks: Ranks, bare: Call, step: Call, synthetic: Any, real: TrainingInput
 ) -> Dict[str, bench.Loop]:
-    """Loops of ``step(images, labels)`` on one synthetic batch and on real ones, and of the input alone."""
+    """Loops of ``bare()``, of ``step(images, labels)`` on one synthetic batch and on real ones, of the input alone."""
 
     def training(next_batch: Callable[[], Any]) -> bench.Loop:
         return bench.training_loop(framework, config, ranks, lambda batch: step(*batch), next_batch)
 
-    return {"synthetic": training(lambda: synthetic), "real": training(real.next), "input": bench.repeated(real.next)}
+    loops = {"bare": bench.repeated(bare), "synthetic": training(lambda: synthetic)}
+    return {**loops, "real": training(real.next), "input": bench.repeated(real.next)}

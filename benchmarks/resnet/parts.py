@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from benchmarks.common.data.passport import CHUNK, File, describe_file
 from benchmarks.common.data.recordio import ImageHeader, RecordWriter, index_line, pack
@@ -66,36 +67,30 @@ def plan(items: Sequence[Item], split: str, parts: Path, encoding: Encoding) -> 
 def write_part(part: Part, report: Report) -> Tuple[int, int]:
     """Write one part; runs in a worker process."""
     temporary = part.records.with_suffix(f".{os.getpid()}")
-    facts = _write_records(part, temporary, report)
-    temporary.replace(part.records)
-    temporary.write_text(json.dumps([facts.bytes, facts.index, facts.corrupt]), encoding="utf-8")
-    temporary.replace(part.facts_path)
-    return len(part.items), facts.bytes
-
-
-def _write_records(part: Part, path: Path, report: Report) -> Facts:
     index: List[Tuple[int, int]] = []
     corrupt: List[Tuple[str, str]] = []
-    with RecordWriter(path) as writer:
-        for place, item in enumerate(part.items):
+    with RecordWriter(temporary) as writer:
+        for key, item in enumerate(part.items, part.first_key):
             try:
                 image = encode(read_item(item), part.encoding)
             except CorruptImage as error:
                 corrupt.append((item.name, str(error)))
             else:
-                key = part.first_key + place
                 index.append((key, writer.write(key, pack(ImageHeader(float(item.label), key), image))))
-            report(place + 1, writer.offset)
-    return Facts(writer.offset, index, corrupt)
+            report(key - part.first_key + 1, writer.offset)
+    temporary.replace(part.records)
+    temporary.write_text(json.dumps([writer.offset, index, corrupt]), encoding="utf-8")
+    temporary.replace(part.facts_path)
+    return len(part.items), writer.offset
 
 
-def read_facts(part: Part) -> Optional[Facts]:
+def _read_facts(part: Part) -> Optional[Facts]:
     """Read the facts of a part, or None when it has not been finished."""
     try:
         size, index, corrupt = json.loads(part.facts_path.read_text(encoding="utf-8"))
+        return Facts(size, index, corrupt)
     except (FileNotFoundError, ValueError):
         return None
-    return Facts(size, index, corrupt)
 
 
 def finished(parts: Sequence[Part], joined: Path) -> Finished:
@@ -103,7 +98,7 @@ def finished(parts: Sequence[Part], joined: Path) -> Finished:
     found: Finished = {}
     inside = 0  # bytes of the joined file that its parts account for, as long as they follow each other
     for part in parts:
-        facts = read_facts(part)
+        facts = _read_facts(part)
         if facts is None:
             inside = -1
             continue
@@ -134,14 +129,12 @@ def join(facts: Finished, joined: Path, tell: Callable[[int], None]) -> Tuple[Fi
 
     joined.touch()
     with joined.open("r+b") as output:
-        inside = sum(fact.bytes for path, fact in facts.items() if not path.exists())
-        for chunk in _chunks(output, inside):
+        output.truncate(sum(fact.bytes for path, fact in facts.items() if not path.exists()))
+        for chunk in iter(partial(output.read, CHUNK), b""):
             count(chunk)
-        output.truncate(inside)
-        output.seek(inside)
         for path in filter(Path.exists, facts):
             with path.open("rb") as part:
-                for chunk in _chunks(part, facts[path].bytes):
+                for chunk in iter(partial(part.read, CHUNK), b""):
                     output.write(chunk)
                     count(chunk)
             output.flush()
@@ -157,13 +150,3 @@ def join(facts: Finished, joined: Path, tell: Callable[[int], None]) -> Tuple[Fi
         lines.flush()
         os.fsync(lines.fileno())
     return {"name": joined.name, "bytes": size, "sha256": digest.hexdigest()}, describe_file(index)
-
-
-def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Read up to ``size`` bytes."""
-    while size > 0:
-        chunk = file.read(min(CHUNK, size))
-        if not chunk:
-            return
-        yield chunk
-        size -= len(chunk)

@@ -88,10 +88,7 @@ def _evaluation(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
 
 
 def _seed(config: Hyperparameters, ranks: Ranks) -> int:
-    """Every rank draws crops of its own; the order of the images must be the same on all of them.
-
-    It is: the reader cuts the shards before it shuffles.
-    """
+    """Seed other crops on every rank; the order of the images is the same: the reader cuts shards before it shuffles."""
     return config.seed + 1000 * ranks.rank
 
 

@@ -60,8 +60,8 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
     step = partial(train_step, build(config, ranks, {}), rate=bench.RATE)
-    loops = {"bare": bench.repeated(bare_step(config, ranks.context, batch))}
-    loops.update(bench_loops(mxnet, config, ranks, step, batch, real))
+    bare = bare_step(config, ranks.context, batch)
+    loops = bench_loops(mxnet, config, ranks, bare, step, batch, real)
     titles = {"bare": "bare Gluon loop, synthetic data"}
     return bench.Subject(bench_title(config), config.batch_size, loops, titles)
 

@@ -38,29 +38,22 @@ class FusedLARS(mx.optimizer.Optimizer):
         return self.create_state(index, weight)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        if not isinstance(index, (list, tuple)):
-            index, weight, grad, state = [index], [weight], [grad], [state]
+        """Update tensors of one dtype; MXNet calls it for each: batch-norm stays fp32 where the rest is fp16."""
         self._update_count(index)
-        tensors = list(zip(index, weight, grad, state))
-        # Scaled tensors come first, and one dtype a call: batch-norm stays fp32 where the rest is fp16.
-        tensors.sort(key=lambda tensor: has_suffix(self.param_dict[tensor[0]].name, UNSCALED))
-        for dtype in sorted({array.dtype.__name__ for array in weight}):
-            chosen = [tensor for tensor in tensors if tensor[1].dtype.__name__ == dtype]
-            self._update_same_dtype(*map(list, zip(*chosen)))
-
-    update = update_multi_precision
-
-    def _update_same_dtype(self, indices: Any, weights: Any, gradients: Any, states: Any) -> None:
+        # Scaled tensors come first.
+        tensors = zip(index, weight, grad, state)
+        order = sorted(tensors, key=lambda tensor: has_suffix(self.param_dict[tensor[0]].name, UNSCALED))
+        indices, weights, gradients, states = map(list, zip(*order))
         rates, decays = self._rates(indices, weights, gradients)
         mixed = isinstance(states[0], tuple)
         operator = mx.nd.preloaded_multi_mp_sgd_mom_update if mixed else mx.nd.preloaded_multi_sgd_mom_update
         for start in range(0, len(weights), TENSORS_PER_CALL):
             part = slice(start, start + TENSORS_PER_CALL)
-            tensors: List[Any] = []
+            arrays: List[Any] = []
             for weight, gradient, state in zip(weights[part], gradients[part], states[part]):
-                tensors += [weight, gradient, *(state if mixed else (state,))]
+                arrays += [weight, gradient, *(state if mixed else (state,))]
             operator(
-                *tensors,
+                *arrays,
                 rates[part],
                 decays[part],
                 out=weights[part],
@@ -68,6 +61,8 @@ class FusedLARS(mx.optimizer.Optimizer):
                 momentum=self.momentum,
                 rescale_grad=self.rescale_grad,
             )
+
+    update = update_multi_precision
 
     def _rates(self, indices: List[int], weights: Any, gradients: Any) -> Tuple[Any, Any]:
         """Learning rate and weight decay of each tensor, on the device; scaled tensors come first."""

@@ -50,8 +50,8 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
     step = partial(train_step, build(config, ranks, {}, forward_backward), rate=bench.RATE)
-    loops = {"bare": bench.repeated(bare_step(config, ranks.context, batch))}
-    loops.update(bench_loops(pytorch, config, ranks, step, batch, real))
+    bare = bare_step(config, ranks.context, batch)
+    loops = bench_loops(pytorch, config, ranks, bare, step, batch, real)
     compiled = "eager" if config.compile == "none" else f"compiled ({config.compile})"
     titles = {"bare": f"bare PyTorch loop, {compiled}, synthetic data"}
     return bench.Subject(bench_title(config, compiled), config.batch_size, loops, titles)

@@ -73,8 +73,8 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     batch = synthetic_batch(config)
     real = TrainingInput(tensors, config, data, ranks)
     step = partial(tf.function(partial(train_step, build(config, {}))), rate=tf.constant(bench.RATE))
-    loops = {"bare": bench.repeated(bare_step(config, batch))}
-    loops.update(bench_loops(tensorflow, config, ranks, step, batch, real))
+    bare = bare_step(config, batch)
+    loops = bench_loops(tensorflow, config, ranks, bare, step, batch, real)
     name = f"keras.applications.ResNet{config.depth}" if config.depth in KERAS_DEPTHS else "the same network"
     title = bench_title(config, "XLA" if config.xla else "no XLA")
     titles = {"bare": f"bare loop over {name}, synthetic data"}
