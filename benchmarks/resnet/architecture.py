@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Iterator, NamedTuple, Optional, Tuple
 
 from benchmarks.resnet.config import Hyperparameters
 
@@ -18,9 +18,56 @@ STAGES = {
 }
 """Kind of block, and blocks in each stage, by depth."""
 STAGE_WIDTHS = (64, 128, 256, 512)
-EXPANSION = {"basic": 1, "bottleneck": 4}
-"""Channels that a block puts out, as a multiple of its width."""
 STEM_CHANNELS = 64
+
+
+class Conv(NamedTuple):
+    """A convolution without bias that keeps the size at stride 1."""
+
+    in_channels: int
+    channels: int
+    kernel: int
+    stride: int = 1
+
+
+class Block(NamedTuple):
+    """A residual block, each of whose convolutions has a batch-norm behind it."""
+
+    stage: str
+    name: str
+    """Within its stage."""
+    convs: Tuple[Conv, ...]
+    project: Optional[Conv]
+    """Of the shortcut, where that changes the shape."""
+
+    @property
+    def channels(self) -> int:
+        """Channels that it puts out."""
+        return self.convs[-1].channels
+
+
+def residual_blocks(config: Hyperparameters) -> Iterator[Block]:
+    """Yield the blocks of all stages in the order of the network.
+
+    basic: two 3x3, the stride in the first; bottleneck: 1x1, 3x3 with the stride, 1x1 to 4 x width.
+    """
+    kind, counts = STAGES[config.depth]
+    before = STEM_CHANNELS
+    for stage, (width, count) in enumerate(zip(STAGE_WIDTHS, counts), 1):
+        for number in range(1, count + 1):
+            stride = 2 if stage > 1 and number == 1 else 1
+            convs: Tuple[Conv, ...] = (Conv(before, width, 3, stride), Conv(width, width, 3))
+            if kind == "bottleneck":
+                convs = (Conv(before, width, 1), Conv(width, width, 3, stride), Conv(width, 4 * width, 1))
+            after = convs[-1].channels
+            project = Conv(before, after, 1, stride) if before != after else None
+            yield Block(f"stage{stage}", f"block{number}", convs, project)
+            before = after
+
+
+def stem(config: Hyperparameters) -> Conv:
+    """The first convolution."""
+    return Conv(image_channels(config), STEM_CHANNELS, 7, 2)
 
 
 def image_channels(config: Hyperparameters) -> int:
@@ -30,12 +77,7 @@ def image_channels(config: Hyperparameters) -> int:
 
 def input_shape(config: Hyperparameters) -> Tuple[int, ...]:
     """Shape of a training batch, in the order of config.layout."""
-    axes = {
-        "N": config.batch_size,
-        "C": image_channels(config),
-        "H": config.image_size,
-        "W": config.image_size,
-    }
+    axes = {"N": config.batch_size, "C": image_channels(config), "H": config.image_size, "W": config.image_size}
     return tuple(axes[axis] for axis in config.layout)
 
 

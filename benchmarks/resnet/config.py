@@ -92,10 +92,7 @@ class Hyperparameters:
         at_least(self, 16, "image_size")
         fraction(self, "quality_target")
         refuse(
-            (
-                "dali_decoder_cache_mb needs device=gpu",
-                self.device == "cpu" and self.dali_decoder_cache_mb > 0,
-            ),
+            ("dali_decoder_cache_mb needs device=gpu", self.device == "cpu" and self.dali_decoder_cache_mb > 0),
             ("schedule=step needs decay_epochs", self.schedule == "step" and not self.decay_epochs),
             ("eval_offset must lie in 0..eval_period-1", not 0 <= self.eval_offset < self.eval_period),
             (

@@ -1,7 +1,7 @@
 """The MLPerf log events of ResNet that do not depend on the framework.
 
 The keys are those which the compliance checkers of v0.6 and v0.7 ask for (mlperf-logging, rulesets 0.6.0
-and 0.7.0), as they stand in the submitted logs. ``config`` is any implementation's Config.
+and 0.7.0), as in the submitted logs. ``config`` is any implementation's Config.
 """
 
 from __future__ import annotations
@@ -20,29 +20,24 @@ def initialization(config: Any) -> Dict[str, Any]:
 
 def hyperparameters(config: Any, ranks: int, steps_per_epoch: int) -> Dict[str, Any]:
     """Every hyperparameter event of a run, in the order in which it is logged."""
-    warmup = config.warmup_epochs
+    prefix = f"{config.optimizer}_opt"
     events = {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         constants.OPT_NAME: config.optimizer,
         constants.OPT_BASE_LR: config.learning_rate,
-        constants.OPT_LR_WARMUP_EPOCHS: warmup,
+        constants.OPT_LR_WARMUP_EPOCHS: config.warmup_epochs,
     }
     if config.schedule == "step":
         events["opt_learning_rate_decay_boundary_epochs"] = list(config.decay_epochs)
-    prefix = f"{config.optimizer}_opt"
-    events.update(
-        {
-            f"{prefix}_base_learning_rate": config.learning_rate,
-            f"{prefix}_end_learning_rate": config.end_learning_rate,
-            f"{prefix}_learning_rate_decay_poly_power": 2,
-            f"{prefix}_learning_rate_decay_steps": config.epochs * steps_per_epoch,
-            f"{prefix}_momentum": config.momentum,
-            f"{prefix}_weight_decay": config.weight_decay,
-        }
-    )
+    events[f"{prefix}_base_learning_rate"] = config.learning_rate
+    events[f"{prefix}_end_learning_rate"] = config.end_learning_rate
+    events[f"{prefix}_learning_rate_decay_poly_power"] = 2
+    events[f"{prefix}_learning_rate_decay_steps"] = config.epochs * steps_per_epoch
+    events[f"{prefix}_momentum"] = config.momentum
+    events[f"{prefix}_weight_decay"] = config.weight_decay
     if config.optimizer == "lars":
         events["lars_epsilon"] = config.lars_epsilon
-        events["lars_opt_learning_rate_warmup_epochs"] = warmup
+        events["lars_opt_learning_rate_warmup_epochs"] = config.warmup_epochs
     return events
 
 
@@ -51,22 +46,17 @@ def samples(train: int, evaluation: int) -> Dict[str, Any]:
     return {constants.TRAIN_SAMPLES: train, constants.EVAL_SAMPLES: evaluation}
 
 
-def evaluates_after(epoch: int, config: Any) -> bool:
-    """Whether the run evaluates after ``epoch`` (counted from 0); it always does after the last."""
-    return epoch % config.eval_period == config.eval_offset or epoch == config.epochs - 1
-
-
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
-    """Evaluate and keep checkpoints after whole epochs."""
+    """Evaluate and keep checkpoints after whole epochs, which count from 0; the last one is always evaluated."""
     interval = config.checkpoint_interval
 
-    def checkpoints_after(epoch: int) -> bool:
-        return interval > 0 and (epoch + 1) % interval == 0
+    def evaluates(epoch: int) -> bool:
+        return epoch % config.eval_period == config.eval_offset or epoch == config.epochs - 1
 
     return Timeline(
         steps_per_epoch=steps_per_epoch,
         epochs=config.epochs,
-        evaluates_after=after_epochs(steps_per_epoch, lambda epoch: evaluates_after(epoch, config)),
-        checkpoints_after=after_epochs(steps_per_epoch, checkpoints_after),
+        evaluates_after=after_epochs(steps_per_epoch, evaluates),
+        checkpoints_after=after_epochs(steps_per_epoch, lambda epoch: interval > 0 and (epoch + 1) % interval == 0),
         epoch_num=lambda step: step // steps_per_epoch,
     )

@@ -1,4 +1,4 @@
-"""Turns one source image into the JPEG bytes that a record holds, keeping the original bytes where it can."""
+"""Turn one source image into the JPEG bytes that a record holds; the original bytes are kept where they can be."""
 
 from __future__ import annotations
 
@@ -57,19 +57,18 @@ def encode(data: bytes, encoding: Encoding) -> bytes:
                 image.draft(None, (1, 1))
                 image.load()
                 return data
-            return _save(image, encoding if shrinks else encoding._replace(resize=None))
+            return _save(image, encoding.resize if shrinks else None, encoding.quality or DEFAULT_QUALITY)
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
         # What Pillow's many decoders raise on bytes that break their format.
         raise CorruptImage(str(error) or type(error).__name__) from None
 
 
-def _save(image: Image.Image, encoding: Encoding) -> bytes:
+def _save(image: Image.Image, short_side: Optional[int], quality: int) -> bytes:
     rgb = to_rgb(image)
-    if encoding.resize is not None:
-        scale = encoding.resize / min(rgb.size)
+    if short_side is not None:
+        scale = short_side / min(rgb.size)
         rgb = rgb.resize([max(1, round(side * scale)) for side in rgb.size], Image.BICUBIC)
     buffer = io.BytesIO()
-    quality = DEFAULT_QUALITY if encoding.quality is None else encoding.quality
     rgb.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
 

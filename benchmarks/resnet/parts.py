@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from benchmarks.common.data.passport import CHUNK, File, describe_file
 from benchmarks.common.data.recordio import frame, index_line, pack
@@ -36,7 +37,7 @@ class Part:
 
     @property
     def facts_path(self) -> Path:
-        """Where the facts lie, which are written last."""
+        """Where the facts are, which are written last."""
         return self.records.with_suffix(".json")
 
 
@@ -51,8 +52,12 @@ class Facts:
     """Name and reason of each image that could not be decoded."""
 
 
+Finished = Dict[Path, Facts]
+"""Facts of parts, by the path of their records, in the order of the split."""
+
+
 def plan(items: Sequence[Item], split: str, parts: Path, encoding: Encoding) -> List[Part]:
-    """Cuts the images of a split into parts."""
+    """Cut the images of a split into parts."""
     return [
         Part(parts / f"{split}-{number:05}.rec", begin, tuple(items[begin : begin + PART_IMAGES]), encoding)
         for number, begin in enumerate(range(0, len(items), PART_IMAGES))
@@ -60,49 +65,44 @@ def plan(items: Sequence[Item], split: str, parts: Path, encoding: Encoding) -> 
 
 
 def write_part(part: Part, report: Report) -> Tuple[int, int]:
-    """Writes one part; runs in a worker process."""
+    """Write one part; runs in a worker process."""
     temporary = part.records.with_suffix(f".{os.getpid()}")
-    facts = _write_records(part, temporary, report)
-    temporary.replace(part.records)
-    temporary.write_text(json.dumps([facts.bytes, facts.index, facts.corrupt]), encoding="utf-8")
-    temporary.replace(part.facts_path)
-    return len(part.items), facts.bytes
-
-
-def _write_records(part: Part, path: Path, report: Report) -> Facts:
     index: List[Tuple[int, int]] = []
     corrupt: List[Tuple[str, str]] = []
-    with path.open("wb") as file:
-        for place, item in enumerate(part.items):
+    with temporary.open("wb") as file:
+        for key, item in enumerate(part.items, part.first_key):
             try:
                 image = encode(read_item(item), part.encoding)
             except CorruptImage as error:
                 corrupt.append((item.name, str(error)))
             else:
-                key = part.first_key + place
                 index.append((key, file.tell()))
                 file.write(frame(pack(item.label, key, image)))
-            report(place + 1, file.tell())
+            report(key - part.first_key + 1, file.tell())
         file.flush()
         os.fsync(file.fileno())
-        return Facts(file.tell(), index, corrupt)
+        size = file.tell()
+    temporary.replace(part.records)
+    temporary.write_text(json.dumps([size, index, corrupt]), encoding="utf-8")
+    temporary.replace(part.facts_path)
+    return len(part.items), size
 
 
-def read_facts(part: Part) -> Optional[Facts]:
-    """Facts of a part, or None when it has not been finished."""
+def _read_facts(part: Part) -> Optional[Facts]:
+    """Read the facts of a part, or None when it has not been finished."""
     try:
         size, index, corrupt = json.loads(part.facts_path.read_text(encoding="utf-8"))
+        return Facts(size, index, corrupt)
     except (FileNotFoundError, ValueError):
         return None
-    return Facts(size, [(key, offset) for key, offset in index], [(name, why) for name, why in corrupt])
 
 
-def finished(parts: Sequence[Part], joined: Path) -> Dict[Path, Facts]:
+def finished(parts: Sequence[Part], joined: Path) -> Finished:
     """The parts of a split, by their path, that need not be made again: whole files, and joined ones."""
-    found: Dict[Path, Facts] = {}
+    found: Finished = {}
     inside = 0  # bytes of the joined file that its parts account for, as long as they follow each other
     for part in parts:
-        facts = read_facts(part)
+        facts = _read_facts(part)
         if facts is None:
             inside = -1
             continue
@@ -119,52 +119,38 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else -1
 
 
-def join(parts: Sequence[Part], joined: Path, tell: Callable[[int], None]) -> Tuple[File, File]:
-    """Appends the parts to one file, taking each away once it is safely there, and writes the index.
+def join(facts: Finished, joined: Path, tell: Callable[[int], None]) -> Tuple[File, File]:
+    """Append the parts to one file, taking each away once it is safely there, and write the index.
 
-    An interrupted joining goes on: what is already joined is read again for its checksum. ``tell`` is
+    An interrupted joining is resumed: what is already joined is read again for its checksum. ``tell`` is
     called with the bytes dealt with since its last call.
     """
-    facts = finished(parts, joined)
     digest = hashlib.sha256()
+
+    def count(chunk: bytes) -> None:
+        digest.update(chunk)
+        tell(len(chunk))
+
     joined.touch()
     with joined.open("r+b") as output:
-        inside = sum(facts[part.records].bytes for part in parts if not part.records.exists())
-        _hash(output, inside, digest.update, tell)
-        output.truncate(inside)
-        output.seek(inside)
-        for part in parts:
-            if part.records.exists():
-                _append(part.records, output, digest.update, tell)
+        output.truncate(sum(fact.bytes for path, fact in facts.items() if not path.exists()))
+        for chunk in iter(partial(output.read, CHUNK), b""):
+            count(chunk)
+        for path in filter(Path.exists, facts):
+            with path.open("rb") as part:
+                for chunk in iter(partial(part.read, CHUNK), b""):
+                    output.write(chunk)
+                    count(chunk)
+            output.flush()
+            os.fsync(output.fileno())
+            path.unlink()
         size = output.tell()
     index = joined.with_suffix(".idx")
     with index.open("w", encoding="ascii") as lines:
         begin = 0
-        for part in parts:
-            lines.writelines(index_line(key, begin + offset) for key, offset in facts[part.records].index)
-            begin += facts[part.records].bytes
+        for fact in facts.values():
+            lines.writelines(index_line(key, begin + offset) for key, offset in fact.index)
+            begin += fact.bytes
         lines.flush()
         os.fsync(lines.fileno())
-    records = {"name": joined.name, "bytes": size, "sha256": digest.hexdigest()}
-    return records, describe_file(index)
-
-
-def _hash(file: BinaryIO, size: int, update: Callable[[bytes], object], tell: Callable[[int], None]) -> None:
-    while size > 0:
-        chunk = file.read(min(CHUNK, size))
-        if not chunk:
-            return
-        update(chunk)
-        tell(len(chunk))
-        size -= len(chunk)
-
-
-def _append(path: Path, output: BinaryIO, update: Callable[[bytes], object], tell: Callable[[int], None]) -> None:
-    with path.open("rb") as part:
-        for chunk in iter(lambda: part.read(CHUNK), b""):
-            output.write(chunk)
-            update(chunk)
-            tell(len(chunk))
-    output.flush()
-    os.fsync(output.fileno())
-    path.unlink()
+    return {"name": joined.name, "bytes": size, "sha256": digest.hexdigest()}, describe_file(index)

@@ -6,11 +6,13 @@ normalize. Evaluation: resize the shorter side, crop the centre, normalize; ever
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from nvidia.dali import fn, pipeline_def, types
+
+from benchmarks.common.ranks import Ranks
+from benchmarks.resnet.config import Hyperparameters
 
 # Mean and standard deviation of ImageNet's training images, per colour, on the scale 0..255. The means are
 # those in the v0.5 logs (input_mean_subtraction); the deviations are the usual 0.229, 0.224, 0.225.
@@ -18,139 +20,104 @@ MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
 
 
-@dataclass(frozen=True)
-class Input:
-    """What a pipeline needs to know; sizes in pixels, see config.py for the rest."""
-
-    records: Path
-    index: Path
-    shard: int
-    shards: int
-    batch_size: int
-    device_id: Optional[int]
-    threads: int
-    prefetch: int
-    image_size: int
-    layout: str
-    precision: str
-    pad_channels: bool
-    seed: int
-    mmap: bool
+def _read(config: Hyperparameters, data: Path, split: str, ranks: Ranks, **options: Any) -> Tuple[Any, Any]:
+    """Read the encoded images and labels of this rank's shard."""
+    jpegs, labels = fn.readers.mxnet(
+        path=[str(data / f"{split}.rec")],
+        index_path=[str(data / f"{split}.idx")],
+        shard_id=ranks.rank,
+        num_shards=ranks.size,
+        dont_use_mmap=not config.dali_mmap,
+        name="reader",
+        **options,
+    )
+    return jpegs, labels
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """Random part of the training input."""
-
-    crop_area: Tuple[float, ...]
-    crop_ratio: Tuple[float, ...]
-    mirror: bool
-    shuffle_buffer: int
-    decoder_cache_mb: int
-    hw_decoder_load: float
+def _decoder(config: Hyperparameters) -> Dict[str, Any]:
+    options = {"device": "mixed" if config.device == "gpu" else "cpu", "output_type": types.RGB}
+    if config.dali_decoder_cache_mb:
+        options.update(cache_size=config.dali_decoder_cache_mb, cache_type="threshold", cache_threshold=0)
+    return options
 
 
-def _decoder(source: Input) -> Dict[str, Any]:
-    return {"device": "cpu" if source.device_id is None else "mixed", "output_type": types.RGB}
-
-
-def _normalize(images: Any, source: Input, mirror: Any) -> Any:
+def _normalize(images: Any, config: Hyperparameters, mirror: Any) -> Any:
     return fn.crop_mirror_normalize(
         images,
-        dtype=types.FLOAT16 if source.precision == "fp16" else types.FLOAT,
-        output_layout=source.layout.replace("N", ""),
-        crop=(source.image_size, source.image_size),
+        dtype=types.FLOAT16 if config.precision == "fp16" else types.FLOAT,
+        output_layout=config.layout.replace("N", ""),
+        crop=(config.image_size, config.image_size),
         mean=list(MEAN),
         std=list(STD),
         mirror=mirror,
-        pad_output=source.pad_channels,
+        pad_output=config.pad_channels,
     )
 
 
-def _random_crop(jpegs: Any, source: Input, augmentation: Augmentation) -> Any:
+def _random_crop(jpegs: Any, config: Hyperparameters, seed: int) -> Any:
     """Crop and resize: either decode only the region of interest, or whole images that a cache keeps."""
-    options = _decoder(source)
-    crop = {
-        "random_area": list(augmentation.crop_area),
-        "random_aspect_ratio": list(augmentation.crop_ratio),
-        "num_attempts": 100,
-        "seed": source.seed + 1,
-    }
-    if source.device_id is not None:
-        options["hw_decoder_load"] = augmentation.hw_decoder_load
+    options = _decoder(config)
+    area, ratio, side = list(config.crop_area), list(config.crop_ratio), config.image_size
+    crop = {"random_area": area, "random_aspect_ratio": ratio, "num_attempts": 100, "seed": seed}
+    if config.device == "gpu":
+        options["hw_decoder_load"] = config.dali_hw_decoder_load
         # ImageNet's largest image, so that the decoder never reallocates (DALI's ResNet-50 example).
         options.update(preallocate_width_hint=5980, preallocate_height_hint=6430)
-    if augmentation.decoder_cache_mb:
-        options.update(cache_size=augmentation.decoder_cache_mb, cache_type="threshold", cache_threshold=0)
-        images = fn.decoders.image(jpegs, **options)
-        return fn.random_resized_crop(images, size=(source.image_size, source.image_size), **crop)
-    images = fn.decoders.image_random_crop(jpegs, **options, **crop)
-    return fn.resize(images, resize_x=source.image_size, resize_y=source.image_size)
+    if config.dali_decoder_cache_mb:
+        return fn.random_resized_crop(fn.decoders.image(jpegs, **options), size=(side, side), **crop)
+    return fn.resize(fn.decoders.image_random_crop(jpegs, **options, **crop), resize_x=side, resize_y=side)
 
 
 @pipeline_def
-def _training(source: Input, augmentation: Augmentation) -> Any:
-    jpegs, labels = fn.readers.mxnet(
-        path=[str(source.records)],
-        index_path=[str(source.index)],
-        random_shuffle=True,
-        initial_fill=augmentation.shuffle_buffer,
-        shard_id=source.shard,
-        num_shards=source.shards,
-        dont_use_mmap=not source.mmap,
-        seed=source.seed,
-        name="reader",
-    )
-    images = _random_crop(jpegs, source, augmentation)
-    mirror = fn.random.coin_flip(probability=0.5, seed=source.seed + 2) if augmentation.mirror else 0
-    return _normalize(images, source, mirror), labels
+def _training(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
+    seed, buffer = _seed(config, ranks), config.dali_shuffle_buffer
+    jpegs, labels = _read(config, data, "train", ranks, random_shuffle=True, initial_fill=buffer, seed=seed)
+    images = _random_crop(jpegs, config, seed + 1)
+    mirror = fn.random.coin_flip(probability=0.5, seed=seed + 2) if config.mirror else 0
+    return _normalize(images, config, mirror), labels
 
 
 @pipeline_def
-def _evaluation(source: Input, resize_shorter: int, cache_mb: int) -> Any:
-    jpegs, labels = fn.readers.mxnet(
-        path=[str(source.records)],
-        index_path=[str(source.index)],
-        random_shuffle=False,
-        shard_id=source.shard,
-        num_shards=source.shards,
-        # Every evaluation sees the same shard, padded to the same number of batches on all ranks;
-        # the padding is not counted.
-        stick_to_shard=True,
-        pad_last_batch=True,
-        dont_use_mmap=not source.mmap,
-        name="reader",
+def _evaluation(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
+    # Every evaluation sees the same shard, padded to the same number of batches on all ranks;
+    # the padding is not counted.
+    padding = {"stick_to_shard": True, "pad_last_batch": True}
+    jpegs, labels = _read(config, data, "val", ranks, random_shuffle=False, **padding)
+    images = fn.decoders.image(jpegs, **_decoder(config))
+    return _normalize(fn.resize(images, resize_shorter=config.eval_resize), config, 0), labels
+
+
+def _seed(config: Hyperparameters, ranks: Ranks) -> int:
+    """Seed other crops on every rank; the order of the images is the same: the reader cuts shards before it shuffles."""
+    return config.seed + 1000 * ranks.rank
+
+
+def _build(definition: Any, config: Hyperparameters, data: Path, ranks: Ranks, gpu: int, **options: Any) -> Any:
+    pipeline = definition(
+        config,
+        data,
+        ranks,
+        num_threads=config.dali_threads,
+        device_id=gpu if config.device == "gpu" else None,
+        prefetch_queue_depth=config.dali_prefetch,
+        seed=_seed(config, ranks),
+        **options,
     )
-    options = _decoder(source)
-    if source.device_id is not None and cache_mb:
-        options.update(cache_size=cache_mb, cache_type="threshold", cache_threshold=0)
-    images = fn.decoders.image(jpegs, **options)
-    images = fn.resize(images, resize_shorter=resize_shorter)
-    return _normalize(images, source, 0), labels
-
-
-def _arguments(source: Input) -> Dict[str, Any]:
-    return {
-        "batch_size": source.batch_size,
-        "num_threads": source.threads,
-        "device_id": source.device_id,
-        "prefetch_queue_depth": source.prefetch,
-        "seed": source.seed,
-    }
-
-
-def training_pipeline(source: Input, augmentation: Augmentation, checkpoint: Optional[bytes]) -> Any:
-    """Build the endless training pipeline, or go on exactly from a ``checkpoint`` of an earlier one."""
-    pipeline = _training(source, augmentation, enable_checkpointing=True, checkpoint=checkpoint, **_arguments(source))
     pipeline.build()
     return pipeline
 
 
-def evaluation_pipeline(source: Input, resize_shorter: int, cache_mb: int = 0) -> Any:
+def training_pipeline(
+    config: Hyperparameters, data: Path, ranks: Ranks, gpu: int = 0, checkpoint: Optional[bytes] = None
+) -> Any:
+    """Build the endless training pipeline on a GPU by its number, or exactly resume a ``checkpoint`` of one."""
+    options = {"batch_size": config.batch_size, "enable_checkpointing": True, "checkpoint": checkpoint}
+    return _build(_training, config, data, ranks, gpu, **options)
+
+
+def evaluation_pipeline(config: Hyperparameters, data: Path, ranks: Ranks, gpu: int, batch_size: int) -> Any:
     """Build the evaluation pipeline; its outputs start over after each pass over the shard."""
-    pipeline = _evaluation(source, resize_shorter, cache_mb, **_arguments(source))
-    pipeline.build()
-    return pipeline
+    return _build(_evaluation, config, data, ranks, gpu, batch_size=batch_size)
 
 
 def shard_size(total: int, shard: int, shards: int) -> int:

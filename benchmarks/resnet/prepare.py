@@ -1,11 +1,11 @@
-"""Prepares ResNet's data set: RecordIO files with their index and a passport, or checks a prepared one.
+"""Prepare ResNet's data set: RecordIO files with their index and a passport, or check a prepared one.
 
     $ python -m benchmarks.resnet.prepare --to data/resnet                      # the small set
     $ python -m benchmarks.resnet.prepare --from /raw/imagenet --to /data/imagenet
     $ python -m benchmarks.resnet.prepare --verify /data/imagenet
 
 Writes train.rec train.idx val.rec val.idx and, last, dataset.json. Give an interrupted command again and
-it goes on. Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
+it continues. Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ def add_options(options: argparse._ArgumentGroup) -> None:
     """What is done to images."""
     add = options.add_argument
     add("--resize", type=prepare.number(8, 8192), metavar="PIXELS", help="reduce the short side")
-    quality = "re-encode as JPEG of this quality, 1 to 100"
-    add("--quality", type=prepare.number(1, 100), metavar="Q", help=quality)
+    add("--quality", type=prepare.number(1, 100), metavar="Q", help="re-encode as JPEG of this quality, 1 to 100")
     add("--skip-corrupt", action="store_true", help="leave corrupt images out")
     add("--trust", action="store_true", help="do not decode images whose bytes are kept")
     held = "held out of each class when the source has no split; default: %(default)s"
@@ -39,14 +38,13 @@ def check_counts(name: str, classes: int, images: Mapping[str, int]) -> List[Pro
     if name != "imagenet":
         return []
     remedy = "complete the source, or give the data set another name with --name"
-    problems = []
-    if classes != IMAGENET_CLASSES:
-        problems.append(Problem(f"imagenet with {classes:,} classes", f"{IMAGENET_CLASSES:,}", remedy))
-    for split, expected in IMAGENET_COUNTS.items():
-        if images.get(split, 0) != expected:
-            found = f"imagenet with {images.get(split, 0):,} images in {split}"
-            problems.append(Problem(found, f"{expected:,}", remedy))
-    return problems
+    rules = [("classes", classes, IMAGENET_CLASSES)]
+    rules += [(f"images in {split}", images.get(split, 0), expected) for split, expected in IMAGENET_COUNTS.items()]
+    return [
+        Problem(f"imagenet with {found:,} {what}", f"{expected:,}", remedy)
+        for what, found, expected in rules
+        if found != expected
+    ]
 
 
 def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional
 
 import PIL
 
@@ -15,14 +15,13 @@ from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.resnet.images import CorruptImage, Encoding, encode
-from benchmarks.resnet.parts import Part, finished, join, plan, write_part
+from benchmarks.resnet.parts import Finished, Part, finished, join, plan, write_part
 from benchmarks.resnet.prepare import check_counts
 from benchmarks.resnet.sources import list_images
 from benchmarks.resnet.sources.listing import Item, Source, check_classes, read_item
 
 VERSION = "1"
 """Raise it when the same source and options give other bytes: unfinished parts are then made again."""
-SPLITS = ("train", "val")
 SAMPLED_IMAGES = 32
 """Images encoded on trial to estimate the room needed."""
 BYTES_OF_RECORD = 64
@@ -48,9 +47,8 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
     source = list_images(args.origin, args.seed, args.validation_fraction, tell)
     source = source._replace(name=args.name or source.name)
-    counts = {"train": len(source.train), "val": len(source.val)}
-    tell(sum(counts.values()), sum(counts.values()))
-    for problem in check_counts(source.name, len(source.classes), counts):
+    tell(sum(source.counts.values()), sum(source.counts.values()))
+    for problem in check_counts(source.name, len(source.classes), source.counts):
         raise problem
     if source.left_out:
         progress.note(f"{source.left_out:,} files left out: no images by their suffix")
@@ -60,7 +58,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 def fingerprint_of(source: Source, encoding: Encoding) -> str:
     """Hash of all that decides what is written: version, options and listing, but not the place."""
     digest = hashlib.sha256(repr((VERSION, tuple(encoding), source.name, source.classes)).encode())
-    for items in (source.train, source.val):
+    for items in source.images.values():
         digest.update(b"split\n")
         for item in items:
             # The bytes of a generated image follow from its name; its encoder's version must not matter here.
@@ -73,27 +71,24 @@ def fingerprint_of(source: Source, encoding: Encoding) -> str:
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Convert the images and join the parts."""
     source, encoding = listing.source, listing.encoding
-    images = dict(zip(SPLITS, (source.train, source.val)))
-    parts = {split: plan(items, split, scratch, encoding) for split, items in images.items()}
-    convert(listing, parts, scratch, args.workers, progress)
-    skipped = judge_corrupt(source, parts, scratch, args.skip_corrupt, progress)
-    facts = [fact for split in SPLITS for fact in finished(parts[split], scratch / f"{split}.rec").values()]
-    add = progress.counter("join", sum(fact.bytes for fact in facts))
+    parts = {split: plan(items, split, scratch, encoding) for split, items in source.images.items()}
+    facts = convert(listing, parts, scratch, args.workers, progress)
+    skipped = judge_corrupt(source, facts, args.skip_corrupt, progress)
+    add = progress.counter("join", sum(fact.bytes for split in facts.values() for fact in split.values()))
     splits: Dict[str, Split] = {}
     described: List[File] = []
-    for split in SPLITS:
+    for split, names in skipped.items():
         records = scratch / f"{split}.rec"
-        files = join(parts[split], records, add)
+        files = join(facts[split], records, add)
         count, first, last, _ = recordio.inspect(records, records.with_suffix(".idx"))
-        names = sorted(skipped[split])
-        kept = {"first": first, "last": last, "skipped": len(names), "skipped_names": names[:LISTED]}
+        kept = {"first": first, "last": last, "skipped": len(names), "skipped_names": sorted(names)[:LISTED]}
         splits[split] = Split(count, [file["name"] for file in files], kept)
         described += files
     options = {"resize": encoding.resize, "quality": encoding.quality, "decoded": not encoding.trust}
     return Content(
         name=source.name,
         splits=splits,
-        summary=f"{len(source.train):,} + {len(source.val):,} images listed",
+        summary=" + ".join(f"{count:,}" for count in source.counts.values()) + " images listed",
         how={"options": {"made": source.made, **options, "seed": args.seed}},
         tool={"version": VERSION, "pillow": PIL.__version__},
         classes=source.classes,
@@ -103,25 +98,34 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 def convert(
     listing: Listing, parts: Dict[str, List[Part]], scratch: Path, worker_count: int, progress: Progress
-) -> None:
-    """Write all parts that are not there yet."""
-    every = [part for split in SPLITS for part in parts[split]]
-    done = {path for split in SPLITS for path in finished(parts[split], scratch / f"{split}.rec")}
+) -> Dict[str, Finished]:
+    """Write all parts that are not there yet, and return what is known about all of them, by split and in order."""
+
+    def find() -> Finished:
+        return {
+            path: facts for split in parts for path, facts in finished(parts[split], scratch / f"{split}.rec").items()
+        }
+
+    every = [part for split in parts for part in parts[split]]
+    done = find()
     waiting = [part for part in every if part.records not in done]
     if waiting:
         present = sum(path.stat().st_size for path in scratch.glob("*.rec"))
-        check_room(scratch.parent, estimate_bytes(listing.source, listing.encoding) - present)
+        check_room(scratch.parent, estimate_bytes(listing) - present)
     stage = workers.Stage("convert", "images", write_part, lambda part: len(part.items))
     workers.run(stage, every, waiting, worker_count, scratch.parent, progress)
+    done = find()
+    return {split: {part.records: done[part.records] for part in parts[split]} for split in parts}
 
 
-def estimate_bytes(source: Source, encoding: Encoding) -> int:
+def estimate_bytes(listing: Listing) -> int:
     """Size of the data set, from what some images of the training split become."""
-    sample = source.train[:: max(1, len(source.train) // SAMPLED_IMAGES)]
+    every = [item for items in listing.source.images.values() for item in items]
+    train = listing.source.images["train"]
+    sample = train[:: max(1, len(train) // SAMPLED_IMAGES)]
     before = sum(item.size for item in sample) or 1
-    after = sum(_encoded_size(item, encoding) for item in sample)
-    count = len(source.train) + len(source.val)
-    return round(source.bytes * after / before) + count * BYTES_OF_RECORD
+    after = sum(_encoded_size(item, listing.encoding) for item in sample)
+    return round(sum(item.size for item in every) * after / before) + len(every) * BYTES_OF_RECORD
 
 
 def _encoded_size(item: Item, encoding: Encoding) -> int:
@@ -131,15 +135,10 @@ def _encoded_size(item: Item, encoding: Encoding) -> int:
         return item.size
 
 
-def judge_corrupt(
-    source: Source, parts: Dict[str, List[Part]], scratch: Path, skip: bool, progress: Progress
-) -> Dict[str, List[str]]:
+def judge_corrupt(source: Source, facts: Dict[str, Finished], skip: bool, progress: Progress) -> Dict[str, List[str]]:
     """Names of the corrupt images in each split, when they may be skipped."""
-    corrupt: Dict[str, List[Tuple[str, str]]] = {}
-    for split in SPLITS:
-        facts = finished(parts[split], scratch / f"{split}.rec")
-        corrupt[split] = [image for part in parts[split] for image in facts[part.records].corrupt]
-    lines = [f"{split}: {name}: {why}" for split in SPLITS for name, why in corrupt[split]]
+    corrupt = {split: dict(pair for fact in facts[split].values() for pair in fact.corrupt) for split in facts}
+    lines = [f"{split}: {name}: {why}" for split, images in corrupt.items() for name, why in images.items()]
     if lines:
         more = [f"and {len(lines) - LISTED:,} more"] if len(lines) > LISTED else []
         listing = "\n    ".join([f"{len(lines):,} corrupt images", *lines[:LISTED], *more])
@@ -147,13 +146,12 @@ def judge_corrupt(
             raise Problem(
                 listing,
                 "images that can be decoded",
-                "mend or delete them, or give the same command with --skip-corrupt: "
+                "fix or delete them, or give the same command with --skip-corrupt: "
                 "the images already converted are kept",
             )
         progress.note("skipped " + listing)
-    names = {split: [name for name, _ in corrupt[split]] for split in SPLITS}
-    bad = {split: frozenset(names[split]) for split in SPLITS}
-    train = [item for item in source.train if item.name not in bad["train"]]
-    val = [item for item in source.val if item.name not in bad["val"]]
-    check_classes(source._replace(train=train, val=val))
-    return names
+    left = {
+        split: [item for item in items if item.name not in corrupt[split]] for split, items in source.images.items()
+    }
+    check_classes(source._replace(images=left))
+    return {split: list(images) for split, images in corrupt.items()}

@@ -15,9 +15,10 @@ from PIL import Image
 
 from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.common.frameworks import mxnet
+from benchmarks.resnet.inputs import EvaluationInput
+from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import train
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.data import evaluation_input
 from benchmarks.resnet.mxnet.training import build
 from benchmarks.resnet.pipeline import MEAN, STD
 from tests.in_framework.some_run import some_run
@@ -29,7 +30,7 @@ config = dataclasses.replace(
 )  # fmt: skip
 run = some_run(config, mxnet)
 training = build(config, run.ranks, {})
-evaluation = evaluation_input(config, data, run.ranks)
+evaluation = EvaluationInput(tensors, config, data, run.ranks)
 passes = [train.evaluate(training, evaluation, run)["accuracy"] for _ in range(2)]
 
 

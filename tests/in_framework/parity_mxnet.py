@@ -9,9 +9,10 @@ import numpy as np
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import weights
+from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model, optimizer
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.data import training_input
 from tests.in_framework import parity_task
 
 import mxnet as mx  # isort: skip
@@ -89,7 +90,7 @@ def trained(config, arrays, data, rates):
     network = network_with(config, arrays)
     trainer = optimizer.build_trainer(network.collect_params(), config)
     loss_function = model.SmoothedLoss(config.label_smoothing)
-    training = training_input(config, data, Ranks(0, 1, 0, 1, mx.cpu()))
+    training = TrainingInput(tensors, config, data, Ranks(0, 1, 0, 1, mx.cpu()))
     losses, first = [], None
     for rate in rates:
         trainer.set_learning_rate(rate)

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from benchmarks.common.ranks import Ranks
+from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model, optimizer
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.pytorch.data import training_input
 from benchmarks.resnet.pytorch.train import forward_backward, train_step
 from benchmarks.resnet.pytorch.training import Training
 from tests.in_framework import parity_task
@@ -76,7 +77,7 @@ def optimized(config, arrays, gradients, rates):
 def trained(config, arrays, data, rates):
     network = network_with(config, arrays)
     training = Training(network, network, optimizer.build(network, config), config)
-    batches = training_input(config, data, Ranks(0, 1, 0, 1, CPU))
+    batches = TrainingInput(tensors, config, data, Ranks(0, 1, 0, 1, CPU))
     losses, first = [], None
     for rate in rates:
         images, labels = batches.next()

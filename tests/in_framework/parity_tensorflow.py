@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.ranks import Ranks
+from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
-from benchmarks.resnet.tensorflow.data import training_input
 from benchmarks.resnet.tensorflow.train import forward_backward, train_step
 from benchmarks.resnet.tensorflow.training import Training
 from tests.in_framework import parity_task
@@ -83,7 +84,7 @@ def trained(config, arrays, data, rates):
     network = network_with(config, arrays)
     training = Training(network, optimizer.build(network.trained, config), config)
     step = tf.function(partial(train_step, training))
-    batches = training_input(config, data, Ranks(0, 1, 0, 1, "/CPU:0"))
+    batches = TrainingInput(tensors, config, data, Ranks(0, 1, 0, 1, "/CPU:0"))
     losses, first = [], None
     for rate in rates:
         images, labels = batches.next()

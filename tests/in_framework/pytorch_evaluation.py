@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 from benchmarks.common.frameworks import pytorch
+from benchmarks.resnet.inputs import EvaluationInput
+from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model, train
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.pytorch.data import evaluation_input
 from benchmarks.resnet.pytorch.training import build
 from tests.in_framework.some_run import some_run
 
@@ -28,7 +29,7 @@ network = training.network
 # network's here.
 for buffer in model.statistics(network):
     buffer += 0.5 * (2 * ranks.rank - ranks.size + 1)
-evaluation = evaluation_input(config, data, ranks)
+evaluation = EvaluationInput(tensors, config, data, ranks)
 passes = [train.evaluate(training, evaluation, run)["accuracy"] for _ in range(2)]
 fresh = model.statistics(model.build(config))
 error = max(float((mine - new).abs().max()) for mine, new in zip(model.statistics(network), fresh))

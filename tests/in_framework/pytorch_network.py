@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.frameworks.pytorch import autocast
-from benchmarks.resnet.architecture import STAGES
+from benchmarks.resnet.architecture import STAGES, input_shape
 from benchmarks.resnet.pytorch import model, optimizer, train, training
 from benchmarks.resnet.pytorch.config import Config
 
@@ -45,7 +45,7 @@ def logits(**changes):
     """Logits of one batch with the weights of the base's seed."""
     config = dataclasses.replace(BASE, **changes)
     torch.manual_seed(9)
-    images = torch.rand(model.input_shape(BASE)).to(memory_format=model.memory_format(config))
+    images = torch.rand(input_shape(BASE)).to(memory_format=model.memory_format(config))
     network = model.place(model.build(config), config, torch.device("cpu")).eval()
     with torch.no_grad(), autocast(torch.device("cpu"), config.precision):
         return network(images).float()

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 from benchmarks.common.frameworks import tensorflow
+from benchmarks.resnet.inputs import EvaluationInput
+from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import train
 from benchmarks.resnet.tensorflow.config import Config
-from benchmarks.resnet.tensorflow.data import evaluation_input
 from benchmarks.resnet.tensorflow.training import build
 from tests.in_framework.some_run import some_run
 
@@ -28,7 +29,7 @@ fresh = [variable.numpy() for variable in network.statistics]
 # Ranks that saw other images have other statistics; they must evaluate with the mean.
 for variable in network.statistics:
     variable.assign_add(0.5 * (2 * ranks.rank - ranks.size + 1) + 0.0 * variable)
-evaluation = evaluation_input(config, data, ranks)
+evaluation = EvaluationInput(tensors, config, data, ranks)
 passes = [train.evaluate(training, evaluation, run)["accuracy"] for _ in range(2)]
 error = max(float(abs(mine.numpy() - new).max()) for mine, new in zip(network.statistics, fresh))
 run.finish()

@@ -12,8 +12,10 @@ import numpy as np
 from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import pipeline
+from benchmarks.resnet.config import Hyperparameters
+from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.data import training_input
 
 data = Path(sys.argv[1])
 config = dataclasses.replace(
@@ -23,7 +25,7 @@ config = dataclasses.replace(
 
 
 def source(shard, shards):
-    return training_input(config, data, Ranks(shard, shards, shard, shards, mx.cpu()))
+    return TrainingInput(tensors, config, data, Ranks(shard, shards, shard, shards, mx.cpu()))
 
 
 def labels_of_files():
@@ -42,22 +44,20 @@ unbroken = source(0, 1)
 for _ in range(40):
     unbroken.next()
 state = unbroken.checkpoint()
-resumed = training_input(config, data, Ranks(0, 1, 0, 1, mx.cpu()), state)
+resumed = TrainingInput(tensors, config, data, Ranks(0, 1, 0, 1, mx.cpu()), state)
 same = True
 for _ in range(40):
     for left, right in zip(unbroken.next(), resumed.next()):
         same = same and np.array_equal(left.asnumpy(), right.asnumpy())
 
-padded = pipeline.Input(
-    records=data / "train.rec", index=data / "train.idx", shard=0, shards=1, batch_size=8, device_id=None,
-    threads=1, prefetch=1, image_size=32, layout="NHWC", precision="fp32", pad_channels=True, seed=1, mmap=False,
-)  # fmt: skip
-augmentation = pipeline.Augmentation((0.5, 1.0), (0.75, 1.25), True, 16, 0, 0.0)
-shape = pipeline.training_pipeline(padded, augmentation, None).run()[0].as_tensor().shape()
+padded = Hyperparameters(device="cpu", batch_size=8, image_size=32, dali_threads=1, dali_prefetch=1, dali_mmap=False)
+shape = pipeline.training_pipeline(padded, data, Ranks(0, 1, 0, 1, None)).run()[0].as_tensor().shape()
 
 # Two ranks over the same single shard would draw the same images in the same order, but other crops.
 first = source(0, 1).next()[0].asnumpy()
-other = training_input(dataclasses.replace(config, seed=6), data, Ranks(0, 1, 0, 1, mx.cpu())).next()[0].asnumpy()
+other = (
+    TrainingInput(tensors, dataclasses.replace(config, seed=6), data, Ranks(0, 1, 0, 1, mx.cpu())).next()[0].asnumpy()
+)
 print(
     json.dumps(
         {

@@ -8,6 +8,7 @@ gluon.Trainer, no Horovod, no reports. The last line of the output is the result
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -18,9 +19,11 @@ from benchmarks.common import bench
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
+from benchmarks.resnet.inputs import TrainingInput, bench_loops
+from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.data import Batch, training_input
+from benchmarks.resnet.mxnet.data import Batch
 from benchmarks.resnet.mxnet.train import train_step
 from benchmarks.resnet.mxnet.training import build
 
@@ -55,18 +58,10 @@ def bare_step(config: Config, context: mx.Context, batch: Batch) -> Callable[[],
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
     batch = synthetic_batch(config, ranks.context)
-    real = training_input(config, data, ranks)
-    training = build(config, ranks, {})
-
-    def step(batch: Batch) -> mx.nd.NDArray:
-        return train_step(training, *batch, bench.RATE)
-
-    loops = {
-        "bare": bench.repeated(bare_step(config, ranks.context, batch)),
-        "synthetic": bench.training_loop(mxnet, config, ranks, step, lambda: batch),
-        "real": bench.training_loop(mxnet, config, ranks, step, real.next),
-        "input": bench.repeated(real.next),
-    }
+    real = TrainingInput(tensors, config, data, ranks)
+    step = partial(train_step, build(config, ranks, {}), rate=bench.RATE)
+    bare = bare_step(config, ranks.context, batch)
+    loops = bench_loops(mxnet, config, ranks, bare, step, batch, real)
     titles = {"bare": "bare Gluon loop, synthetic data"}
     return bench.Subject(bench_title(config), config.batch_size, loops, titles)
 

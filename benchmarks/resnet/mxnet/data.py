@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
-from typing import Any, Optional, Tuple
+from typing import Any, Tuple
 
 import mxnet as mx
 from nvidia.dali.plugin.mxnet import feed_ndarray
 
 from benchmarks.common.ranks import Ranks
-from benchmarks.resnet import inputs
 from benchmarks.resnet.mxnet.config import Config
 
 Batch = Tuple[mx.nd.NDArray, mx.nd.NDArray]
+
+
+def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
+    """Copy DALI's batch into MXNet's memory."""
+    return _to_ndarray(ranks.context, images), _to_ndarray(ranks.context, labels).reshape((-1,))
 
 
 def _to_ndarray(context: mx.Context, output: Any) -> mx.nd.NDArray:
@@ -23,17 +25,6 @@ def _to_ndarray(context: mx.Context, output: Any) -> mx.nd.NDArray:
     return array
 
 
-def _to_ndarrays(context: mx.Context, images: Any, labels: Any) -> Batch:
-    return _to_ndarray(context, images), _to_ndarray(context, labels).reshape((-1,))
-
-
-def training_input(
-    config: Config, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None
-) -> inputs.TrainingInput:
-    """Training batches on this rank's device, from the beginning or exactly on from ``checkpoint``."""
-    return inputs.TrainingInput(config, data, ranks, partial(_to_ndarrays, ranks.context), checkpoint)
-
-
-def evaluation_input(config: Config, data: Path, ranks: Ranks) -> inputs.EvaluationInput:
-    """This rank's share of the validation images."""
-    return inputs.EvaluationInput(config, data, ranks, partial(_to_ndarrays, ranks.context))
+def gpu(ranks: Ranks) -> int:
+    """Each rank sees all GPUs of its node (benchmarks/common/frameworks/mxnet.py)."""
+    return ranks.local_rank

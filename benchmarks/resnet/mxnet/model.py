@@ -6,12 +6,12 @@ On GPUs the fused batch-norm operators of NVIDIA's MXNet are used where the inst
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
 
-from benchmarks.resnet.architecture import EXPANSION, STAGE_WIDTHS, STAGES, STEM_CHANNELS, image_channels
+from benchmarks.resnet import architecture
 from benchmarks.resnet.mxnet.config import Config
 
 
@@ -40,45 +40,42 @@ class Layers:
     config: Config
     fused: FusedOperators
 
-    def conv(self, in_channels: int, channels: int, kernel: int, stride: int = 1) -> HybridBlock:
-        """A convolution without bias that keeps the size at stride 1."""
+    def conv(self, conv: architecture.Conv) -> HybridBlock:
+        """Make a convolution."""
         return nn.Conv2D(
-            channels,
-            kernel,
-            in_channels=in_channels,
-            strides=stride,
-            padding=kernel // 2,
+            conv.channels,
+            conv.kernel,
+            in_channels=conv.in_channels,
+            strides=conv.stride,
+            padding=conv.kernel // 2,
             use_bias=False,
             layout=self.config.layout,
             weight_initializer=mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2),
         )
 
-    def _norm_arguments(self, channels: int, zero_gamma: bool = False) -> Dict[str, Any]:
-        zero = zero_gamma and self.config.zero_init_residual
-        return {
-            "in_channels": channels,
-            "axis": self.config.layout.index("C"),
-            "momentum": self.config.batch_norm_momentum,
-            "epsilon": self.config.batch_norm_epsilon,
-            "gamma_initializer": "zeros" if zero else "ones",
-        }
-
-    def norm(self, channels: int, zero_gamma: bool = False) -> HybridBlock:
-        """Batch-norm over the channels."""
-        return nn.BatchNorm(**self._norm_arguments(channels, zero_gamma))
+    def norm(self, channels: int, kind: Any = nn.BatchNorm, zero_gamma: bool = False, **options: Any) -> HybridBlock:
+        """Make a batch-norm over the channels."""
+        return kind(
+            in_channels=channels,
+            axis=self.config.layout.index("C"),
+            momentum=self.config.batch_norm_momentum,
+            epsilon=self.config.batch_norm_epsilon,
+            gamma_initializer="zeros" if zero_gamma and self.config.zero_init_residual else "ones",
+            **options,
+        )
 
     def norm_relu(self, channels: int) -> HybridBlock:
-        """Batch-norm and ReLU, as one kernel where there is one."""
+        """Make a batch-norm and ReLU, as one kernel where there is one."""
         if self.fused.batch_norm_relu:
-            return nn.BatchNorm(act_type="relu", **self._norm_arguments(channels))
+            return self.norm(channels, act_type="relu")
         block = nn.HybridSequential()
         block.add(self.norm(channels), nn.Activation("relu"))
         return block
 
     def norm_add_relu(self, channels: int) -> HybridBlock:
-        """Batch-norm, sum with the shortcut and ReLU, as one kernel where there is one."""
+        """Make a batch-norm, the sum with the shortcut and ReLU, as one kernel where there is one."""
         if self.fused.batch_norm_add_relu:
-            return FusedNormAddRelu(**self._norm_arguments(channels, zero_gamma=True))
+            return self.norm(channels, FusedNormAddRelu, zero_gamma=True)
         return NormAddRelu(self.norm(channels, zero_gamma=True))
 
 
@@ -110,31 +107,19 @@ class NormAddRelu(HybridBlock):
 
 
 class Residual(HybridBlock):
-    """One residual block: basic (two 3x3) or bottleneck (1x1, 3x3 with the stride, 1x1 to 4 x width)."""
+    """One residual block."""
 
-    def __init__(self, layers: Layers, kind: str, in_channels: int, width: int, stride: int) -> None:
+    def __init__(self, layers: Layers, block: architecture.Block) -> None:
         super().__init__()
-        out = width * EXPANSION[kind]
         self.body = nn.HybridSequential()
-        if kind == "basic":
-            self.body.add(
-                layers.conv(in_channels, width, 3, stride),
-                layers.norm_relu(width),
-                layers.conv(width, out, 3),
-            )
-        else:
-            self.body.add(
-                layers.conv(in_channels, width, 1),
-                layers.norm_relu(width),
-                layers.conv(width, width, 3, stride),
-                layers.norm_relu(width),
-                layers.conv(width, out, 1),
-            )
-        self.merge = layers.norm_add_relu(out)
+        for conv in block.convs[:-1]:
+            self.body.add(layers.conv(conv), layers.norm_relu(conv.channels))
+        self.body.add(layers.conv(block.convs[-1]))
+        self.merge = layers.norm_add_relu(block.channels)
         self.project = None
-        if in_channels != out:
+        if block.project:
             self.project = nn.HybridSequential()
-            self.project.add(layers.conv(in_channels, out, 1, stride), layers.norm(out))
+            self.project.add(layers.conv(block.project), layers.norm(block.channels))
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         shortcut = x if self.project is None else self.project(x)
@@ -148,24 +133,16 @@ def build(config: Config, operators: Any = mx.sym) -> HybridBlock:
     leave the weights in a layout of oneDNN's that Horovod cannot send.
     """
     layers = Layers(config, fused_operators(config, operators))
-    kind, blocks = STAGES[config.depth]
+    stem = architecture.stem(config)
     network = nn.HybridSequential(prefix="resnet_")
     with network.name_scope():
-        network.add(
-            layers.conv(image_channels(config), STEM_CHANNELS, 7, 2),
-            layers.norm_relu(STEM_CHANNELS),
-            nn.MaxPool2D(3, 2, 1, layout=config.layout),
-        )
-        channels = STEM_CHANNELS
-        for stage, (width, count) in enumerate(zip(STAGE_WIDTHS, blocks)):
-            for block in range(count):
-                stride = 2 if stage > 0 and block == 0 else 1
-                network.add(Residual(layers, kind, channels, width, stride))
-                channels = width * EXPANSION[kind]
+        network.add(layers.conv(stem), layers.norm_relu(stem.channels), nn.MaxPool2D(3, 2, 1, layout=config.layout))
+        for block in architecture.residual_blocks(config):
+            network.add(Residual(layers, block))
         network.add(
             nn.GlobalAvgPool2D(layout=config.layout),
             nn.Flatten(),
-            nn.Dense(config.num_classes, in_units=channels, weight_initializer=mx.init.Normal(0.01)),
+            nn.Dense(config.num_classes, in_units=block.channels, weight_initializer=mx.init.Normal(0.01)),
         )
     return network
 

@@ -25,9 +25,7 @@ class FusedLARS(mx.optimizer.Optimizer):
 
     def __init__(self, momentum: float, eta: float, epsilon: float, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.momentum = momentum
-        self.eta = eta
-        self.epsilon = epsilon
+        self.momentum, self.eta, self.epsilon = momentum, eta, epsilon
         self.aggregate_num = 1 << 20  # all tensors in one call of update
 
     def create_state(self, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -39,57 +37,23 @@ class FusedLARS(mx.optimizer.Optimizer):
             return (self.create_state(index, master), master)
         return self.create_state(index, weight)
 
-    def _rates(self, order: List[int], names: List[str], weights: Any, gradients: Any) -> Tuple[Any, Any]:
-        """Learning rate and weight decay of each tensor, on the device; scaled tensors come first."""
-        context = weights[0].context
-        indices = [self._indices[i] for i in order]
-        rates = mx.nd.array(self._get_lrs(indices), ctx=context, dtype="float32")
-        decays = mx.nd.array(self._get_wds(indices), ctx=context, dtype="float32")
-        scaled = sum(1 for name in names if not has_suffix(name, UNSCALED))
-        if scaled:
-            weight_sums = mx.nd.multi_sum_sq(*weights[:scaled], num_arrays=scaled)
-            gradient_sums = mx.nd.multi_sum_sq(*gradients[:scaled], num_arrays=scaled)
-            mx.nd.multi_lars(
-                rates[:scaled],
-                weight_sums,
-                gradient_sums,
-                decays[:scaled],
-                eta=self.eta,
-                eps=self.epsilon,
-                rescale_grad=self.rescale_grad,
-                out=rates[:scaled],
-            )
-        return rates, decays
-
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        if not isinstance(index, (list, tuple)):
-            index, weight, grad, state = [index], [weight], [grad], [state]
+        """Update tensors of one dtype; MXNet calls it for each: batch-norm stays fp32 where the rest is fp16."""
         self._update_count(index)
-        # One dtype a call: batch-norm stays fp32 where the rest is fp16.
-        for dtype in sorted({array.dtype.__name__ for array in weight}):
-            chosen = [i for i, array in enumerate(weight) if array.dtype.__name__ == dtype]
-            self._update_same_dtype(*([values[i] for i in chosen] for values in (index, weight, grad, state)))
-
-    update = update_multi_precision
-
-    def _update_same_dtype(self, indices: Any, weights: Any, gradients: Any, states: Any) -> None:
-        names = [self.param_dict[i].name for i in indices]
-        unscaled = [has_suffix(name, UNSCALED) for name in names]
-        order = sorted(range(len(indices)), key=lambda i: unscaled[i])
-        self._indices = indices
-        weights, gradients, states, names = (
-            [values[i] for i in order] for values in (weights, gradients, states, names)
-        )
-        rates, decays = self._rates(order, names, weights, gradients)
+        # Scaled tensors come first.
+        tensors = zip(index, weight, grad, state)
+        order = sorted(tensors, key=lambda tensor: has_suffix(self.param_dict[tensor[0]].name, UNSCALED))
+        indices, weights, gradients, states = map(list, zip(*order))
+        rates, decays = self._rates(indices, weights, gradients)
         mixed = isinstance(states[0], tuple)
         operator = mx.nd.preloaded_multi_mp_sgd_mom_update if mixed else mx.nd.preloaded_multi_sgd_mom_update
         for start in range(0, len(weights), TENSORS_PER_CALL):
             part = slice(start, start + TENSORS_PER_CALL)
-            tensors: List[Any] = []
+            arrays: List[Any] = []
             for weight, gradient, state in zip(weights[part], gradients[part], states[part]):
-                tensors += [weight, gradient, *(state if mixed else (state,))]
+                arrays += [weight, gradient, *(state if mixed else (state,))]
             operator(
-                *tensors,
+                *arrays,
                 rates[part],
                 decays[part],
                 out=weights[part],
@@ -98,13 +62,31 @@ class FusedLARS(mx.optimizer.Optimizer):
                 rescale_grad=self.rescale_grad,
             )
 
+    update = update_multi_precision
+
+    def _rates(self, indices: List[int], weights: Any, gradients: Any) -> Tuple[Any, Any]:
+        """Learning rate and weight decay of each tensor, on the device; scaled tensors come first."""
+        context = weights[0].context
+        rates = mx.nd.array(self._get_lrs(indices), ctx=context, dtype="float32")
+        decays = mx.nd.array(self._get_wds(indices), ctx=context, dtype="float32")
+        scaled = sum(not has_suffix(self.param_dict[index].name, UNSCALED) for index in indices)
+        if scaled:
+            mx.nd.multi_lars(
+                rates[:scaled],
+                mx.nd.multi_sum_sq(*weights[:scaled], num_arrays=scaled),
+                mx.nd.multi_sum_sq(*gradients[:scaled], num_arrays=scaled),
+                decays[:scaled],
+                eta=self.eta,
+                eps=self.epsilon,
+                rescale_grad=self.rescale_grad,
+                out=rates[:scaled],
+            )
+        return rates, decays
+
 
 def _optimizer(config: Config) -> mx.optimizer.Optimizer:
-    common = {
-        "learning_rate": config.learning_rate,
-        "wd": config.weight_decay,
-        "multi_precision": config.precision == "fp16",
-    }
+    multi_precision = config.precision == "fp16"
+    common = {"learning_rate": config.learning_rate, "wd": config.weight_decay, "multi_precision": multi_precision}
     if config.optimizer == "sgd":
         sgd = mx.optimizer.SGD(momentum=config.momentum, **common)
         if config.device == "cpu":
@@ -120,9 +102,5 @@ def build_trainer(parameters: ParameterDict, config: Config) -> hvd.DistributedT
     for name, parameter in parameters.items():
         parameter.wd_mult = 0.0 if has_suffix(name, config.no_weight_decay) else 1.0
     compression = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}[config.gradient_compression]
-    return hvd.DistributedTrainer(
-        parameters,
-        _optimizer(config),
-        compression=compression,
-        num_groups=config.gradient_groups,
-    )
+    optimizer, groups = _optimizer(config), config.gradient_groups
+    return hvd.DistributedTrainer(parameters, optimizer, compression=compression, num_groups=groups)

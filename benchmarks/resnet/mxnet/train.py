@@ -18,15 +18,15 @@ from mxnet import autograd
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.run import Run
 from benchmarks.resnet import events
-from benchmarks.resnet.inputs import EvaluationInput, count_records, steps_per_epoch
+from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
+from benchmarks.resnet.mxnet import data
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.data import evaluation_input, training_input
 from benchmarks.resnet.mxnet.training import Training, build, content
 from benchmarks.resnet.schedule import learning_rate
 
 
 def train_step(training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray, rate: float) -> mx.nd.NDArray:
-    """Forward, backward and update on one batch; returns the mean loss of this rank, which nobody has waited for."""
+    """Forward, backward and update on one batch; return the mean loss of this rank, which nobody has waited for."""
     training.trainer.set_learning_rate(rate)
     with autograd.record():
         loss = training.loss(training.network(images), labels)
@@ -60,8 +60,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         training = build(config, ranks, saved)
     run.log(events.hyperparameters(config, ranks.size, steps))
     with run.timed(events.timeline(config, steps)):
-        batches = training_input(config, run.data, ranks, saved.get("input"))
-        evaluation = evaluation_input(config, run.data, ranks)
+        batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
+        evaluation = EvaluationInput(data, config, run.data, ranks)
         run.log(events.samples(train_images, evaluation.total))
         run.keep(partial(content, training), lambda: {"input": batches.checkpoint()})
         for _ in run.blocks():

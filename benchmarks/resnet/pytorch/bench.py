@@ -8,6 +8,7 @@ if the configuration says so; no reports. The last line of the output is the res
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -18,9 +19,11 @@ from benchmarks.common import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title
+from benchmarks.resnet.inputs import TrainingInput, bench_loops
+from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.pytorch.data import Batch, training_input
+from benchmarks.resnet.pytorch.data import Batch
 from benchmarks.resnet.pytorch.train import forward_backward, train_step
 from benchmarks.resnet.pytorch.training import build, synthetic_batch
 
@@ -45,18 +48,10 @@ def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[]
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
     batch = synthetic_batch(config, ranks.context)
-    real = training_input(config, data, ranks)
-    training = build(config, ranks, {}, forward_backward)
-
-    def step(batch: Batch) -> torch.Tensor:
-        return train_step(training, *batch, bench.RATE)
-
-    loops = {
-        "bare": bench.repeated(bare_step(config, ranks.context, batch)),
-        "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
-        "real": bench.training_loop(pytorch, config, ranks, step, real.next),
-        "input": bench.repeated(real.next),
-    }
+    real = TrainingInput(tensors, config, data, ranks)
+    step = partial(train_step, build(config, ranks, {}, forward_backward), rate=bench.RATE)
+    bare = bare_step(config, ranks.context, batch)
+    loops = bench_loops(pytorch, config, ranks, bare, step, batch, real)
     compiled = "eager" if config.compile == "none" else f"compiled ({config.compile})"
     titles = {"bare": f"bare PyTorch loop, {compiled}, synthetic data"}
     return bench.Subject(bench_title(config, compiled), config.batch_size, loops, titles)

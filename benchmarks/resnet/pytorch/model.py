@@ -7,110 +7,83 @@ are those of benchmarks/resnet/weights.py.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Dict, List, Tuple
+from typing import List
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.resnet.architecture import EXPANSION, STAGE_WIDTHS, STAGES, STEM_CHANNELS, image_channels
+from benchmarks.resnet import architecture
 from benchmarks.resnet.pytorch.config import Config
 
 NEUTRAL_PARTS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "variance"}
 """What benchmarks/resnet/weights.py calls the tensors of a batch-norm."""
 
 
-@dataclass(frozen=True)
-class Layers:
-    """Makes the layers that all blocks share, with the batch-norm of one configuration."""
+def _conv(conv: architecture.Conv) -> nn.Conv2d:
+    """Make a convolution with weights from N(0, 2 / fan-in)."""
+    padding = conv.kernel // 2
+    layer = nn.Conv2d(conv.in_channels, conv.channels, conv.kernel, conv.stride, padding=padding, bias=False)
+    # He et al. 2015, arXiv 1502.01852, equation 10.
+    nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
+    return layer
 
-    config: Config
 
-    def conv(self, in_channels: int, channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-        """A convolution without bias that keeps the size at stride 1; weights from N(0, 2 / fan-in)."""
-        layer = nn.Conv2d(in_channels, channels, kernel, stride, padding=kernel // 2, bias=False)
-        # He et al. 2015, arXiv 1502.01852, equation 10.
-        nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
-        return layer
-
-    def norm(self, channels: int, zero_gamma: bool = False) -> nn.BatchNorm2d:
-        """Batch-norm over the channels."""
-        layer = nn.BatchNorm2d(
-            channels,
-            eps=self.config.batch_norm_epsilon,
-            # PyTorch counts the share of the new statistics, MXNet that of the old ones.
-            momentum=1.0 - self.config.batch_norm_momentum,
-        )
-        if zero_gamma and self.config.zero_init_residual:
-            nn.init.zeros_(layer.weight)
-        # Only an average without momentum needs this count, which costs a kernel per layer and step.
-        layer.num_batches_tracked = None
-        return layer
+def _norm(config: Config, channels: int, zero_gamma: bool = False) -> nn.BatchNorm2d:
+    """Make a batch-norm over the channels."""
+    # PyTorch counts the share of the new statistics, MXNet that of the old ones.
+    layer = nn.BatchNorm2d(channels, eps=config.batch_norm_epsilon, momentum=1.0 - config.batch_norm_momentum)
+    if zero_gamma and config.zero_init_residual:
+        nn.init.zeros_(layer.weight)
+    # Only an average without momentum needs this count, which costs a kernel per layer and step.
+    layer.num_batches_tracked = None
+    return layer
 
 
 class Residual(nn.Module):
-    """One residual block: basic (two 3x3) or bottleneck (1x1, 3x3 with the stride, 1x1 to 4 x width)."""
+    """One residual block."""
 
-    def __init__(self, layers: Layers, kind: str, in_channels: int, width: int, stride: int) -> None:
+    def __init__(self, config: Config, block: architecture.Block) -> None:
         super().__init__()
-        out = width * EXPANSION[kind]
-        is_basic = kind == "basic"
-        self.conv1 = layers.conv(in_channels, width, 3 if is_basic else 1, stride if is_basic else 1)
-        self.norm1 = layers.norm(width)
-        self.conv2 = layers.conv(width, width, 3, 1 if is_basic else stride)
-        self.norm2 = layers.norm(width, zero_gamma=is_basic)
-        self.conv3 = None if is_basic else layers.conv(width, out, 1)
-        self.norm3 = None if is_basic else layers.norm(out, zero_gamma=True)
+        self.depth = len(block.convs)
+        for number, conv in enumerate(block.convs, 1):
+            self.add_module(f"conv{number}", _conv(conv))
+            self.add_module(f"norm{number}", _norm(config, conv.channels, zero_gamma=number == self.depth))
         self.project = None
-        if in_channels != out:
-            self.project = nn.Sequential(
-                OrderedDict(conv=layers.conv(in_channels, out, 1, stride), norm=layers.norm(out))
-            )
+        if block.project:
+            layers = OrderedDict(conv=_conv(block.project), norm=_norm(config, block.channels))
+            self.project = nn.Sequential(layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shortcut = x if self.project is None else self.project(x)
-        x = functional.relu(self.norm1(self.conv1(x)), inplace=True)
-        x = self.norm2(self.conv2(x))
-        if self.conv3 is not None and self.norm3 is not None:
-            x = self.norm3(self.conv3(functional.relu(x, inplace=True)))
+        for number in range(1, self.depth + 1):
+            x = getattr(self, f"norm{number}")(getattr(self, f"conv{number}")(x))
+            if number < self.depth:
+                x = functional.relu(x, inplace=True)
         return functional.relu(x + shortcut, inplace=True)
 
 
 def build(config: Config) -> nn.Sequential:
-    """The network of ``config`` on the CPU in fp32, weights drawn from config.seed.
+    """Build the network of ``config`` on the CPU in fp32, weights drawn from config.seed.
 
     Images (N, C, H, W) to logits (N, num_classes); PyTorch names the axes so, whatever their order in memory.
     """
     torch.manual_seed(config.seed)
-    layers = Layers(config)
-    kind, blocks = STAGES[config.depth]
-    stem = OrderedDict(
-        conv=layers.conv(image_channels(config), STEM_CHANNELS, 7, 2),
-        norm=layers.norm(STEM_CHANNELS),
-        relu=nn.ReLU(inplace=True),
-        pool=nn.MaxPool2d(3, 2, 1),
+    stem = architecture.stem(config)
+    layers = OrderedDict(
+        conv=_conv(stem), norm=_norm(config, stem.channels), relu=nn.ReLU(inplace=True), pool=nn.MaxPool2d(3, 2, 1)
     )
-    modules: Dict[str, nn.Module] = OrderedDict(stem=nn.Sequential(stem))
-    channels = STEM_CHANNELS
-    for stage, (width, count) in enumerate(zip(STAGE_WIDTHS, blocks), 1):
-        made: Dict[str, nn.Module] = OrderedDict()
-        for block in range(1, count + 1):
-            stride = 2 if stage > 1 and block == 1 else 1
-            made[f"block{block}"] = Residual(layers, kind, channels, width, stride)
-            channels = width * EXPANSION[kind]
-        modules[f"stage{stage}"] = nn.Sequential(made)
-    modules["pool"] = nn.AdaptiveAvgPool2d(1)
-    modules["flatten"] = nn.Flatten()
-    modules["dense"] = nn.Linear(channels, config.num_classes)
-    nn.init.normal_(modules["dense"].weight, std=0.01)
-    nn.init.zeros_(modules["dense"].bias)
-    return nn.Sequential(modules)
-
-
-def input_shape(config: Config) -> Tuple[int, int, int, int]:
-    """Shape (N, C, H, W) of a training batch."""
-    return (config.batch_size, image_channels(config), config.image_size, config.image_size)
+    network = nn.Sequential(OrderedDict(stem=nn.Sequential(layers)))
+    for block in architecture.residual_blocks(config):
+        if not hasattr(network, block.stage):
+            network.add_module(block.stage, nn.Sequential())
+        getattr(network, block.stage).add_module(block.name, Residual(config, block))
+    dense = nn.Linear(block.channels, config.num_classes)
+    nn.init.normal_(dense.weight, std=0.01)
+    nn.init.zeros_(dense.bias)
+    for name, module in (("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()), ("dense", dense)):
+        network.add_module(name, module)
+    return network
 
 
 def memory_format(config: Config) -> torch.memory_format:

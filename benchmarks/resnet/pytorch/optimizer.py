@@ -28,16 +28,8 @@ class MomentumSGD(torch.optim.SGD):
         # On a CPU the fused kernel took twice the time of the plain one on NHWC weights, and less than half on NCHW.
         fused = config.device == "gpu" or config.layout == "NCHW"
         super().__init__(groups, lr=0.0, momentum=config.momentum, fused=fused)
-        self._momentum = config.momentum
-        self._eta = config.lars_eta
-        self._epsilon = config.lars_epsilon
+        self._momentum, self._eta, self._epsilon = config.momentum, config.lars_eta, config.lars_epsilon
         self._gradient_factor = 1.0 / config.loss_scale
-
-    @property
-    def learning_rate(self) -> float:
-        """Rate of the present step."""
-        rate: float = self.param_groups[0]["lr"]
-        return rate
 
     def set_learning_rate(self, rate: float) -> None:
         """Give the next step its rate, and its momentum the factor old rate / new rate."""

@@ -18,16 +18,15 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import autocast
 from benchmarks.common.run import Run
 from benchmarks.resnet import events
-from benchmarks.resnet.inputs import EvaluationInput, count_records, steps_per_epoch
-from benchmarks.resnet.pytorch import model
+from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
+from benchmarks.resnet.pytorch import data, model
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.pytorch.data import evaluation_input, training_input
 from benchmarks.resnet.pytorch.training import Training, build, content, own_content
 from benchmarks.resnet.schedule import learning_rate
 
 
 def forward_backward(training: Training, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Fill the gradients, times config.loss_scale, summed over the ranks; returns the mean loss of this rank."""
+    """Fill the gradients, times config.loss_scale, summed over the ranks; return the mean loss of this rank."""
     config = training.config
     training.optimizer.zero_grad(set_to_none=True)
     with autocast(images.device, config.precision):
@@ -38,7 +37,7 @@ def forward_backward(training: Training, images: torch.Tensor, labels: torch.Ten
 
 
 def train_step(training: Training, images: torch.Tensor, labels: torch.Tensor, rate: float) -> torch.Tensor:
-    """Forward, backward and update on one batch; returns the mean loss of this rank, still on the device."""
+    """Forward, backward and update on one batch; return the mean loss of this rank, still on the device."""
     training.optimizer.set_learning_rate(rate)
     if training.graph is None:
         loss = forward_backward(training, images, labels)
@@ -79,8 +78,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         training = build(config, ranks, saved, forward_backward)
     run.log(events.hyperparameters(config, ranks.size, steps))
     with run.timed(events.timeline(config, steps)):
-        batches = training_input(config, run.data, ranks, saved.get("input"))
-        evaluation = evaluation_input(config, run.data, ranks)
+        batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
+        evaluation = EvaluationInput(data, config, run.data, ranks)
         run.log(events.samples(train_images, evaluation.total))
         run.keep(partial(content, training), partial(own_content, training, batches))
         for _ in run.blocks():

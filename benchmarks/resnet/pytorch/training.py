@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common.ranks import Ranks
+from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.inputs import TrainingInput
 from benchmarks.resnet.pytorch import model, optimizer
 from benchmarks.resnet.pytorch.config import Config
@@ -72,9 +73,7 @@ def build(config: Config, ranks: Ranks, saved: Mapping[str, Any], forward_backwa
     if config.compile != "none" or config.cuda_graph:
         training = warm_up(training, ranks.context, forward_backward)
     if saved:
-        with torch.no_grad():
-            for buffer, value in zip(model.statistics(network), saved["statistics"]):
-                buffer.copy_(value)
+        _set_statistics(network, saved["statistics"])
     return training
 
 
@@ -124,7 +123,8 @@ def _distributed(network: nn.Module, config: Config, ranks: Ranks) -> Distribute
 def synthetic_batch(config: Config, device: torch.device) -> Batch:
     """One batch of noise on the device, in the type and memory order of the real one."""
     dtype = torch.float16 if config.precision == "fp16" else torch.float32
-    images = torch.rand(model.input_shape(config)).to(device, dtype, memory_format=model.memory_format(config))
+    images = torch.rand(input_shape(config)).to(device, dtype)
+    images = images.permute(0, 3, 1, 2) if config.layout == "NHWC" else images
     return images, torch.randint(0, config.num_classes, (config.batch_size,)).to(device)
 
 
@@ -144,7 +144,11 @@ def warm_up(training: Training, device: torch.device, forward_backward: ForwardB
     else:
         run(*batch)
         training.optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for buffer, before in zip(model.statistics(training.network), kept):
-            buffer.copy_(before)
+    _set_statistics(training.network, kept)
     return training
+
+
+@torch.no_grad()
+def _set_statistics(network: nn.Module, values: List[torch.Tensor]) -> None:
+    for buffer, value in zip(model.statistics(network), values):
+        buffer.copy_(value)

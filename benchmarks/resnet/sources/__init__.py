@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Optional
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.resnet.prepare import IMAGENET_CLASSES, IMAGENET_COUNTS
+from benchmarks.resnet.prepare import check_counts
 from benchmarks.resnet.sources.digits import list_digits
 from benchmarks.resnet.sources.folders import list_folders
 from benchmarks.resnet.sources.imagenet import TRAIN_TAR, VAL_TAR, list_imagenet
@@ -21,7 +21,7 @@ WORDNET_ID = re.compile(r"n\d{8}")
 
 
 def list_images(origin: Optional[Path], seed: int, fraction: float, tell: Tell) -> Source:
-    """Lists the source at ``origin``; None is the small set. ``tell`` is called with files found so far."""
+    """List the source at ``origin``; None is the small set. ``tell`` is called with files found so far."""
     if origin is None:
         source = list_digits(seed)
     elif not origin.is_dir():
@@ -32,17 +32,12 @@ def list_images(origin: Optional[Path], seed: int, fraction: float, tell: Tell) 
     else:
         source = list_folders(origin, seed, fraction, tell)
     check_classes(source)
-    if is_imagenet(source):
+    # Class folders under any name are ImageNet by their classes' form and all of its counts.
+    is_imagenet = not check_counts("imagenet", len(source.classes), source.counts)
+    if is_imagenet and all(WORDNET_ID.fullmatch(name) for name in source.classes):
         source = source._replace(name="imagenet")
     # im2rec --shuffle does the same: a reader's shuffle buffer holds some thousand images, fewer than
     # ImageNet has in four classes, so the order on the disk must be mixed already.
-    source.train.sort(key=lambda item: mixed(seed, item.name))
-    source.val.sort(key=lambda item: item.name)
+    source.images["train"].sort(key=lambda item: mixed(seed, item.name))
+    source.images["val"].sort(key=lambda item: item.name)
     return source
-
-
-def is_imagenet(source: Source) -> bool:
-    """Whether class folders under any name are ImageNet: its classes' form, and all of its counts."""
-    counts = {"train": len(source.train), "val": len(source.val)}
-    ids = all(WORDNET_ID.fullmatch(name) for name in source.classes)
-    return ids and len(source.classes) == IMAGENET_CLASSES and counts == IMAGENET_COUNTS

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-from typing import Dict, List, Tuple
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.resnet.sources.listing import Item, Source, mixed
+from benchmarks.resnet.sources.listing import Item, Source, by_label
 
 DIGITS_HELD_OUT = 297
 DIGITS_SIDE = 32
@@ -16,7 +15,7 @@ DIGITS_QUALITY = 95
 
 
 def list_digits(seed: int) -> Source:
-    """scikit-learn's 1,797 handwritten digits: 1,500 to train on, 297 held out, every class in both alike.
+    """List scikit-learn's 1,797 handwritten digits: 1,500 to train on, 297 held out, every class in both alike.
 
     They are enlarged from 8x8 to 32x32 by the bicubic filter and stored as JPEG of quality 95, so that
     the whole path from decoding to cropping is the one that ImageNet takes.
@@ -42,21 +41,13 @@ def list_digits(seed: int) -> Source:
         f"scikit-learn's load_digits, 8x8 enlarged to {DIGITS_SIDE}x{DIGITS_SIDE} by the bicubic filter, "
         f"JPEG of quality {DIGITS_QUALITY}; {DIGITS_HELD_OUT} of {len(items):,} held out here"
     )
-    train, held = _hold_out_exactly(items, seed, DIGITS_HELD_OUT)
-    return Source("digits", classes, train, held, made)
-
-
-def _hold_out_exactly(items: List[Item], seed: int, count: int) -> Tuple[List[Item], List[Item]]:
-    """Holds ``count`` images out, dealt over the classes in proportion to their size."""
-    by_label: Dict[int, List[Item]] = {}
-    for item in items:
-        by_label.setdefault(item.label, []).append(item)
-    ranked = []
-    for group in by_label.values():
-        group.sort(key=lambda item: mixed(seed, "held out:" + item.name))
-        # The k-th of n images of a class stands at the fraction k/n: a cut through the sorted
-        # fractions takes the same share of every class.
-        ranked += [((place + 0.5) / len(group), item.label, item) for place, item in enumerate(group)]
-    ranked.sort()
+    # The k-th of n images of a class is at the fraction k/n: a cut through the sorted fractions takes
+    # the same share of every class.
+    ranked = sorted(
+        ((place + 0.5) / len(group), item.label, item)
+        for group in by_label(items, seed)
+        for place, item in enumerate(group)
+    )
     chosen = [item for _, _, item in ranked]
-    return chosen[count:], chosen[:count]
+    images = {"train": chosen[DIGITS_HELD_OUT:], "val": chosen[:DIGITS_HELD_OUT]}
+    return Source("digits", classes, images, made)

@@ -4,47 +4,45 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.resnet.sources.listing import Item, Source, Tell, mixed, some
+from benchmarks.resnet.sources.listing import Item, Source, Tell, by_label, some
 
 VAL_FOLDERS = ("val", "validation", "test")
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def list_folders(origin: Path, seed: int, fraction: float, tell: Tell) -> Source:
-    """Lists ``train/`` and ``val/`` (or ``validation/``, ``test/``), or one tree of class folders."""
+    """List ``train/`` and ``val/`` (or ``validation/``, ``test/``), or one tree of class folders."""
     name = origin.resolve().name
-    if (origin / "train").is_dir():
-        val = next((origin / folder for folder in VAL_FOLDERS if (origin / folder).is_dir()), None)
-        if val is None:
-            raise Problem(
-                f"{origin} has train/ but no held-out images",
-                "a folder val/, validation/ or test/ beside train/",
-                f"add one, or give --from {origin / 'train'} to hold images of each class out",
-            )
-        train, trained, left = walk_classes(origin / "train", tell, 0)
-        held, seen, left_val = walk_classes(val, tell, len(train))
-        classes = tuple(sorted({*trained, *seen}))
-        made = f"class folders, split into train and {val.name} by the source"
-        return Source(
-            name,
-            classes,
-            label_by_folder(train, classes),
-            label_by_folder(held, classes),
-            made,
-            left + left_val,
+    if not (origin / "train").is_dir():
+        items, found, left_out = walk_classes(origin, tell, 0)
+        images = hold_out(label_by_folder(items, found), found, seed, fraction)
+        made = f"one tree of class folders, {fraction:g} of every class held out here"
+        return Source(name, tuple(found), images, made, left_out)
+    val = find_val(origin)
+    if val is None:
+        raise Problem(
+            f"{origin} has train/ but no held-out images",
+            "a folder val/, validation/ or test/ next to train/",
+            f"add one, or give --from {origin / 'train'} to hold images of each class out",
         )
-    items, found, left = walk_classes(origin, tell, 0)
-    classes = tuple(sorted(found))
-    train, held = hold_out(label_by_folder(items, classes), classes, seed, fraction)
-    made = f"one tree of class folders, {fraction:g} of every class held out here"
-    return Source(name, classes, train, held, made, left)
+    train, trained, left_out = walk_classes(origin / "train", tell, 0)
+    held, seen, left_out_val = walk_classes(val, tell, len(train))
+    classes = tuple(sorted({*trained, *seen}))
+    images = {"train": label_by_folder(train, classes), "val": label_by_folder(held, classes)}
+    made = f"class folders, split into train and {val.name} by the source"
+    return Source(name, classes, images, made, left_out + left_out_val)
+
+
+def find_val(origin: Path) -> Optional[Path]:
+    """Find the folder of held-out images by its usual names."""
+    return next((origin / name for name in VAL_FOLDERS if (origin / name).is_dir()), None)
 
 
 def walk_classes(root: Path, tell: Tell, before: int) -> Tuple[List[Item], List[str], int]:
-    """Images below each class folder of ``root``, not labelled yet; the classes; the files left out."""
+    """List the images below each class folder of ``root``, not labelled yet; the classes; the files left out."""
     with os.scandir(root) as entries:
         classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
@@ -86,27 +84,22 @@ def _files(root: Path, folder: str) -> Iterator[str]:
 
 
 def label_by_folder(items: List[Item], classes: Sequence[str]) -> List[Item]:
-    """Labels images by the class folder that their name begins with."""
+    """Label images by the class folder that their name begins with."""
     labels = {name: label for label, name in enumerate(classes)}
     return [item._replace(label=labels[item.name.split("/", 1)[0]]) for item in items]
 
 
-def hold_out(items: List[Item], classes: Sequence[str], seed: int, fraction: float) -> Tuple[List[Item], List[Item]]:
-    """Holds the same fraction of every class out, at least one image, chosen by seed and name."""
-    by_label: Dict[int, List[Item]] = {}
-    for item in items:
-        by_label.setdefault(item.label, []).append(item)
-    train: List[Item] = []
-    held: List[Item] = []
-    for label, group in sorted(by_label.items()):
+def hold_out(items: List[Item], classes: Sequence[str], seed: int, fraction: float) -> Dict[str, List[Item]]:
+    """Hold the same fraction of every class out, at least one image, chosen by seed and name."""
+    images: Dict[str, List[Item]] = {"train": [], "val": []}
+    for group in by_label(items, seed):
         if len(group) < 2:
             raise Problem(
-                f"the class {classes[label]} has a single image",
+                f"the class {classes[group[0].label]} has a single image",
                 "at least two: one to train on, one to hold out",
                 "add images to it or take its folder away",
             )
-        group.sort(key=lambda item: mixed(seed, "held out:" + item.name))
         count = min(max(1, round(len(group) * fraction)), len(group) - 1)
-        held += group[:count]
-        train += group[count:]
-    return train, held
+        images["val"] += group[:count]
+        images["train"] += group[count:]
+    return images

@@ -1,4 +1,4 @@
-"""ImageNet's official tars, read where they lie: no file is unpacked."""
+"""ImageNet's official tars, read where they are: no file is unpacked."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import io
 import os
 import tarfile
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.resnet.sources.folders import VAL_FOLDERS, walk_classes
+from benchmarks.resnet.sources.folders import find_val, walk_classes
 from benchmarks.resnet.sources.listing import Item, Source, Tell
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
@@ -20,7 +20,7 @@ META = "data/meta.mat"
 
 
 def list_imagenet(origin: Path, tell: Tell) -> Source:
-    """Lists ILSVRC2012's tars in place: the training tar of class tars, the flat validation tar."""
+    """List ILSVRC2012's tars in place: the training tar of class tars, the flat validation tar."""
     if not (origin / TRAIN_TAR).exists():
         raise Problem(f"{origin} has {VAL_TAR} but no {TRAIN_TAR}", "both", "download it from image-net.org")
     train: List[Tuple[str, Item]] = []
@@ -30,16 +30,17 @@ def list_imagenet(origin: Path, tell: Tell) -> Source:
             for image in members(origin / TRAIN_TAR, member.offset, member.size, member.name):
                 train.append((wordnet_id, image._replace(name=f"{wordnet_id}/{image.name}")))
             tell(len(train))
-    val = _imagenet_val(origin, tell, len(train))
-    classes = tuple(sorted({name for name, _ in train} | {name for name, _ in val}))
+    splits = {"train": train, "val": _list_val(origin, tell, len(train))}
+    classes = tuple(sorted({name for items in splits.values() for name, _ in items}))
     labels = {name: label for label, name in enumerate(classes)}
-    listed = [[item._replace(label=labels[name]) for name, item in split] for split in (train, val)]
-    return Source("imagenet", classes, listed[0], listed[1], "ILSVRC2012's tars, their own split")
+    images = {split: [item._replace(label=labels[name]) for name, item in items] for split, items in splits.items()}
+    return Source("imagenet", classes, images, "ILSVRC2012's tars, their own split")
 
 
-def _imagenet_val(origin: Path, tell: Tell, before: int) -> List[Tuple[str, Item]]:
+def _list_val(origin: Path, tell: Tell, before: int) -> List[Tuple[str, Item]]:
+    """List the validation images with their classes' names."""
     if not (origin / VAL_TAR).exists():
-        folder = next((origin / name for name in VAL_FOLDERS if (origin / name).is_dir()), None)
+        folder = find_val(origin)
         if folder is None:
             raise Problem(
                 f"{origin} has no {VAL_TAR} and no folder val/",
@@ -54,59 +55,37 @@ def _imagenet_val(origin: Path, tell: Tell, before: int) -> List[Tuple[str, Item
         raise Problem(
             f"{len(images):,} images in {VAL_TAR}, {len(truth):,} labels in {DEVKIT}",
             "one label for each image",
-            f"download both again: sha256sum {VAL_TAR} tells whether it is whole",
+            f"download both again: sha256sum {VAL_TAR} shows whether it is whole",
         )
     return [(truth[position], image) for position, image in enumerate(images)]
 
 
 def members(tar: Path, begin: int, size: Optional[int], within: str = "") -> Iterator[Item]:
-    """Files in a tar, or in the tar that lies in ``tar`` from ``begin`` on, not unpacked and not labelled."""
+    """Yield the files in a tar, or in the tar inside ``tar`` from ``begin`` on, not unpacked and not labelled."""
     facts = tar.stat()
     place = f"{within} in {tar}" if within else str(tar)
-    with io.FileIO(tar) as file:
-        end = facts.st_size if size is None else begin + size
-        window = io.BufferedReader(_Window(file, begin, end), 4096)
+    end = facts.st_size if size is None else min(begin + size, facts.st_size)
+    with tar.open("rb", buffering=4096) as file:
+        file.seek(begin)
         try:
-            with tarfile.open(fileobj=window, mode="r:") as archive:
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                if archive.firstmember is None:  # type: ignore[attr-defined]
+                    raise tarfile.ReadError("no file in it")
                 for member in archive:
                     archive.members = []  # type: ignore[attr-defined] # it would keep every header
-                    offset = begin + member.offset_data
-                    if offset + member.size > min(end, facts.st_size):
+                    if member.offset >= end:
+                        break  # a tar inside ``tar`` without the blocks of zeros that end it
+                    if member.offset_data + member.size > end:
                         raise tarfile.ReadError("it ends within " + member.name)
                     if member.isfile():
                         name = member.name[2:] if member.name.startswith("./") else member.name
-                        yield Item(name, -1, str(tar), offset, member.size, facts.st_mtime_ns)
+                        yield Item(name, -1, str(tar), member.offset_data, member.size, facts.st_mtime_ns)
         except tarfile.TarError as error:
             raise Problem(f"{place} is no whole tar: {error}", "the whole file", "download it again") from None
 
 
-class _Window(io.RawIOBase):
-    """A range of a file as a file, so that a tar within a tar is read in place."""
-
-    def __init__(self, file: io.RawIOBase, begin: int, end: int) -> None:
-        self._file, self._begin, self._end = file, begin, end
-        self._position = begin
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        origin = (self._begin, self._position, self._end)[whence]
-        self._position = origin + offset
-        return self._position - self._begin
-
-    def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._position)
-        count = self._file.readinto(memoryview(buffer)[: max(0, self._end - self._position)]) or 0
-        self._position += count
-        return count
-
-
 def ground_truth(devkit: Path) -> List[str]:
-    """WordNet ids of the validation images in the order of their names, from the development kit.
+    """Read the WordNet ids of the validation images in the order of their names, from the development kit.
 
     ``meta.mat`` numbers the leaf synsets 1 to 1000 by ILSVRC2012_ID, which is not the order of their
     WordNet ids; the ground truth file has such a number on each line.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Callable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 from benchmarks.common.data.problem import FAILED, Problem
 
@@ -12,7 +12,7 @@ Tell = Callable[[int], None]
 
 
 class Item(NamedTuple):
-    """One image: a range of a container, or a file below it, or bytes that lie in no file."""
+    """One image: a range of a container, or a file below it, or bytes that are in no file."""
 
     name: str
     """Class and file name, unique within its split."""
@@ -33,17 +33,17 @@ class Source(NamedTuple):
 
     name: str
     classes: Tuple[str, ...]
-    train: List[Item]
-    val: List[Item]
+    images: Dict[str, List[Item]]
+    """Those of train and of val."""
     made: str
     """What it is and how it was split, for the passport."""
     left_out: int = 0
     """Files that are no images by their suffix."""
 
     @property
-    def bytes(self) -> int:
-        """Size of all images."""
-        return sum(item.size for item in self.train) + sum(item.size for item in self.val)
+    def counts(self) -> Dict[str, int]:
+        """Images of each split."""
+        return {split: len(items) for split, items in self.images.items()}
 
 
 def mixed(seed: int, name: str) -> bytes:
@@ -52,20 +52,18 @@ def mixed(seed: int, name: str) -> bytes:
 
 
 def read_item(item: Item) -> bytes:
-    """Bytes of an image, read from where it lies."""
+    """Return the bytes of an image, read where it is."""
     if item.payload:
         return item.payload
+    is_file = item.offset < 0
+    path = os.path.join(item.container, item.name) if is_file else item.container  # noqa: PTH118 - a million
     try:
-        if item.offset < 0:
-            with open(os.path.join(item.container, item.name), "rb") as file:  # noqa: PTH118 - a million
-                data = file.read()
-        else:
-            with open(item.container, "rb") as file:
-                file.seek(item.offset)
-                data = file.read(item.size)
+        with open(path, "rb") as file:
+            file.seek(0 if is_file else item.offset)
+            data = file.read(-1 if is_file else item.size)
     except OSError as error:
         raise Problem(
-            f"{item.name} cannot be read: {error.strerror or error}", "a readable image", "mend it", FAILED
+            f"{item.name} cannot be read: {error.strerror or error}", "a readable image", "fix it", FAILED
         ) from None
     if len(data) != item.size:
         raise Problem(
@@ -77,10 +75,18 @@ def read_item(item: Item) -> bytes:
     return data
 
 
+def by_label(items: Iterable[Item], seed: int) -> List[List[Item]]:
+    """Group images by their label; a group is in the order in which images of it are held out, by seed and name."""
+    groups: Dict[int, List[Item]] = {}
+    for item in items:
+        groups.setdefault(item.label, []).append(item)
+    return [sorted(groups[label], key=lambda item: mixed(seed, "held out:" + item.name)) for label in sorted(groups)]
+
+
 def check_classes(source: Source) -> None:
-    """Refuses a source of which a class is missing in a split, by the name of the class."""
-    found = {"train": {item.label for item in source.train}, "val": {item.label for item in source.val}}
-    for split, labels in found.items():
+    """Refuse a source of which a class is missing in a split, by the name of the class."""
+    for split, items in source.images.items():
+        labels = {item.label for item in items}
         absent = [name for label, name in enumerate(source.classes) if label not in labels]
         if absent:
             raise Problem(

@@ -18,9 +18,11 @@ from benchmarks.common import bench
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
+from benchmarks.resnet.inputs import TrainingInput, bench_loops
+from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import model
 from benchmarks.resnet.tensorflow.config import Config
-from benchmarks.resnet.tensorflow.data import Batch, training_input
+from benchmarks.resnet.tensorflow.data import Batch
 from benchmarks.resnet.tensorflow.train import train_step
 from benchmarks.resnet.tensorflow.training import build
 
@@ -69,18 +71,10 @@ def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
     batch = synthetic_batch(config)
-    real = training_input(config, data, ranks)
-    graph = tf.function(partial(train_step, build(config, {})))
-
-    def step(batch: Batch) -> tf.Tensor:
-        return graph(*batch, tf.constant(bench.RATE))
-
-    loops = {
-        "bare": bench.repeated(bare_step(config, batch)),
-        "synthetic": bench.training_loop(tensorflow, config, ranks, step, lambda: batch),
-        "real": bench.training_loop(tensorflow, config, ranks, step, real.next),
-        "input": bench.repeated(real.next),
-    }
+    real = TrainingInput(tensors, config, data, ranks)
+    step = partial(tf.function(partial(train_step, build(config, {}))), rate=tf.constant(bench.RATE))
+    bare = bare_step(config, batch)
+    loops = bench_loops(tensorflow, config, ranks, bare, step, batch, real)
     name = f"keras.applications.ResNet{config.depth}" if config.depth in KERAS_DEPTHS else "the same network"
     title = bench_title(config, "XLA" if config.xla else "no XLA")
     titles = {"bare": f"bare loop over {name}, synthetic data"}

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
-from typing import Any, Optional, Tuple
+from typing import Any, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.common.ranks import Ranks
-from benchmarks.resnet import inputs
 from benchmarks.resnet.tensorflow.config import Config
 
 Batch = Tuple[tf.Tensor, tf.Tensor]
 
 
-def _from_cpu(images: Any, labels: Any) -> Batch:
-    return tf.constant(images.as_array()), tf.constant(labels.as_array().reshape(-1).astype(np.int32))
-
-
-def _from_gpu(images: Any, labels: Any) -> Batch:
-    """Copies on the device, through DLPack; DALI may fill its memory again as soon as this returns."""
+def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
+    """Copy DALI's batch; on a GPU through DLPack, where DALI may fill its memory again as soon as this returns."""
+    if config.device == "cpu":
+        return tf.constant(images.as_array()), tf.constant(labels.as_array().reshape(-1).astype(np.int32))
     copies = [
         tf.raw_ops.DeepCopy(x=tf.experimental.dlpack.from_dlpack(_capsule(output.as_tensor())))
         for output in (images, labels)
@@ -35,22 +30,6 @@ def _capsule(tensor: Any) -> Any:
     return tensor.__dlpack__() if hasattr(tensor, "__dlpack__") else tensor._expose_dlpack_capsule()
 
 
-def training_input(
-    config: Config, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None
-) -> inputs.TrainingInput:
-    """Training batches on this rank's device, from the beginning or exactly on from ``checkpoint``."""
-    return inputs.TrainingInput(config, data, _seen_by_dali(ranks), _convert(config), checkpoint)
-
-
-def evaluation_input(config: Config, data: Path, ranks: Ranks) -> inputs.EvaluationInput:
-    """This rank's share of the validation images."""
-    return inputs.EvaluationInput(config, data, _seen_by_dali(ranks), _convert(config))
-
-
-def _seen_by_dali(ranks: Ranks) -> Ranks:
+def gpu(ranks: Ranks) -> int:
     """Each rank sees a single GPU, number 0 (benchmarks/common/frameworks/tensorflow.py)."""
-    return dataclasses.replace(ranks, local_rank=0)
-
-
-def _convert(config: Config) -> inputs.Convert:
-    return _from_gpu if config.device == "gpu" else _from_cpu
+    return 0

@@ -12,8 +12,7 @@ from typing import Dict, List, Tuple
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.resnet import weights
-from benchmarks.resnet.architecture import STAGES
+from benchmarks.resnet import architecture, weights
 from benchmarks.resnet.tensorflow.config import Config
 
 TYPES = {"fp32": tf.float32, "tf32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
@@ -44,44 +43,36 @@ class Network:
 
         ``training`` normalizes by the batch and moves the running statistics.
         """
-        kind, blocks = STAGES[self.config.depth]
         x = tf.cast(images, TYPES[self.config.precision])
-        x = tf.nn.relu(self._conv_norm(x, "stem.conv", "stem.norm", 2, training))
+        x = tf.nn.relu(self._conv_norm(x, architecture.stem(self.config), "stem", "", training))
         # After ReLU a border of zeros changes no maximum.
         x = tf.nn.max_pool2d(tf.pad(x, _both_sides(1)), 3, 2, "VALID")
-        for stage, count in enumerate(blocks, 1):
-            for block in range(1, count + 1):
-                stride = 2 if stage > 1 and block == 1 else 1
-                x = self._block(x, f"stage{stage}.block{block}", kind, stride, training)
+        for block in architecture.residual_blocks(self.config):
+            x = self._block(x, block, training)
         x = tf.reduce_mean(tf.cast(x, tf.float32), axis=(1, 2))
         x = tf.matmul(tf.cast(x, TYPES[self.config.precision]), self._weight("dense.weight"))
         return tf.cast(x, tf.float32) + self.variables["dense.bias"]
 
-    def _block(self, x: tf.Tensor, prefix: str, kind: str, stride: int, training: bool) -> tf.Tensor:
-        """basic: two 3x3, the stride in the first; bottleneck: 1x1, 3x3 with the stride, 1x1."""
-        strides = (stride, 1) if kind == "basic" else (1, stride, 1)
-        shortcut, inner = x, x
-        if f"{prefix}.project.conv.weight" in self.variables:
-            project = f"{prefix}.project"
-            shortcut = self._conv_norm(x, f"{project}.conv", f"{project}.norm", stride, training)
-        for number, step in enumerate(strides, 1):
-            inner = self._conv_norm(inner, f"{prefix}.conv{number}", f"{prefix}.norm{number}", step, training)
-            if number < len(strides):
-                inner = tf.nn.relu(inner)
-        return tf.nn.relu(inner + shortcut)
+    def _block(self, x: tf.Tensor, block: architecture.Block, training: bool) -> tf.Tensor:
+        prefix, shortcut = f"{block.stage}.{block.name}", x
+        if block.project:
+            shortcut = self._conv_norm(x, block.project, f"{prefix}.project", "", training)
+        for number, conv in enumerate(block.convs, 1):
+            x = self._conv_norm(x, conv, prefix, str(number), training)
+            if number < len(block.convs):
+                x = tf.nn.relu(x)
+        return tf.nn.relu(x + shortcut)
 
     def _weight(self, name: str) -> tf.Tensor:
         return tf.cast(self.variables[name], TYPES[self.config.precision])
 
-    def _conv_norm(self, x: tf.Tensor, conv: str, norm: str, stride: int, training: bool) -> tf.Tensor:
-        """A convolution that keeps the size at stride 1, and batch-norm."""
-        weight = self._weight(f"{conv}.weight")
-        edge = weight.shape[0] // 2
-        if stride == 1 or edge == 0:
-            return self._norm(tf.nn.conv2d(x, weight, stride, "SAME"), norm, training)
-        # With stride 2 "SAME" pads one side only, and the other frameworks both.
-        x = tf.pad(x, _both_sides(edge))
-        return self._norm(tf.nn.conv2d(x, weight, stride, "VALID"), norm, training)
+    def _conv_norm(self, x: tf.Tensor, conv: architecture.Conv, prefix: str, number: str, training: bool) -> tf.Tensor:
+        padding, edge = "SAME", conv.kernel // 2
+        if conv.stride > 1 and edge > 0:
+            # With stride 2 "SAME" pads one side only, and the other frameworks both.
+            x, padding = tf.pad(x, _both_sides(edge)), "VALID"
+        x = tf.nn.conv2d(x, self._weight(f"{prefix}.conv{number}.weight"), conv.stride, padding)
+        return self._norm(x, f"{prefix}.norm{number}", training)
 
     def _norm(self, x: tf.Tensor, name: str, training: bool) -> tf.Tensor:
         gamma, beta, mean, variance = (self.variables[f"{name}.{part}"] for part in weights.NORM)
@@ -113,7 +104,7 @@ def build(config: Config) -> Network:
     arrays = {name: _initial(generator, name, shape) for name, shape in weights.shapes(config).items()}
     if config.zero_init_residual:
         # Stem and shortcut have no number behind "norm".
-        last = f"norm{2 if STAGES[config.depth][0] == 'basic' else 3}.gamma"
+        last = f"norm{len(next(architecture.residual_blocks(config)).convs)}.gamma"
         arrays.update({name: np.zeros_like(a) for name, a in arrays.items() if name.endswith(last)})
     variables = {
         name: tf.Variable(to_tensorflow(name, array), trainable=True, name=name.replace(".", "_"))

@@ -15,11 +15,10 @@ from typing import Dict, List, Optional, Tuple
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run import Run
 from benchmarks.resnet import events
-from benchmarks.resnet.inputs import EvaluationInput, count_records, steps_per_epoch
+from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
 from benchmarks.resnet.schedule import learning_rate
-from benchmarks.resnet.tensorflow import model
+from benchmarks.resnet.tensorflow import data, model
 from benchmarks.resnet.tensorflow.config import Config
-from benchmarks.resnet.tensorflow.data import evaluation_input, training_input
 from benchmarks.resnet.tensorflow.training import Training, build, content, own_content
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
@@ -36,7 +35,7 @@ def forward_backward(training: Training, images: tf.Tensor, labels: tf.Tensor) -
 
 
 def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-    """Forward, backward, all-reduce and update, traced as one graph; returns this rank's mean loss."""
+    """Forward, backward, all-reduce and update, traced as one graph; return this rank's mean loss."""
     config = training.config
     loss, gradients = training.compiled(forward_backward, images, labels)
     gradients = tensorflow.average(gradients, config.gradient_compression, config.gradient_groups)
@@ -76,8 +75,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         step_graph = tf.function(partial(train_step, training))
     run.log(events.hyperparameters(config, ranks.size, steps))
     with run.timed(events.timeline(config, steps)):
-        batches = training_input(config, run.data, ranks, saved.get("input"))
-        evaluation = evaluation_input(config, run.data, ranks)
+        batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
+        evaluation = EvaluationInput(data, config, run.data, ranks)
         run.log(events.samples(train_images, evaluation.total))
         run.keep(partial(content, training), partial(own_content, training, batches))
         for _ in run.blocks():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, Mapping
 
 import tensorflow as tf
 
@@ -19,7 +19,8 @@ class Training:
     def __init__(self, network: model.Network, optimizer: optimizer.Optimizer, config: Config) -> None:
         self.network, self.optimizer, self.config = network, optimizer, config
         self._functions: Dict[Callable[..., Any], Any] = {}
-        self._update = tf.function(optimizer.step, jit_compile=config.xla)
+        self.update = tf.function(optimizer.step, jit_compile=config.xla)
+        """One step of the optimizer, from gradients and the learning rate."""
 
     def compiled(self, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
         """``function(self, *tensors)`` as a graph, traced at the first call."""
@@ -27,35 +28,27 @@ class Training:
             self._functions[function] = tf.function(partial(function, self), jit_compile=self.config.xla)
         return self._functions[function](*tensors)
 
-    def update(self, gradients: List[tf.Tensor], rate: tf.Tensor) -> None:
-        """One step of the optimizer."""
-        self._update(gradients, rate)
-
 
 def build(config: Config, saved: Mapping[str, Any]) -> Training:
     """Build with the weights and momenta of ``saved``, or with rank 0's fresh weights on all ranks if it is empty."""
     network = model.build(config)
     training = Training(network, optimizer.build(network.trained, config), config)
-    if not saved:
+    if saved:
+        for name, variable in _variables(training).items():
+            variable.assign(saved[name])
+    else:
         tensorflow.broadcast(list(network.variables.values()))
-        return training
-    for kind, variables in _variables(training).items():
-        for name, variable in variables.items():
-            variable.assign(saved[f"{kind}/{name}"])
     return training
 
 
-def _variables(training: Training) -> Dict[str, Dict[str, tf.Variable]]:
-    return {"weights": training.network.variables, "momenta": training.optimizer.momenta}
+def _variables(training: Training) -> Dict[str, tf.Variable]:
+    kinds = {"weights": training.network.variables, "momenta": training.optimizer.momenta}
+    return {f"{kind}/{name}": variable for kind, named in kinds.items() for name, variable in named.items()}
 
 
 def content(training: Training) -> Dict[str, Any]:
     """Weights and momenta for a checkpoint."""
-    return {
-        f"{kind}/{name}": variable.numpy()
-        for kind, variables in _variables(training).items()
-        for name, variable in variables.items()
-    }
+    return {name: variable.numpy() for name, variable in _variables(training).items()}
 
 
 def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
