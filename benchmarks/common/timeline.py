@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable
+from typing import Any, Callable
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,23 @@ class Timeline:
         return last - epoch + 1
 
 
-def after_epochs(steps_per_epoch: int, rule: Callable[[int], bool]) -> Callable[[int], bool]:
-    """Return a rule for positions from one for epochs, which count from 0."""
-    return lambda step: step % steps_per_epoch == 0 and rule(step // steps_per_epoch - 1)
+def by_epochs(
+    config: Any, steps_per_epoch: int, evaluates: Callable[[int], bool], first: int = 1, stops_at_target: bool = True
+) -> Timeline:
+    """Evaluate after the epochs of ``evaluates``, which count from 0, and keep checkpoints at their interval.
+
+    ``config`` has epochs and checkpoint_interval; the log counts epochs from ``first``.
+    """
+    interval = config.checkpoint_interval
+
+    def after(rule: Callable[[int], bool]) -> Callable[[int], bool]:
+        return lambda step: step % steps_per_epoch == 0 and rule(step // steps_per_epoch - 1)
+
+    return Timeline(
+        steps_per_epoch=steps_per_epoch,
+        epochs=config.epochs,
+        evaluates_after=after(evaluates),
+        checkpoints_after=after(lambda epoch: interval > 0 and (epoch + 1) % interval == 0),
+        epoch_num=lambda step: step // steps_per_epoch - 1 + first,
+        stops_at_target=stops_at_target,
+    )

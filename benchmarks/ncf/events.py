@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from benchmarks.common.timeline import Timeline, after_epochs
+from benchmarks.common.timeline import Timeline, by_epochs
 
 
 def data(facts: Dict[str, Any], train_pairs: int, global_batch_size: int) -> Dict[str, Any]:
@@ -49,12 +49,4 @@ def evaluation(epoch: int, facts: Dict[str, Any]) -> Dict[str, Any]:
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
     """Evaluate after each epoch, which the log counts from 0."""
-    interval = config.checkpoint_interval
-    return Timeline(
-        steps_per_epoch=steps_per_epoch,
-        epochs=config.epochs,
-        evaluates_after=after_epochs(steps_per_epoch, lambda epoch: True),
-        checkpoints_after=after_epochs(steps_per_epoch, lambda epoch: interval > 0 and (epoch + 1) % interval == 0),
-        epoch_num=lambda step: step // steps_per_epoch - 1,
-        stops_at_target=config.stop_at_target,
-    )
+    return by_epochs(config, steps_per_epoch, lambda epoch: True, first=0, stops_at_target=config.stop_at_target)

@@ -10,7 +10,7 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
-from benchmarks.common.timeline import Timeline, after_epochs
+from benchmarks.common.timeline import Timeline, by_epochs
 
 
 def initialization(config: Any) -> Dict[str, Any]:
@@ -47,16 +47,9 @@ def samples(train: int, evaluation: int) -> Dict[str, Any]:
 
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
-    """Evaluate and keep checkpoints after whole epochs, which count from 0; the last one is always evaluated."""
-    interval = config.checkpoint_interval
+    """Evaluate at the submitted epochs, which count from 0 here, and after the last one."""
 
     def evaluates(epoch: int) -> bool:
         return epoch % config.eval_period == config.eval_offset or epoch == config.epochs - 1
 
-    return Timeline(
-        steps_per_epoch=steps_per_epoch,
-        epochs=config.epochs,
-        evaluates_after=after_epochs(steps_per_epoch, evaluates),
-        checkpoints_after=after_epochs(steps_per_epoch, lambda epoch: interval > 0 and (epoch + 1) % interval == 0),
-        epoch_num=lambda step: step // steps_per_epoch,
-    )
+    return by_epochs(config, steps_per_epoch, evaluates)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from benchmarks.common import checkpoints
+from benchmarks.common import timeline as timelines
 from benchmarks.common.mllog import MLLog, V05Log
 from benchmarks.common.ranks import Lagged, Ranks
 from benchmarks.common.run import Run
-from benchmarks.common.timeline import Timeline, after_epochs
+from benchmarks.common.timeline import Timeline
 from tests.conftest import records
 
 STEPS = 3
@@ -103,13 +104,7 @@ class Training:
 
 def by_epochs(epochs: int, rule: Callable[[int], bool] = lambda epoch: True, interval: int = 0) -> Timeline:
     """Evaluations after the epochs of ``rule``, which count from 0."""
-    return Timeline(
-        steps_per_epoch=STEPS,
-        epochs=epochs,
-        evaluates_after=after_epochs(STEPS, rule),
-        checkpoints_after=after_epochs(STEPS, lambda epoch: interval > 0 and (epoch + 1) % interval == 0),
-        epoch_num=lambda step: step // STEPS,
-    )
+    return timelines.by_epochs(SimpleNamespace(epochs=epochs, checkpoint_interval=interval), STEPS, rule)
 
 
 def every_two_steps(epochs: int) -> Timeline:

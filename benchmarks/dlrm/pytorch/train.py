@@ -24,7 +24,8 @@ from benchmarks.dlrm import events
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch, DataSet, EvaluationInput, TrainingInput, free_memory, open_data
-from benchmarks.dlrm.pytorch.training import Step, Training, build, captured
+from benchmarks.dlrm.pytorch.model import Training
+from benchmarks.dlrm.pytorch.training import Step, build, captured
 from benchmarks.dlrm.schedule import learning_rate
 
 

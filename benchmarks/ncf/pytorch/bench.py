@@ -89,7 +89,7 @@ def training_epoch(training: Training) -> Callable[[], None]:
 
     def epoch() -> None:
         if training.graph is not None:
-            training.graph.replay()
+            training.graph()
             return
         training.sampler.draw()
         for step_in_epoch in range(training.sampler.steps_per_epoch):

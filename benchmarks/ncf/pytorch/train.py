@@ -52,7 +52,7 @@ def train_steps(training: Training, run: Run, steps: range, seed: int) -> None:
             train_step(training, step_in_epoch)
     else:
         torch.manual_seed(seed)
-        training.graph.replay()
+        training.graph()
     loss = losses[first:last].mean() * run.ranks.size
     run.report(loss, training.config.learning_rate, sampler.seen(last) - sampler.seen(first))
 

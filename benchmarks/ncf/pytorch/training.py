@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 import torch
 
 from benchmarks.common import torch_optimizers
+from benchmarks.common.cuda_graphs import Captured
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import GradientBuffer
 from benchmarks.common.ranks import Ranks
@@ -31,7 +32,7 @@ class Training(NamedTuple):
     losses: torch.Tensor
     """(steps of an epoch,): this rank's part of each step's mean loss."""
     config: Config
-    graph: Optional[torch.cuda.CUDAGraph] = None
+    graph: Optional[Captured] = None
     """A whole epoch: drawing its samples and every step."""
 
 
@@ -71,36 +72,33 @@ def assemble(config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, ker
     return Training(network, optimizer, name, GradientBuffer(parameters), sampler, losses, config)
 
 
-def _capture_epoch(training: Training, step: Step) -> torch.cuda.CUDAGraph:
+def _capture_epoch(training: Training, step: Step) -> Captured:
     """Capture a whole epoch as one CUDA graph: drawing the samples and every ``step`` of it, given by its number.
 
     The warm-up before the capture trains; weights and optimizer are put back to where they were. The graph
     takes its random numbers from the device's generator, so seeding that before a replay decides the epoch.
     """
+    steps = training.sampler.steps_per_epoch
 
-    def run(steps: int) -> None:
+    def run(count: int = steps) -> None:
         training.sampler.draw()
-        for step_in_epoch in range(steps):
+        for step_in_epoch in range(count):
             step(training, step_in_epoch)
 
-    kept = [parameter.detach().clone() for parameter in training.network.parameters()]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run(min(WARMUP_STEPS, training.sampler.steps_per_epoch))
-    torch.cuda.current_stream().wait_stream(side)
-    with torch.no_grad():
+    @torch.no_grad()
+    def warm_up() -> None:
+        kept = [parameter.clone() for parameter in training.network.parameters()]
+        with torch.enable_grad():
+            run(min(WARMUP_STEPS, steps))
         for parameter, value in zip(training.network.parameters(), kept):
             parameter.copy_(value)
         for state in training.optimizer.state.values():
             for value in state.values():
                 # In place: the graph will hold these very tensors.
                 value.zero_()
-    training.gradients.zero()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run(training.sampler.steps_per_epoch)
-    return graph
+        training.gradients.zero()
+
+    return Captured(run, (), warm_up)
 
 
 def content(training: Training) -> Dict[str, Any]:

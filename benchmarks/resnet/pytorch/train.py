@@ -39,10 +39,8 @@ def forward_backward(training: Training, images: torch.Tensor, labels: torch.Ten
 def train_step(training: Training, images: torch.Tensor, labels: torch.Tensor, rate: float) -> torch.Tensor:
     """Forward, backward and update on one batch; return the mean loss of this rank, still on the device."""
     training.optimizer.set_learning_rate(rate)
-    if training.graph is None:
-        loss = forward_backward(training, images, labels)
-    else:
-        loss = training.graph.replay(images, labels)  # the same, captured
+    compute = training.graph or partial(forward_backward, training)  # the same, captured
+    loss: torch.Tensor = compute(images, labels)
     training.optimizer.step()
     return loss
 

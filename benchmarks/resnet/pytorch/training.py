@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.inputs import TrainingInput
@@ -30,24 +31,6 @@ _BUFFER_OPTION = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS
 """PyTorch 2.13 gave the option another name."""
 
 
-class GraphedStep:
-    """Forward and backward as one CUDA graph over fixed memory: the CPU launches it whole."""
-
-    def __init__(self, run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], batch: Batch) -> None:
-        self._images, self._labels = (tensor.clone() for tensor in batch)
-        self._graph = torch.cuda.CUDAGraph()
-        # thread_local: what other threads ask of the device meanwhile does not end the capture.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._loss = run(self._images, self._labels)
-
-    def replay(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Fill the gradients of this batch; the loss is valid until the next replay."""
-        self._images.copy_(images)
-        self._labels.copy_(labels)
-        self._graph.replay()
-        return self._loss
-
-
 class Training(NamedTuple):
     """All that a step works on."""
 
@@ -56,7 +39,8 @@ class Training(NamedTuple):
     """The network with gradients averaged over the ranks in its backward pass, compiled if so configured."""
     optimizer: MomentumSGD
     config: Config
-    graph: Optional[GraphedStep] = None
+    graph: Optional[Captured] = None
+    """Forward and backward of a batch."""
 
 
 ForwardBackward = Callable[[Training, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -134,13 +118,7 @@ def warm_up(training: Training, device: torch.device, forward_backward: ForwardB
     kept = [buffer.clone() for buffer in model.statistics(training.network)]
     run = partial(forward_backward, training)
     if training.config.cuda_graph:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_STEPS):
-                run(*batch)
-        torch.cuda.current_stream().wait_stream(stream)
-        training = training._replace(graph=GraphedStep(run, batch))
+        training = training._replace(graph=Captured(run, batch, repeated(run, WARM_UP_STEPS)))
     else:
         run(*batch)
         training.optimizer.zero_grad(set_to_none=True)

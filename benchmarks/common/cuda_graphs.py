@@ -1,0 +1,49 @@
+"""A function of tensors as one CUDA graph, which the CPU launches whole."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import torch
+
+from benchmarks.common.frameworks import pytorch
+
+
+class Captured:
+    """``function`` over fixed memory; call it with tensors of the same shapes, on all ranks together.
+
+    ``warm_up`` runs before the capture on a stream of its own, as PyTorch's notes on CUDA graphs ask, with the same
+    tensors; what it changes stays changed. A result is valid until the next call.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], example: Sequence[torch.Tensor], warm_up: Callable[..., None]
+    ) -> None:
+        self._held = [tensor.clone() for tensor in example]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            warm_up(*self._held)
+        torch.cuda.current_stream().wait_stream(side)
+        pytorch.barrier()
+        self._graph = torch.cuda.CUDAGraph()
+        # thread_local: what other threads ask of the device meanwhile does not end the capture.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._result = function(*self._held)
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Copy the tensors in and replay."""
+        for held, new in zip(self._held, tensors):
+            held.copy_(new, non_blocking=True)
+        self._graph.replay()
+        return self._result
+
+
+def repeated(function: Callable[..., Any], times: int) -> Callable[..., None]:
+    """Return a warm-up of so many calls."""
+
+    def warm_up(*tensors: torch.Tensor) -> None:
+        for _ in range(times):
+            function(*tensors)
+
+    return warm_up
