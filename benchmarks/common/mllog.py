@@ -15,8 +15,6 @@ from typing import Any, Mapping
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
-LOGGER_NAME = "encore.mllog"
-
 
 def value_of(qualities: Mapping[str, float]) -> Any:
     """Return a single quality as its number, several by their names, as the rounds' logs have them."""
@@ -32,12 +30,7 @@ class MLLog:
     def __init__(self, path: Path, rank: int, accuracy_first: bool = False) -> None:
         """Append to ``path``; ``accuracy_first`` logs eval_accuracy before eval_stop, as some submissions do."""
         self._accuracy_first = accuracy_first
-        logger = logging.getLogger(LOGGER_NAME)
-        logger.propagate = False
-        logger.setLevel(logging.INFO)
-        for handler in list(logger.handlers):
-            logger.removeHandler(handler)
-            handler.close()
+        logger = logging.Logger("encore.mllog", logging.INFO)  # not getLogger's, which would keep an earlier run's file
         logger.addHandler(logging.FileHandler(path, encoding="utf-8") if rank == 0 else logging.NullHandler())
         self._log = MLLogger(logger=logger, default_stack_offset=2)
 

@@ -26,12 +26,11 @@ def find_apex() -> Any:
     if not torch.cuda.is_available():
         return None
     try:
-        module = importlib.import_module("apex.optimizers")
         # Its Python imports without the compiled part and fails at the first step.
         importlib.import_module("amp_C")
+        return importlib.import_module("apex.optimizers")
     except ImportError:
         return None
-    return module
 
 
 def adam_candidates(

@@ -143,8 +143,7 @@ def main(data_set: DataSet, argv: Optional[Sequence[str]] = None) -> int:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, _interrupt)
     argv = sys.argv[1:] if argv is None else argv
-    words = " ".join(argv)
-    progress = Progress(as_json="--progress json" in words or "--progress=json" in words)
+    progress = Progress(as_json=re.search("--progress[ =]json", " ".join(argv)) is not None)
     try:
         args = parse(data_set, argv)
         if args.check_options:
@@ -180,8 +179,7 @@ def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) 
     """Check a data folder against its passport and report every difference."""
     found = passport.read(directory)
     total = sum(file["bytes"] for file in passport.files_of(found))
-    add = progress.counter("verify", total)
-    problems = passport.verify(directory, quick, data_set.benchmark, add, data_set.check)
+    problems = passport.verify(directory, quick, data_set.benchmark, progress.counter("verify", total), data_set.check)
     if problems:
         return progress.fail(*problems)
     counts = ", ".join(f"{split['count']:,} {name}" for name, split in found["splits"].items())

@@ -6,14 +6,13 @@ number of labels if there are several (none are written here), the label, the ke
 TensorFlow images read and check the same files without MXNet::
 
     with open("val.rec", "rb") as file:
-        for key, offset in read_index("val.idx"):
+        for key, offset in read_index(Path("val.idx")):
             label, jpeg = unpack(read_record(file, offset))
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import struct
 from pathlib import Path
@@ -34,14 +33,12 @@ _HEADER = struct.Struct("<IfQQ")
 # split there and the magic left out, so that a reader that starts anywhere finds only true beginnings.
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
-PathLike = Union[str, "os.PathLike[str]"]
-
 
 class RecordIOError(ValueError):
     """A ``.rec`` or ``.idx`` file that breaks the format at ``offset``, in bytes."""
 
-    def __init__(self, path: PathLike, offset: int, reason: str) -> None:
-        super().__init__(f"{os.fspath(path)}, byte {offset}: {reason}")
+    def __init__(self, path: Union[str, Path], offset: int, reason: str) -> None:
+        super().__init__(f"{path}, byte {offset}: {reason}")
         self.offset = offset
 
 
@@ -124,14 +121,14 @@ def _read_part(file: BinaryIO) -> Tuple[int, bytes]:
     return word >> 29, payload[:length]
 
 
-def read_index(path: PathLike) -> Iterator[Tuple[int, int]]:
+def read_index(path: Path) -> Iterator[Tuple[int, int]]:
     """Yield key and byte offset of every record from an ``.idx`` file.
 
     Raises:
         RecordIOError: a line is not two numbers.
     """
     position = 0
-    with Path(path).open("rb") as lines:
+    with path.open("rb") as lines:
         for line in lines:
             if not re.fullmatch(rb"\s*\d+\s+\d+\s*\n", line):
                 raise RecordIOError(path, position, "a line that is not a key and an offset")
@@ -143,7 +140,7 @@ def read_index(path: PathLike) -> Iterator[Tuple[int, int]]:
 # -- a split of a data set -----------------------------------------------------------------------------
 
 
-def inspect(records: PathLike, index: PathLike) -> Tuple[int, Dict[str, Any], Dict[str, Any], int]:
+def inspect(records: Path, index: Path) -> Tuple[int, Dict[str, Any], Dict[str, Any], int]:
     """Return the count, what a passport keeps of the first and last record, and the byte at which the last one ends.
 
     Raises:
@@ -157,7 +154,7 @@ def inspect(records: PathLike, index: PathLike) -> Tuple[int, Dict[str, Any], Di
     if count == 0:
         raise RecordIOError(index, 0, "no records")
     described = []
-    with Path(records).open("rb") as file:
+    with records.open("rb") as file:
         for key, offset in (begin, end):
             label, image = unpack(read_record(file, offset))
             described.append({"key": key, "label": label, "sha256": hashlib.sha256(image).hexdigest()})
