@@ -69,7 +69,8 @@ def members(tar: Path, begin: int, size: Optional[int], within: str = "") -> Ite
         file.seek(begin)
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
-                if archive.firstmember is None:  # type: ignore[attr-defined]
+                first = archive.firstmember  # type: ignore[attr-defined]
+                if first is None or first.offset >= end:
                     raise tarfile.ReadError("no file in it")
                 for member in archive:
                     archive.members = []  # type: ignore[attr-defined] # it would keep every header
