@@ -17,7 +17,7 @@ from benchmarks.common.checks import at_least, fraction, refuse
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Everything that train.py needs to know, besides where the data and the results lie."""
+    """Everything that train.py needs to know, besides where the data and the results are."""
 
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores

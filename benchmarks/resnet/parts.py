@@ -119,17 +119,17 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else -1
 
 
-def join(facts: Finished, joined: Path, tell: Callable[[int], None]) -> Tuple[File, File]:
+def join(facts: Finished, joined: Path, report: Callable[[int], None]) -> Tuple[File, File]:
     """Append the parts to one file, taking each away once it is safely there, and write the index.
 
-    An interrupted joining is resumed: what is already joined is read again for its checksum. ``tell`` is
-    called with the bytes dealt with since its last call.
+    An interrupted joining is resumed: what is already joined is read again for its checksum. ``report``
+    is called with the bytes dealt with since its last call.
     """
     digest = hashlib.sha256()
 
     def count(chunk: bytes) -> None:
         digest.update(chunk)
-        tell(len(chunk))
+        report(len(chunk))
 
     joined.touch()
     with joined.open("r+b") as output:

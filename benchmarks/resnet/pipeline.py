@@ -88,7 +88,7 @@ def _evaluation(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
 
 
 def _seed(config: Hyperparameters, ranks: Ranks) -> int:
-    """Seed other crops on every rank; the images keep their order: the reader cuts shards before it shuffles."""
+    """Seed other crops for each rank; the order of images is the same: the reader cuts the shards, then shuffles."""
     return config.seed + 1000 * ranks.rank
 
 

@@ -42,12 +42,12 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     """List the images of the source that the command line names."""
     encoding = Encoding(args.resize, args.quality, args.trust)
 
-    def tell(count: int, total: Optional[int] = None) -> None:
+    def report(count: int, total: Optional[int] = None) -> None:
         progress.update("index", count, total, unit="files")
 
-    source = list_images(args.origin, args.seed, args.validation_fraction, tell)
+    source = list_images(args.origin, args.seed, args.validation_fraction, report)
     source = source._replace(name=args.name or source.name)
-    tell(sum(source.counts.values()), sum(source.counts.values()))
+    report(sum(source.counts.values()), sum(source.counts.values()))
     for problem in check_counts(source.name, len(source.classes), source.counts):
         raise problem
     if source.left_out:

@@ -11,7 +11,7 @@ from benchmarks.resnet.config import Hyperparameters
 
 @dataclass(frozen=True)
 class Config(Hyperparameters):
-    """Everything that train.py needs to know, besides where the data and the results lie."""
+    """Everything that train.py needs to know, besides where the data and the results are."""
 
     precision: Literal["fp16", "fp32"] = "fp16"  # fp16 keeps fp32 master weights and batch-norm statistics
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel

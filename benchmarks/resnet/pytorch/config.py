@@ -11,7 +11,7 @@ from benchmarks.resnet.config import Hyperparameters
 
 @dataclass(frozen=True)
 class Config(Hyperparameters):
-    """Everything that train.py needs to know, besides where the data and the results lie."""
+    """Everything that train.py needs to know, besides where the data and the results are."""
 
     bucket_mb: int = 25  # megabytes of gradients that DistributedDataParallel sums in one all-reduce
     compile: Literal["none", "default", "max-autotune-no-cudagraphs"] = "none"  # mode of torch.compile

@@ -1,6 +1,6 @@
 """ResNet v1.5 in PyTorch; its shape is in benchmarks/resnet/architecture.py.
 
-Nothing of torchvision is used: it cannot be imported beside every build of PyTorch. The names of the modules
+Nothing of torchvision is used: it cannot be imported with every build of PyTorch. The names of the modules
 are those of benchmarks/resnet/weights.py.
 """
 

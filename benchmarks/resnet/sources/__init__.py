@@ -15,22 +15,22 @@ from benchmarks.resnet.prepare import check_counts
 from benchmarks.resnet.sources.digits import list_digits
 from benchmarks.resnet.sources.folders import list_folders
 from benchmarks.resnet.sources.imagenet import TRAIN_TAR, VAL_TAR, list_imagenet
-from benchmarks.resnet.sources.listing import Source, Tell, check_classes, mixed
+from benchmarks.resnet.sources.listing import Report, Source, check_classes, mixed
 
 WORDNET_ID = re.compile(r"n\d{8}")
 
 
-def list_images(origin: Optional[Path], seed: int, fraction: float, tell: Tell) -> Source:
-    """List the source at ``origin``; None is the small set. ``tell`` is called with files found so far."""
+def list_images(origin: Optional[Path], seed: int, fraction: float, report: Report) -> Source:
+    """List the source at ``origin``; None is the small set. ``report`` is called with files found so far."""
     if origin is None:
         source = list_digits(seed)
     elif not origin.is_dir():
         expected = "a folder of images, or the folder that holds ImageNet's tars"
         raise Problem(f"{origin} is no folder", expected, "name that folder with --from")
     elif (origin / TRAIN_TAR).exists() or (origin / VAL_TAR).exists():
-        source = list_imagenet(origin, tell)
+        source = list_imagenet(origin, report)
     else:
-        source = list_folders(origin, seed, fraction, tell)
+        source = list_folders(origin, seed, fraction, report)
     check_classes(source)
     # Class folders under any name are ImageNet by their classes' form and all of its counts.
     is_imagenet = not check_counts("imagenet", len(source.classes), source.counts)

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.resnet.sources.listing import Item, Source, Tell, by_label, some
+from benchmarks.resnet.sources.listing import Item, Report, Source, by_label, some
 
 VAL_FOLDERS = ("val", "validation", "test")
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
-def list_folders(origin: Path, seed: int, fraction: float, tell: Tell) -> Source:
+def list_folders(origin: Path, seed: int, fraction: float, report: Report) -> Source:
     """List ``train/`` and ``val/`` (or ``validation/``, ``test/``), or one tree of class folders."""
     name = origin.resolve().name
     if not (origin / "train").is_dir():
-        items, found, left_out = walk_classes(origin, tell, 0)
+        items, found, left_out = walk_classes(origin, report, 0)
         images = hold_out(label_by_folder(items, found), found, seed, fraction)
         made = f"one tree of class folders, {fraction:g} of every class held out here"
         return Source(name, tuple(found), images, made, left_out)
@@ -28,8 +28,8 @@ def list_folders(origin: Path, seed: int, fraction: float, tell: Tell) -> Source
             "a folder val/, validation/ or test/ next to train/",
             f"add one, or give --from {origin / 'train'} to hold images of each class out",
         )
-    train, trained, left_out = walk_classes(origin / "train", tell, 0)
-    held, seen, left_out_val = walk_classes(val, tell, len(train))
+    train, trained, left_out = walk_classes(origin / "train", report, 0)
+    held, seen, left_out_val = walk_classes(val, report, len(train))
     classes = tuple(sorted({*trained, *seen}))
     images = {"train": label_by_folder(train, classes), "val": label_by_folder(held, classes)}
     made = f"class folders, split into train and {val.name} by the source"
@@ -41,7 +41,7 @@ def find_val(origin: Path) -> Optional[Path]:
     return next((origin / name for name in VAL_FOLDERS if (origin / name).is_dir()), None)
 
 
-def walk_classes(root: Path, tell: Tell, before: int) -> Tuple[List[Item], List[str], int]:
+def walk_classes(root: Path, report: Report, before: int) -> Tuple[List[Item], List[str], int]:
     """List the images below each class folder of ``root``, not labelled yet; the classes; the files left out."""
     with os.scandir(root) as entries:
         classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
@@ -61,8 +61,8 @@ def walk_classes(root: Path, tell: Tell, before: int) -> Tuple[List[Item], List[
             facts = os.stat(os.path.join(root, path))  # noqa: PTH116,PTH118
             items.append(Item(path, -1, str(root), -1, facts.st_size, facts.st_mtime_ns))
             if len(items) % 256 == 0:
-                tell(before + len(items))
-    tell(before + len(items))
+                report(before + len(items))
+    report(before + len(items))
     if not items:
         raise Problem(
             f"the folders {some(classes)} in {root} hold no images",

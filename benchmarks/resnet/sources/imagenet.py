@@ -10,7 +10,7 @@ from typing import Iterator, List, Optional, Tuple
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.resnet.sources.folders import find_val, walk_classes
-from benchmarks.resnet.sources.listing import Item, Source, Tell
+from benchmarks.resnet.sources.listing import Item, Report, Source
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
@@ -19,7 +19,7 @@ GROUND_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
 META = "data/meta.mat"
 
 
-def list_imagenet(origin: Path, tell: Tell) -> Source:
+def list_imagenet(origin: Path, report: Report) -> Source:
     """List ILSVRC2012's tars in place: the training tar of class tars, the flat validation tar."""
     if not (origin / TRAIN_TAR).exists():
         raise Problem(f"{origin} has {VAL_TAR} but no {TRAIN_TAR}", "both", "download it from image-net.org")
@@ -29,15 +29,15 @@ def list_imagenet(origin: Path, tell: Tell) -> Source:
         if suffix == ".tar":
             for image in members(origin / TRAIN_TAR, member.offset, member.size, member.name):
                 train.append((wordnet_id, image._replace(name=f"{wordnet_id}/{image.name}")))
-            tell(len(train))
-    splits = {"train": train, "val": _list_val(origin, tell, len(train))}
+            report(len(train))
+    splits = {"train": train, "val": _list_val(origin, report, len(train))}
     classes = tuple(sorted({name for items in splits.values() for name, _ in items}))
     labels = {name: label for label, name in enumerate(classes)}
     images = {split: [item._replace(label=labels[name]) for name, item in items] for split, items in splits.items()}
     return Source("imagenet", classes, images, "ILSVRC2012's tars, their own split")
 
 
-def _list_val(origin: Path, tell: Tell, before: int) -> List[Tuple[str, Item]]:
+def _list_val(origin: Path, report: Report, before: int) -> List[Tuple[str, Item]]:
     """List the validation images with their classes' names."""
     if not (origin / VAL_TAR).exists():
         folder = find_val(origin)
@@ -47,9 +47,9 @@ def _list_val(origin: Path, tell: Tell, before: int) -> List[Tuple[str, Item]]:
                 "the validation images",
                 f"download {VAL_TAR} from image-net.org, or sort its images into val/CLASS/",
             )
-        return [(item.name.split("/", 1)[0], item) for item in walk_classes(folder, tell, before)[0]]
+        return [(item.name.split("/", 1)[0], item) for item in walk_classes(folder, report, before)[0]]
     images = sorted(members(origin / VAL_TAR, 0, None), key=lambda item: item.name)
-    tell(before + len(images))
+    report(before + len(images))
     truth = ground_truth(origin / DEVKIT)
     if len(truth) != len(images):
         raise Problem(
@@ -69,7 +69,8 @@ def members(tar: Path, begin: int, size: Optional[int], within: str = "") -> Ite
         file.seek(begin)
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
-                if archive.firstmember is None:  # type: ignore[attr-defined]
+                first = archive.firstmember  # type: ignore[attr-defined]
+                if first is None or first.offset >= end:
                     raise tarfile.ReadError("no file in it")
                 for member in archive:
                     archive.members = []  # type: ignore[attr-defined] # it would keep every header

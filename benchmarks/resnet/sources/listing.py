@@ -8,7 +8,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 from benchmarks.common.data.problem import FAILED, Problem
 
-Tell = Callable[[int], None]
+Report = Callable[[int], None]
 
 
 class Item(NamedTuple):

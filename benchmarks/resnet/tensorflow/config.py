@@ -11,7 +11,7 @@ from benchmarks.resnet.config import Hyperparameters
 
 @dataclass(frozen=True)
 class Config(Hyperparameters):
-    """Everything that train.py needs to know, besides where the data and the results lie."""
+    """Everything that train.py needs to know, besides where the data and the results are."""
 
     layout: Literal["NHWC"] = "NHWC"  # order of the axes; TensorFlow's CPU kernels know no other
     xla: bool = False  # compile forward, backward and update with XLA instead of running operator by operator
