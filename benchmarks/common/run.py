@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import time
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar
 
@@ -45,8 +46,9 @@ class Run:
         self.config, self._framework, self.data, self.output = config, framework, data, output
         self.ranks: Ranks = framework.start(config)
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
-        logs = (output / "result.txt", output / "metrics.jsonl")
-        self._checkpoints = Checkpoints(output / "checkpoint", logs, framework, self.ranks)
+        self._log_of = log
+        self._log_paths = (output / "result.txt", output / "metrics.jsonl")
+        self._checkpoints = Checkpoints(output / "checkpoint", self._log_paths, framework, self.ranks)
         state = self._checkpoints.find()
         self.position: int = state.get("step", 0)
         """Steps that are done."""
@@ -55,8 +57,6 @@ class Run:
         self._shared: Content = dict
         self._own: Content = dict
         self._ended = self.interrupted = self._part_is_open = False
-        self._log = log(logs[0], self.ranks.rank)
-        self._metrics = MetricsStream(logs[1], self.ranks.rank)
         self._logs_events = not self.resumed
 
     @classmethod
@@ -97,7 +97,15 @@ class Run:
         state = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
         self._checkpoints.save(self.position, state, self._shared, self._own)
 
-    # -- the log -----------------------------------------------------------------------------------------
+    # -- the logs, which are opened when there is something to log ----------------------------------------
+
+    @cached_property
+    def _log(self) -> Any:
+        return self._log_of(self._log_paths[0], self.ranks.rank)
+
+    @cached_property
+    def _metrics(self) -> MetricsStream:
+        return MetricsStream(self._log_paths[1], self.ranks.rank)
 
     def log(self, events: Mapping[str, Any]) -> None:
         """Log each item as an event, in order; what a resumed run has in its log already is left out."""
