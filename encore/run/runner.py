@@ -105,13 +105,13 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
     def content(path: Path) -> dict[str, Any]:
         command = render(plan, path / "experiment_0", python)
         target = (plan.target.runtime, plan.target.as_json())
-        content = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
-        content["drop_caches"] = plan.drop_caches
-        content["extra_environment"] = passport.redact(plan.extra_environment)
-        content["hosts"] = multi_host.as_json(plan.hosts)
-        content["launcher"] = plan.launcher
-        content["slurm"] = plan.allocation.as_json() if plan.allocation else None
-        return content
+        facts = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
+        facts["drop_caches"] = plan.drop_caches
+        facts["extra_environment"] = passport.redact(plan.extra_environment)
+        facts["hosts"] = multi_host.as_json(plan.hosts)
+        facts["launcher"] = plan.launcher
+        facts["slurm"] = plan.allocation.as_json() if plan.allocation else None
+        return facts
 
     system = passport.system_description(plan.configuration, plan.machine, software(plan, python))
     config = plan.configuration.plain()

@@ -24,7 +24,7 @@ FIRST_PORT = 20000
 PORTS = 10000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """What the srun line depends on, in addition to the allocation."""
 
