@@ -1,4 +1,4 @@
-"""``encore bench``: how fast the step is, beside a bare loop in the framework, in one run."""
+"""``encore bench``: how fast the step is, compared with a bare loop in the framework, in one run."""
 
 from __future__ import annotations
 

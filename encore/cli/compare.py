@@ -1,4 +1,4 @@
-"""``encore compare`` and ``encore explain``: a run beside a submission or another run, and why they differ."""
+"""``encore compare`` and ``encore explain``: a run against a submission or another run, and why they differ."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ BenchmarkArgument = Annotated[str, typer.Argument(help="Benchmark, for example r
 
 
 def register(app: typer.Typer) -> None:
-    """Adds ``data`` with its commands to the command line."""
+    """Add ``data`` with its commands to the command line."""
     group = typer.Typer(help="Prepare, verify and list data sets.", no_args_is_help=True)
     passing = {"ignore_unknown_options": True, "allow_extra_args": True}
     group.command("prepare", cls=_PrepareCommand, context_settings=passing)(prepare)
@@ -69,7 +69,7 @@ def prepare(
     runtime: Annotated[str, typer.Option(help="host, or a container runtime that has the benchmark's image.")] = "host",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
 ) -> None:
-    """Turn raw data into the files that training reads; an interrupted preparation goes on.
+    """Turn raw data into the files that training reads; an interrupted preparation resumes.
 
     A benchmark may take options of its own, after its name: encore data prepare BENCHMARK --help lists them.
     """
@@ -130,19 +130,19 @@ def list_data() -> None:
     """List the data sets below data/ and whether they can be used."""
     # Lines and not a table: folders are long, and a wrapped path cannot be copied.
     for benchmark, directory, state in data.data_folders():
-        told = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
-        typer.echo(f"{benchmark:<12}{told}")
+        line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
+        typer.echo(f"{benchmark:<12}{line}")
 
 
 def describe(passport: data.DataPassport) -> str:
-    """A data set in a line."""
+    """Return a data set as one line."""
     counts = ", ".join(f"{count:,} {split}" for split, count in passport.counts.items())
     size = human_bytes(passport.bytes)
     return f"{passport.name}, {counts}, {passport.classes:,} classes, {size}, id {passport.id[:12]}"
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes in decimal units: ``1.5 GB``."""
+    """Return a number of bytes in decimal units: ``1.5 GB``."""
     if count < 1000:
         return f"{count:.0f} bytes"
     for unit in ("kB", "MB", "GB"):
@@ -153,7 +153,7 @@ def human_bytes(count: float) -> str:
 
 
 def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.Preparation) -> Command:
-    """The command that prepares in a container, whose folders must be there before it starts."""
+    """Return the command that prepares in a container, whose folders must be there before it starts."""
     if target.problem is not None:
         raise target.problem
     folders = [directory.absolute(), *([wanted.source.absolute()] if wanted.source else [])]
@@ -169,14 +169,14 @@ def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.
 
 
 def _python_of(choice: Choice) -> Path:
-    """Python of the environment that the benchmark trains in, which is made if need be."""
+    """Return the Python of the environment that the benchmark trains in; it is made if need be."""
     framework = choice.implementation.framework
     return ensure_environment(framework, lambda text: typer.echo(text, err=True))
 
 
 @contextmanager
 def shown_progress(console: Console) -> Iterator[data.OnUpdate]:
-    """Draws a bar per phase on a terminal, and prints a line now and then elsewhere."""
+    """Draw a bar per phase on a terminal, and print a line now and then elsewhere."""
     if not console.is_terminal:
         yield _PlainLines(console).update
         return
@@ -184,13 +184,13 @@ def shown_progress(console: Console) -> Iterator[data.OnUpdate]:
     with Progress(*columns, console=console) as bars:
         tasks = {}
 
-        def update(told: data.Update) -> None:
-            if told.note:
-                console.print(told.note, highlight=False, markup=False)
+        def update(news: data.Update) -> None:
+            if news.note:
+                console.print(news.note, highlight=False, markup=False)
                 return
-            if told.phase not in tasks:
-                tasks[told.phase] = bars.add_task(told.phase, total=told.total, unit=told.unit)
-            bars.update(tasks[told.phase], completed=told.done, total=told.total)
+            if news.phase not in tasks:
+                tasks[news.phase] = bars.add_task(news.phase, total=news.total, unit=news.unit)
+            bars.update(tasks[news.phase], completed=news.done, total=news.total)
 
         yield update
 
@@ -204,7 +204,7 @@ class _Count(ProgressColumn):
 
 
 def amount(done: int, total: int | None, unit: str) -> str:
-    """How much is done, in its unit."""
+    """Return how much is done, in its unit."""
     shown, suffix = (human_bytes, "") if unit == "bytes" else ("{:,}".format, f" {unit}")
     return shown(done) + ("" if total is None else f" of {shown(total)}") + suffix
 
@@ -213,17 +213,17 @@ class _PlainLines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._phase = ""
-        self._told = 0.0
+        self._printed = 0.0
 
-    def update(self, told: data.Update) -> None:
-        if told.note:
-            line = told.note
-        elif told.phase != self._phase or told.done == told.total or self._is_due():
-            self._phase, self._told = told.phase, time.monotonic()
-            line = f"{told.phase}: {amount(told.done, told.total, told.unit)}"
+    def update(self, news: data.Update) -> None:
+        if news.note:
+            line = news.note
+        elif news.phase != self._phase or news.done == news.total or self._is_due():
+            self._phase, self._printed = news.phase, time.monotonic()
+            line = f"{news.phase}: {amount(news.done, news.total, news.unit)}"
         else:
             return
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _is_due(self) -> bool:
-        return time.monotonic() - self._told >= PLAIN_SECONDS
+        return time.monotonic() - self._printed >= PLAIN_SECONDS

@@ -47,9 +47,9 @@ def doctor(
     """Check this machine; exit code 2 if something makes every run impossible."""
     machine = node.this_node()
     if cluster or cluster_file is not None:
-        _tell(machine, slurm_doctor.check(cluster_file), as_json)
+        _report(machine, slurm_doctor.check(cluster_file), as_json)
     else:
-        _tell(machine, _all(machine), as_json)
+        _report(machine, _all(machine), as_json)
 
 
 def _all(machine: node.Node) -> list[Check]:
@@ -57,7 +57,7 @@ def _all(machine: node.Node) -> list[Check]:
     return [*_machine(machine), *_tools(), *_engines(machine), *_environments(), *data, *_folders()]
 
 
-def _tell(machine: node.Node, found: list[Check], as_json: bool) -> None:
+def _report(machine: node.Node, found: list[Check], as_json: bool) -> None:
     if as_json:
         write_json({"node": machine.as_json(), "checks": [vars(each) for each in found]})
     else:

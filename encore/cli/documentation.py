@@ -3,7 +3,7 @@
     $ python -m encore.cli.documentation --write     # `make docs`
     $ python -m encore.cli.documentation --check     # exit code 1 names each stale file
 
-A table stands between the lines ``<!-- generated: NAME BENCHMARK -->`` and ``<!-- end -->`` of a Markdown
+A table is between the lines ``<!-- generated: NAME BENCHMARK -->`` and ``<!-- end -->`` of a Markdown
 file; TABLES lists the names. What is between the two lines is replaced, nothing else is touched. Dockerfiles are
 written whole.
 """
@@ -114,7 +114,7 @@ def keys_table(choice: Choice) -> str:
 
 
 def images_table() -> str:
-    """Return each round's submitted base beside today's."""
+    """Return each round's submitted base next to today's."""
     head = ["round", "benchmark", "submitted on", "built on today", "why"]
     rows = []
     for entry in images.catalogue().submitted:
@@ -126,7 +126,7 @@ def images_table() -> str:
 
 
 def predictions_table(benchmark: str) -> str:
-    """Return the cost model's predictions beside the published results of a benchmark."""
+    """Return the cost model's predictions next to the published results of a benchmark."""
     # scipy, which only this table needs, takes half a second to load.
     from encore.scaling.validation import error_table
 

@@ -101,9 +101,9 @@ def _verdict(release: images.Release, gpus: tuple[Gpu, ...]) -> str:
         for c in (compatibility.check_architecture(release, gpu), compatibility.check_driver(release, gpu))
     ]
     for level, word in (("FAIL", "no"), ("WARN", "unknown")):
-        told = [check.name for check in checks if check.level == level]
-        if told:
-            return f"{word}: {told[0]}"
+        names = [check.name for check in checks if check.level == level]
+        if names:
+            return f"{word}: {names[0]}"
     return "yes"
 
 
@@ -204,7 +204,7 @@ def test(benchmark: options.Benchmark, engine: options.Engine = None) -> None:
 
 
 def clean(engine: options.Engine = None) -> None:
-    """Remove every image that was made here; NGC's own stay."""
+    """Remove every image that was built here; NGC's own stay."""
     for name in building.clean(_engine(engine)):
         typer.echo(f"removed {name}")
 

@@ -59,7 +59,7 @@ Examples:
 
   encore follow results/20261120T101500Z-resnet-mxnet-cpu
 
-Ctrl-C ends the view; the run goes on. Exit codes are those of the run.
+Ctrl-C ends the view; the run continues. Exit codes are those of the run.
 """
 CANCEL_EPILOG = """
 Examples:
@@ -107,10 +107,10 @@ def show_status(
 
 def _cells(row: Row) -> tuple[str, ...]:
     colour = COLOURS.get(row.state, "red")
-    told = describe(row)
+    detail = describe(row)
     return (
         row.run.name if row.run else "",
-        f"[{colour}]{row.state}[/]" + (f" {escape(told)}" if told else ""),
+        f"[{colour}]{row.state}[/]" + (f" {escape(detail)}" if detail else ""),
         str(row.nodes or ""),
         "" if row.seconds is None else clock(row.seconds),
     )
@@ -147,12 +147,12 @@ def follow(
     folder = _folder(results)
     subject = control.named(name or str(control.newest(folder).path), folder)
     screen = console(soft_wrap=True)
-    tell = Teller(screen)
+    notice = Notices(screen)
     try:
-        run = subject.folder or _wait_for_folder(tell, subject, folder)
-        states = _follow_all(screen, tell, subject, run)
+        run = subject.folder or _wait_for_folder(notice, subject, folder)
+        states = _follow_all(screen, notice, subject, run)
     except KeyboardInterrupt:
-        screen.print(f"no longer watched; it goes on. Watch it again with: encore follow {name or ''}".rstrip())
+        screen.print(f"no longer watched; it continues. Watch it again with: encore follow {name or ''}".rstrip())
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finish(screen, run, exit_code(states), as_json=False)
 
@@ -166,8 +166,8 @@ def exit_code(states: Sequence[State]) -> ExitCode:
     return ExitCode.FAILED if {"failed", "lost"} & set(states) else ExitCode.INTERRUPTED
 
 
-class Teller:
-    """Says each thing once, until another one is said."""
+class Notices:
+    """Prints a line unless it is the same as the last one."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
@@ -179,7 +179,7 @@ class Teller:
             self._screen.print(escape(text))
 
 
-def _wait_for_folder(tell: Teller, subject: Subject, results: Path) -> RunFolder:
+def _wait_for_folder(notice: Notices, subject: Subject, results: Path) -> RunFolder:
     """Wait until a job has made its run folder; EncoreError if it ends before that."""
     while True:
         seen = status.ask(subject.job)
@@ -188,13 +188,13 @@ def _wait_for_folder(tell: Teller, subject: Subject, results: Path) -> RunFolder
             return folder
         alive = [job for job in seen.jobs if not job.has_ended]
         if seen.note:
-            tell(seen.note)
+            notice(seen.note)
         elif not alive:
             raise _ended_without_folder(subject.job, seen.jobs, results)
         elif all(job.waits for job in alive):
-            tell(_queued(subject.job, alive[0].reason))
+            notice(_queued(subject.job, alive[0].reason))
         else:
-            tell(f"job {subject.job} has begun; no run folder in {results} yet")
+            notice(f"job {subject.job} has begun; no run folder in {results} yet")
         time.sleep(QUEUE_SECONDS)
 
 
@@ -209,13 +209,13 @@ def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -
     output = output or "slurm-JOB.out where it was submitted"
     return EncoreError(
         f"job {job} ended without a run folder in {results}: {state}",
-        remedy=f"see what it said in {output}; if its runs are elsewhere: --results DIR",
+        remedy=f"see its output in {output}; if its runs are elsewhere: --results DIR",
         exit_code=ExitCode.FAILED,
     )
 
 
-def _follow_all(screen: Console, tell: Teller, subject: Subject, folder: RunFolder) -> list[State]:
-    """Show one experiment after the other to its end; return how they stand then."""
+def _follow_all(screen: Console, notice: Notices, subject: Subject, folder: RunFolder) -> list[State]:
+    """Show one experiment after the other to its end; return their states then."""
     chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
         raise EncoreError(f"{folder.path.name} has no run of job {subject.job}", remedy="see: encore status")
@@ -224,11 +224,11 @@ def _follow_all(screen: Console, tell: Teller, subject: Subject, folder: RunFold
     with RunView(screen) as view:
         for experiment in chosen:
             view.start(f"experiment {experiment.number + 1}/{count}")
-            state, reason = _follow_one(view, tell, Following(folder, subject, experiment))
+            state, reason = _follow_one(view, notice, Following(folder, subject, experiment))
             states.append(state)
             if state in ("reached", "not reached"):
                 continue
-            tell(f"experiment {experiment.number + 1} {state}" + (f": {reason}" if reason else ""))
+            notice(f"experiment {experiment.number + 1} {state}" + (f": {reason}" if reason else ""))
             # The tasks of an array do not wait for each other.
             if not status.is_of_array(folder):
                 break
@@ -248,14 +248,14 @@ class Following:
     subject: Subject
     experiment: Experiment
 
-    def stands(self, seen: status.Queue) -> tuple[State, str]:
+    def verdict(self, seen: status.Queue) -> tuple[State, str]:
         """Return its state, and why."""
         job = seen.find(status.job_of(self.folder, self.experiment, seen))
         return status.verdict(self.experiment, job, seen.answers)
 
 
-def _follow_one(view: RunView, tell: Teller, watched: Following) -> tuple[State, str]:
-    """Show an experiment until it has ended and its job will not go on with it."""
+def _follow_one(view: RunView, notice: Notices, watched: Following) -> tuple[State, str]:
+    """Show an experiment until it has ended and its job will not resume it."""
     tail, progress = Tail(watched.experiment.metrics), Progress()
     begun = asked = time.monotonic()
     seen = _ask(watched.subject)
@@ -263,16 +263,16 @@ def _follow_one(view: RunView, tell: Teller, watched: Following) -> tuple[State,
         for record in tail.read():
             progress.add(record)
         view.update(progress)
-        state, reason = watched.stands(seen)
+        state, reason = watched.verdict(seen)
         if state in ("reached", "not reached"):
             return state, reason
         if state not in status.ALIVE or time.monotonic() - asked > QUEUE_SECONDS:
             seen, asked = _ask(watched.subject), time.monotonic()
-            state, reason = watched.stands(seen)
+            state, reason = watched.verdict(seen)
             if state not in status.ALIVE and not (state == "not started" and _is_early(begun)):
                 return state, reason
         if state == "queued":
-            tell(_queued(watched.subject.job, reason))
+            notice(_queued(watched.subject.job, reason))
         time.sleep(POLL_SECONDS)
 
 
@@ -288,7 +288,7 @@ def cancel(
     name: Annotated[str, typer.Argument(metavar="JOB|RUN", help="Slurm job or run folder.")],
     results: options.Results = None,
 ) -> None:
-    """End a job or run; it writes a checkpoint and can go on later."""
+    """End a job or run; it writes a checkpoint and can be resumed."""
     screen = console(soft_wrap=True)
     for line in control.cancel(control.named(name, _folder(results))):
         screen.print(escape(line))

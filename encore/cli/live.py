@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live bar on a terminal, plain lines elsewhere."""
+"""What a person sees while a run lasts: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

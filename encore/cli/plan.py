@@ -126,4 +126,4 @@ def _write(schedule: Schedule, steady: SteadyState, folder: Path) -> None:
         studies=(),
     )
     files = write_files(report, folder)
-    say(console(), text(f"{files[0]} and {len(files) - 1} files beside it"))
+    say(console(), text(f"{files[0]} and {len(files) - 1} files next to it"))

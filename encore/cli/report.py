@@ -65,7 +65,7 @@ def report(
     """Write a report of runs: Markdown, and one HTML page that needs no network."""
     _something(runs, study, published)
     files = write_report(runs or [], output, name=with_, logs=logs, baseline=baseline, study=study, published=published)
-    say(console(), text(f"{files[0]} and {len(files) - 1} files beside it"))
+    say(console(), text(f"{files[0]} and {len(files) - 1} files next to it"))
 
 
 def tables(

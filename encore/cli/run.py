@@ -67,7 +67,7 @@ def run(
     runtime: options.Runtime = None,
     image: options.Image = None,
     cluster: options.Cluster = None,
-    over: Annotated[
+    host_list: Annotated[
         str | None,
         typer.Option("--hosts", help="Hosts to reach by ssh, with GPUs: n1:4,n2:4; this one first."),
     ] = None,
@@ -85,7 +85,7 @@ def run(
     """Train a benchmark, follow it, and judge the result."""
     screen = console(stderr=as_json, soft_wrap=True)
     if cluster is not None:
-        # A run that goes on after a requeue is planned from its folder, with the same cluster file.
+        # A run that resumes after a requeue is planned from its folder, with the same cluster file.
         os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
     if resume is not None:
         refuse_with_resume(context, "run folder", "hang_seconds", "cluster")
@@ -99,7 +99,7 @@ def run(
         return
     begun = _begun(plan)
     if begun is not None:
-        screen.print(f"going on with {begun}")
+        screen.print(f"resuming {begun}")
         _resume(screen, begun, hang_seconds, dry_run, as_json)
         return
     if plan.target.why != "asked for":
@@ -132,7 +132,7 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
         data=given["data_folder"],
         settings=tuple(given["settings"] or ()),
         environment=tuple(given["environment"] or ()),
-        hosts=_hosts(given["over"], given["hostfile"]),
+        hosts=_hosts(given["host_list"], given["hostfile"]),
         launcher=given["launcher"],
         **{name: given[name] for name in same},
     )
@@ -180,7 +180,7 @@ def _resume(screen: Console, path: Path, hang_seconds: float, dry_run: bool, as_
 
 
 def hooks(screen: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
-    """Tell on ``screen`` and ``view`` what a run does; without a folder, what comes before it."""
+    """Return hooks that report on ``screen`` and ``view`` what a run does; without a folder, what comes before it."""
 
     def step(text: str) -> None:
         screen.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}")
@@ -220,7 +220,7 @@ def finish(screen: Console, folder: RunFolder, code: ExitCode, as_json: bool) ->
     else:
         _print_judgements(screen, folder, judgements)
     if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
-        screen.print(f"go on with: encore run --resume {folder.path}")
+        screen.print(f"resume with: encore run --resume {folder.path}")
     raise typer.Exit(code)
 
 

@@ -81,7 +81,7 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
             str(system.config["epochs"]),
         )
     console().print(table)
-    console().print("batch: samples per step over all GPUs; `encore show` tells each value's source", style="dim")
+    console().print("batch: samples per step over all GPUs; `encore show` prints each value's source", style="dim")
 
 
 def show(

@@ -29,7 +29,7 @@ Examples:
 
   encore submit --resume results/20261120T101500Z-resnet-mxnet-dgxa100-job12
 
-All options of `encore run` may follow. What is particular to the cluster stands in cluster.toml.
+All options of `encore run` may follow. What is particular to the cluster is in cluster.toml.
 """
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -77,7 +77,7 @@ def sweep(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a benchmark on several numbers of GPUs and tell how it scales."""
+    """Run a benchmark on several numbers of GPUs and report how it scales."""
     screen = console(stderr=as_json, soft_wrap=True)
     wanted = _numbers("--predict", predict) if predict is not None else ()
     if resume is not None:
@@ -119,7 +119,7 @@ def _grid(given: Mapping[str, Any]) -> Grid:
 
 
 def _refuse(screen: Console, grid: Grid, results: Path, submit: bool, predicts: bool) -> None:
-    """Refuse what cannot be run, before anything is made; tell the warnings."""
+    """Refuse what cannot be run, before anything is made; print the warnings."""
     if predicts and len({point.gpus for point in points(grid)}) < 2:
         raise EncoreError(
             "--predict with one number of GPUs",
@@ -172,12 +172,12 @@ def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
 def _here(screen: Console, hang_seconds: float) -> Here:
     """Report runs on this machine line by line, under the name of their point."""
 
-    def told(point: GridPoint, folder: RunFolder | None) -> Hooks:
+    def hooks_of(point: GridPoint, folder: RunFolder | None) -> Hooks:
         if folder is not None:
             screen.print(f"point {point.key}: {folder.path}")
         return hooks(screen, RunView(screen) if folder is not None else None, folder)
 
-    return Here(told, hang_seconds)
+    return Here(hooks_of, hang_seconds)
 
 
 def _run(
@@ -186,12 +186,12 @@ def _run(
     screen.print(f"study folder: {study.path}")
     code = sweeps.run(study, _here(screen, hang_seconds), submitter(study.grid), submit)
     if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
-        screen.print(f"go on with: encore sweep --resume {study.path}")
-    _tell(screen, study, predict, as_json)
+        screen.print(f"resume with: encore sweep --resume {study.path}")
+    _report(screen, study, predict, as_json)
     raise typer.Exit(code)
 
 
-def _tell(screen: Console, study: Study, predict: tuple[int, ...], as_json: bool) -> None:
+def _report(screen: Console, study: Study, predict: tuple[int, ...], as_json: bool) -> None:
     """Write the report, and print its first tables."""
     from encore.scaling import throughput
 

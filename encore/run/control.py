@@ -100,7 +100,7 @@ def newest(results: Path) -> RunFolder:
 
 
 def cancel(subject: Subject) -> list[str]:
-    """End a job or run; return what was done and how to go on. EncoreError if there is nothing to end."""
+    """End a job or run; return what was done and how to resume. EncoreError if there is nothing to end."""
     if subject.job and (subject.folder is None or queue.is_there()):
         return _cancel_job(subject)
     if subject.folder is None:
@@ -114,8 +114,8 @@ def _cancel_job(subject: Subject) -> list[str]:
     found = queue.numbered(job)
     alive = [each for each in found if not each.has_ended]
     if not alive:
-        told = f": {found[0].state}" if found else ""
-        raise EncoreError(f"job {job} has ended{told}", remedy=_look(folder))
+        state = f": {found[0].state}" if found else ""
+        raise EncoreError(f"job {job} has ended{state}", remedy=_look(folder))
     _refuse_others(alive[0], folder)
     commands.call("scancel", job)
     what = f"job {job}" + (f", {len(alive)} tasks" if len(alive) > 1 else "")
@@ -125,7 +125,7 @@ def _cancel_job(subject: Subject) -> list[str]:
         return [*done, "it has no run folder yet: nothing is left of it"]
     if where == "running":
         done.append("its ranks write a checkpoint if Slurm leaves them the time (KillWait)")
-    return [*done, f"go on with: sbatch -N {alive[0].nodes} slurm/run.sub --resume {_quoted(folder)}"]
+    return [*done, f"resume with: sbatch -N {alive[0].nodes} slurm/run.sub --resume {_quoted(folder)}"]
 
 
 def _look(folder: RunFolder | None) -> str:
@@ -159,11 +159,11 @@ def _cancel_run(folder: RunFolder) -> list[str]:
     rows = status.rows_of(folder, status.Queue())
     running = [row for row in rows if row.state == "running"]
     if not running:
-        told = f"{rows[0].state}, {rows[0].reason}" if rows[0].reason else rows[0].state
-        raise EncoreError(f"{folder.path.name} does not run: {told}", remedy=_look(folder))
+        state = f"{rows[0].state}, {rows[0].reason}" if rows[0].reason else rows[0].state
+        raise EncoreError(f"{folder.path.name} does not run: {state}", remedy=_look(folder))
     numbers = {row.experiment for row in running}
     stopped = [_stop(each) for each in folder.experiments() if each.number in numbers]
-    return [*stopped, f"go on with: encore run --resume {_quoted(folder)}"]
+    return [*stopped, f"resume with: encore run --resume {_quoted(folder)}"]
 
 
 def _stop(experiment: Experiment) -> str:
@@ -174,7 +174,7 @@ def _stop(experiment: Experiment) -> str:
         hosts = sorted({beat.host for beat in processes.heartbeats(beats)} - {platform.node()})
         if hosts:
             raise EncoreError(f"its ranks run on {', '.join(hosts)}", remedy="cancel it there")
-        raise EncoreError("no rank has shown a sign of life yet", remedy="wait a moment, or press Ctrl-C where it runs")
+        raise EncoreError("no rank has written a heartbeat yet", remedy="wait a moment, or press Ctrl-C where it runs")
     for rank in ranks:
         try:
             rank.terminate()
@@ -190,5 +190,5 @@ def _stop(experiment: Experiment) -> str:
     state = experiment.state()
     what = f"cancelled experiment {experiment.number + 1}"
     if state.status == "running":
-        return f"{what}: {len(ranks)} ranks were told to end, and have not said how they did"
+        return f"{what}: {len(ranks)} ranks were sent SIGTERM and have not reported their end"
     return f"{what}: {state.status.replace('_', ' ')}, {state.reason}".rstrip(", ")

@@ -43,7 +43,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 @dataclass(kw_only=True)
 class Progress:
-    """The state of one experiment as its metrics stream tells it."""
+    """The state of one experiment by its metrics stream."""
 
     epochs: int = 0
     steps_per_epoch: int = 0

@@ -59,13 +59,13 @@ def _imports(choice: Choice, engine: Engine) -> str:
 
 
 def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
-    """Yield what only a framework's image can prove, with the GPUs if there are any; its last line is told."""
+    """Yield what only a framework's image can prove, with any GPUs, and the last line of its output."""
     module = catalogue.framework(choice.implementation.framework).image_check
     if module:
         output, problem = _inside(choice, engine, "python", "-m", module, options=engines.gpu_options(engine))
-        said = output.strip().splitlines()[-1:] if not problem else []
+        last = output.strip().splitlines()[-1:] if not problem else []
         yield (
-            " ".join([module.rsplit(".", 1)[-1].replace("_", " "), *(f"({line})" for line in said)]),
+            " ".join([module.rsplit(".", 1)[-1].replace("_", " "), *(f"({line})" for line in last)]),
             problem,
         )
 

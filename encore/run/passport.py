@@ -1,4 +1,4 @@
-"""The run passport: everything needed to say later what exactly was run. No secrets go into it."""
+"""The run passport: everything needed to know later what exactly was run. No secrets go into it."""
 
 from __future__ import annotations
 

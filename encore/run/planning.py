@@ -133,7 +133,7 @@ def choose_system(
     gpu = machine.gpus[0]
 
     def distance(system: System) -> tuple[bool, bool, float, bool, int]:
-        # Of accelerators that nothing was submitted on, the memory says best which batch will fit.
+        # Of accelerators that nothing was submitted on, the memory shows best which batch will fit.
         other = preflight.family(system.accelerator) not in gpu.name
         memory = abs(preflight.memory_gib(system.accelerator) - gpu.memory_gib) if other else 0.0
         count = abs(system.nodes * system.gpus_per_node - gpus)
@@ -211,8 +211,8 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
         total = request.gpus or 1
         count = len(request.hosts) or 1
         system = choose_system(choice, total, machine, request.system, request.round, count)
-        over = request.hosts
-        nodes, per_node = hosts.layout(over, total) if over else spread(system, total)
+        host_list = request.hosts
+        nodes, per_node = hosts.layout(host_list, total) if host_list else spread(system, total)
     check_gpus(total)
     resolved = configurations.resolve(choice, system, nodes, per_node, list(request.settings))
     data = request.data or cluster.data_of(choice.benchmark.name)
@@ -307,7 +307,7 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
     if set(stored) != set(configurations.field_types(choice.folder)):
         raise EncoreError(
             f"{folder.path} was made by a version of Encore with other configuration keys",
-            remedy=f"check out commit {content['code']['commit']} to go on with it, or start a new run",
+            remedy=f"check out commit {content['code']['commit']} to resume it, or start a new run",
         )
     config(**{key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()})
     values = {
@@ -324,8 +324,8 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
     )
     machine = node.this_node()
     image = content["image"]["name"] if content["image"] else None
-    over = tuple(Host(**each) for each in content.get("hosts", ()))
-    if not over:
+    host_list = tuple(Host(**each) for each in content.get("hosts", ()))
+    if not host_list:
         allocation = allocation or allocations.current(os.environ)
         _check_nodes(content["nodes"], allocation, folder)
     cluster, _ = clusters.load()
@@ -341,7 +341,7 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
         target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image),
         allocation=allocation,
         cluster=cluster,
-        hosts=over,
+        hosts=host_list,
         launcher=content.get("launcher", ""),
     )
 

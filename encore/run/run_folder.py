@@ -31,7 +31,7 @@ FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentState:
-    """Where one experiment stands."""
+    """The state of one experiment."""
 
     status: Status
     reason: str = ""

@@ -1,4 +1,4 @@
-"""The life of a run: prepare, render, run; and going on with an interrupted one."""
+"""The life of a run: prepare, render, run; and resume an interrupted one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from encore.ssh import connection, multi_host
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """How a run tells what it does."""
+    """How a run reports what it does."""
 
     step: Callable[[str], None]
     prepare_data: Callable[[Path, Path | Command], None]
@@ -105,13 +105,13 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
     def content(path: Path) -> dict[str, Any]:
         command = render(plan, path / "experiment_0", python)
         target = (plan.target.runtime, plan.target.as_json())
-        told = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
-        told["drop_caches"] = plan.drop_caches
-        told["extra_environment"] = passport.redact(plan.extra_environment)
-        told["hosts"] = multi_host.as_json(plan.hosts)
-        told["launcher"] = plan.launcher
-        told["slurm"] = plan.allocation.as_json() if plan.allocation else None
-        return told
+        facts = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
+        facts["drop_caches"] = plan.drop_caches
+        facts["extra_environment"] = passport.redact(plan.extra_environment)
+        facts["hosts"] = multi_host.as_json(plan.hosts)
+        facts["launcher"] = plan.launcher
+        facts["slurm"] = plan.allocation.as_json() if plan.allocation else None
+        return facts
 
     system = passport.system_description(plan.configuration, plan.machine, software(plan, python))
     config = plan.configuration.plain()
@@ -121,7 +121,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
 
 
 def software(plan: Plan, python: Path | None) -> dict[str, str]:
-    """Versions of what the ranks run on, from the environment of ``python`` or, without one, from the image."""
+    """Return versions of what the ranks run on, from the environment of ``python`` or, without one, from the image."""
     if python is not None:
         installed = environment.packages(python)
     else:
@@ -250,7 +250,7 @@ def _run_in_slurm(
 
 
 def _drop_caches(plan: Plan) -> bool:
-    """Return whether the file caches of all nodes were dropped."""
+    """Return whether the page caches of all nodes were dropped."""
     if not plan.drop_caches:
         return False
     return nodes.drop_caches(plan.configuration.nodes) if plan.allocation else page_cache.drop()
@@ -264,7 +264,7 @@ def _clear_remains(experiment: Experiment) -> None:
 
 
 def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
-    """Return the command that would go on with an experiment."""
+    """Return the command that would resume an experiment."""
     plan = plan_of(folder)
     python = None
     if plan.target.runtime == "host":
@@ -273,7 +273,7 @@ def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
 
 
 def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> tuple[Plan, ExitCode]:
-    """Go on with a run: finished experiments stay, the others go on from their checkpoints."""
+    """Resume a run: finished experiments stay, the others continue from their checkpoints."""
     plan = plan_of(folder)
     wanted = folder.passport()["data"]["id"]
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)

@@ -70,7 +70,7 @@ def was_not_launched(experiment: Experiment) -> bool:
 
 
 def blame_lost_nodes(outcome: Outcome, allocation: Allocation) -> Outcome:
-    """Return an experiment that failed since a node was lost was interrupted: it can go on elsewhere."""
+    """Return the outcome; a failure since a node was lost is an interruption, to be resumed elsewhere."""
     lost = nodes.lost(allocation)
     if not lost:
         return outcome

@@ -1,4 +1,4 @@
-"""Where runs and jobs stand, from the run folders, the queue and what is left of processes."""
+"""The states of runs and jobs, from the run folders, the queue and what is left of processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Queue:
 
     jobs: tuple[Job, ...] = ()
     answers: bool = False
-    """Whether Slurm could be asked: if not, a job that is missing tells nothing."""
+    """Whether Slurm could be asked: if not, a missing job means nothing."""
     note: str = ""
 
     def find(self, name: str) -> Job | None:
@@ -86,7 +86,7 @@ class Row:
 
 
 def ask(job: str = "") -> Queue:
-    """Return the queue of this user, or one job or array of it, as Slurm tells; empty where there is no Slurm."""
+    """Return the queue of this user, or one job or array of it, as Slurm reports it; empty where there is no Slurm."""
     try:
         found = queue.numbered(job) if job else queue.own()
     except EncoreError as error:
@@ -98,7 +98,7 @@ def ask(job: str = "") -> Queue:
 
 
 def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[State, str]:
-    """Return where an experiment stands and why, by its state file, its job and its signs of life."""
+    """Return the state of an experiment and its reason, by its state file, its job and its heartbeats."""
     state = experiment.state()
     if state.status == "reached":
         return "reached", ""
@@ -110,10 +110,10 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
         return "failed", state.reason
     in_job = job is not None and not job.has_ended
     if state.status == "running":
-        if in_job or (not _is_known_ended(state, job, answers) and shows_life(experiment)):
+        if in_job or (not _is_known_ended(state, job, answers) and is_alive(experiment)):
             return "running", ""
         return "lost", _why_lost(state, job)
-    # An interrupted experiment in a job that runs is on its way out, or goes on after a requeue.
+    # An interrupted experiment in a job that runs is on its way out, or resumes after a requeue.
     if in_job:
         return "starting", ""
     if state.status == "interrupted":
@@ -122,7 +122,7 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
 
 
 def _is_known_ended(state: ExperimentState, job: Job | None, answers: bool) -> bool:
-    """Return whether Slurm says for certain that the job in which the experiment ran is over."""
+    """Return whether Slurm reports that the job in which the experiment ran has ended."""
     return bool(state.job) and answers and (job is None or job.has_ended)
 
 
@@ -132,8 +132,8 @@ def _why_lost(state: ExperimentState, job: Job | None) -> str:
     return f"job {state.job} is no longer there" if state.job else "its processes are gone"
 
 
-def last_sign(experiment: Experiment) -> float:
-    """Return Unix time of the last sign of life; 0 if there was none."""
+def last_activity(experiment: Experiment) -> float:
+    """Return the Unix time of the last heartbeat or record; 0 if there was none."""
     times = [beat.time for beat in processes.heartbeats(experiment.folder / "heartbeat")]
     for name in ("telemetry.jsonl", "state.json", "metrics.jsonl"):
         with contextlib.suppress(OSError):
@@ -141,14 +141,14 @@ def last_sign(experiment: Experiment) -> float:
     return max(times, default=0.0)
 
 
-def shows_life(experiment: Experiment) -> bool:
-    """Return whether a rank still runs here, or there was a sign of life a moment ago."""
+def is_alive(experiment: Experiment) -> bool:
+    """Return whether a rank still runs here, or was active a moment ago."""
     folder = experiment.folder / "heartbeat"
     if processes.rank_processes(folder):
         return True
     hosts = {beat.host for beat in processes.heartbeats(folder)}
     limit = SILENT_SECONDS if hosts == {platform.node()} else SILENT_SECONDS_ELSEWHERE
-    return time.time() - last_sign(experiment) < limit
+    return time.time() - last_activity(experiment) < limit
 
 
 def _progress(row: Row) -> Row:
@@ -217,14 +217,14 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
         for each, name in zip(experiments, names, strict=True)
     ]
     reached = sum(state == "reached" for _, _, state, _ in found)
-    experiment, name, state, reason = _telling(found)
+    experiment, name, state, reason = _decisive(found)
     states = [each.state() for each in experiments]
     job = jobs.find(name)
     if state == "queued" and job is not None:
         seconds: float | None = time.time() - job.submitted_at
     else:
         end = time.time() if state in ALIVE else 0.0
-        seconds = _seconds(states, end or max(last_sign(each) for each in experiments))
+        seconds = _seconds(states, end or max(last_activity(each) for each in experiments))
     return Row(
         state=state,
         when=made(folder.path),
@@ -239,15 +239,15 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
     )
 
 
-Told = tuple[Experiment, str, State, str]
+Verdict = tuple[Experiment, str, State, str]
 
 ORDER: tuple[State, ...] = (
     "running", "failed", "lost", "interrupted", "starting", "queued", "not started", "not reached", "reached",
 )  # fmt: skip
-"""Of the experiments of a run, the one in the earliest of these states tells how the run stands."""
+"""Of the experiments of a run, the one in the earliest of these states gives the state of the run."""
 
 
-def _telling(found: Sequence[Told]) -> Told:
+def _decisive(found: Sequence[Verdict]) -> Verdict:
     chosen = min(found, key=lambda each: ORDER.index(each[2]))
     experiment, name, state, _ = chosen
     # A run whose process is gone between two experiments has lost the rest.
@@ -274,7 +274,7 @@ def unix(text: str) -> float:
 
 
 def made(path: Path) -> float:
-    """Return when a run folder was made, by its name; by its files where the name does not say it."""
+    """Return when a run folder was made, by its name; by its files where the name lacks it."""
     with contextlib.suppress(ValueError):
         stamp = datetime.strptime(path.name.partition("-")[0], run_folder.STAMP)
         return stamp.replace(tzinfo=timezone.utc).timestamp()

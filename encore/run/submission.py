@@ -28,7 +28,7 @@ MAX_NODES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What ``encore submit`` was asked for beside the run; None leaves the choice to cluster.toml."""
+    """What ``encore submit`` was asked for in addition to the run; None leaves the choice to cluster.toml."""
 
     nodes: int | None = None
     gpus_per_node: int | None = None
@@ -60,7 +60,7 @@ def prepare(request: Request, arguments: Sequence[str], wanted: Wanted) -> Prepa
     per_node = (cluster.gpus_per_node or 1) if wanted.gpus_per_node is None else wanted.gpus_per_node
     _check_numbers(nodes, per_node, wanted)
     if request.gpus is not None:
-        raise EncoreError(f"{request.gpus} GPUs given", remedy="say how many there are on each node: --gpus-per-node")
+        raise EncoreError(f"{request.gpus} GPUs given", remedy="give the GPUs of each node: --gpus-per-node")
     _refuse_unknown_gpus(request, cluster)
     allocation = pretended(nodes, per_node, wanted.array)
     plan = planning.make_plan(replace(request, cluster=file), allocation=allocation)
@@ -69,7 +69,7 @@ def prepare(request: Request, arguments: Sequence[str], wanted: Wanted) -> Prepa
 
 
 def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
-    """Return the same for a run that is to go on; it needs as many nodes as it began with."""
+    """Return the same for a run to be resumed; it needs as many nodes as it began with."""
     folder = run_folder.open_run(path)
     passport = folder.passport()
     nodes, per_node = passport["nodes"], passport["ranks_per_node"]
@@ -177,5 +177,5 @@ def submit(prepared: Prepared) -> str:
         raise commands.explain("sbatch", done.stderr)
     match = re.match(r"\d+", done.stdout)
     if match is None:
-        raise EncoreError(f"sbatch said {done.stdout.strip()!r}", expected="the number of the job")
+        raise EncoreError(f"sbatch printed {done.stdout.strip()!r}", expected="the number of the job")
     return match.group()

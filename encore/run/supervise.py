@@ -104,7 +104,7 @@ def run(
         telemetry.start()
         try:
             outcome = _watch(child, experiment, tail, signals, on_progress, watch, stop_seconds)
-            return _told_by_engine(command, child, experiment) or outcome
+            return _engine_failure(command, child, experiment) or outcome
         finally:
             if _leave_none(child, experiment):
                 # What the engine was asked for before its client was killed may come about a moment later.
@@ -128,13 +128,13 @@ def _clean_up(command: Command) -> None:
             )
 
 
-def _told_by_engine(command: Command, child: subprocess.Popen[bytes], experiment: Experiment) -> Outcome | None:
-    """Return what a container engine said that could not start the container at all."""
+def _engine_failure(command: Command, child: subprocess.Popen[bytes], experiment: Experiment) -> Outcome | None:
+    """Return the failure of a container engine that could not start the container at all."""
     if command.runtime not in engines.BUILDERS or child.returncode not in ENGINE_FAILED:
         return None
     lines = rank_output(experiment, -1)
-    told = engines.explain("\n".join(lines), command.runtime)
-    return Outcome("failed", f"{told.found}; do this: {told.remedy}", lines)
+    error = engines.explain("\n".join(lines), command.runtime)
+    return Outcome("failed", f"{error.found}; do this: {error.remedy}", lines)
 
 
 def _watch(
@@ -234,7 +234,7 @@ class HangWatch:
 
 
 DISK_FULL = ("No space left on device", "File too large", "FileStream.Write incomplete")
-"""What a rank says when it cannot write: the C library twice, MXNet once."""
+"""What a rank prints when it cannot write: the C library twice, MXNet once."""
 
 PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
 """What horovodrun puts before each line of a rank."""
@@ -277,11 +277,11 @@ def launcher_output(experiment: Experiment) -> str:
     return latest.partition("\n")[2] if mark else latest
 
 
-def _describe(told: str) -> str:
+def _describe(reported: str) -> str:
     """Describe what a launcher reported: a number, a signal's name, or why nothing began."""
-    word = told.strip().partition(" (core")[0]
+    word = reported.strip().partition(" (core")[0]
     if word.startswith("launch failed"):
-        return f"could not be started: {word.partition(': ')[2]}; slurmd's log on its node tells why"
+        return f"could not be started: {word.partition(': ')[2]}; see slurmd's log on its node"
     if word == "Out Of Memory":
         return "was killed: its node is out of memory"
     return _describe_code(int(word) if word.lstrip("-").isdigit() else WORDS.get(word, 1))

@@ -1,4 +1,4 @@
-"""The Slurm job that this process runs in, as Slurm's variables tell it (sbatch(1), "OUTPUT ENVIRONMENT VARIABLES")."""
+"""The Slurm job that this process runs in, by Slurm's variables (sbatch(1), "OUTPUT ENVIRONMENT VARIABLES")."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Allocation:
 
     @property
     def is_real(self) -> bool:
-        """False for one that is made up to show what a job would do."""
+        """False for one that is invented to show what a job would do."""
         return self.job.isdigit()
 
     @property
@@ -49,7 +49,7 @@ class Allocation:
         return f"job{self.array_job or self.job}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return what the passport says."""
+        """Return what the passport records."""
         return {
             "job": self.name,
             "cluster": self.cluster,

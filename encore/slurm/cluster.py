@@ -1,4 +1,4 @@
-"""cluster.toml: what is particular to a cluster, said once."""
+"""cluster.toml: what is particular to a cluster, in one place."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ EXAMPLE = "copy slurm/cluster.example.toml to cluster.toml and fill in what diff
 
 
 def check(file: Path | None) -> list[Check]:
-    """Return every check; the first failed ones make the others pointless, and stand alone."""
+    """Return every check; the first failed ones make the others pointless, and are returned alone."""
     try:
         cluster, found = clusters.load(file)
         commands.require()
@@ -50,7 +50,7 @@ def _partition(cluster: Cluster, known: dict[str, partitions.Partition]) -> list
     limit = f"{partition.max_minutes} min at most" if partition.max_minutes else "no time limit"
     checks = [Check("OK", "partition", f"{partition.name}: {partition.nodes} nodes up, {limit}")]
     if not partition.nodes:
-        checks = [Check("FAIL", "partition", f"{partition.name}: no node is up", "sinfo -R tells why")]
+        checks = [Check("FAIL", "partition", f"{partition.name}: no node is up", "see why with: sinfo -R")]
     wanted = cluster.gpus_per_node
     if wanted and partition.gpus is not None and wanted > partition.gpus:
         found = f"gpus_per_node = {wanted}, a node of {partition.name} has {partition.gpus}"
@@ -124,5 +124,5 @@ def _requeue() -> Check:
     text = commands.call("scontrol", "show", "config")
     match = re.search(r"^JobRequeue\s*=\s*(\d)", text, re.MULTILINE)
     if match and match.group(1) == "1":
-        return Check("OK", "requeue", "allowed: jobs go on after the time limit and after a lost node")
+        return Check("OK", "requeue", "allowed: jobs resume after the time limit and after a lost node")
     return Check("OK", "requeue", "off by default; slurm/run.sub asks for it with --requeue")

@@ -1,4 +1,4 @@
-"""Call Slurm's own programs; what they refuse becomes an error that says what to do."""
+"""Call Slurm's own programs; what they refuse becomes an error with a remedy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def require() -> None:
 
 
 def call(*command: str) -> str:
-    """Return the standard output of one of Slurm's programs; EncoreError with what it said."""
+    """Return the standard output of one of Slurm's programs; EncoreError with what it printed."""
     try:
         done = subprocess.run(
             command,
@@ -77,11 +77,11 @@ def call_for_errors(*command: str) -> str:
     return done.stdout + done.stderr
 
 
-def explain(program: str, said: str) -> EncoreError:
+def explain(program: str, stderr: str) -> EncoreError:
     """Return what a program refused, in one line, with a remedy where one is known."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no reason given"]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no reason given"]
     worst = next((line for mark in ("fatal: ", "error: ") for line in lines if mark in line), lines[0])
-    remedy = next((what for symptom, what in REMEDIES if symptom in said), "")
+    remedy = next((what for symptom, what in REMEDIES if symptom in stderr), "")
     return EncoreError(f"{program}: {re.sub(r'^.*?(fatal|error): ', '', worst)}", remedy=remedy)
 
 

@@ -1,4 +1,4 @@
-"""Ask or tell every node of the allocation something, in one step of the job."""
+"""Run an action on every node of the allocation, in one step of the job."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any]
         ) from error
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if len(answers) != nodes:
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("srun: error: ")
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("srun: error: ")
         raise EncoreError(
-            f"{nodes - len(answers)} of {nodes} nodes cannot start {sys.executable}: {said}",
+            f"{nodes - len(answers)} of {nodes} nodes cannot start {sys.executable}: {reason}",
             expected="the checkout at the same path on every node",
             remedy="put it on a file system that all nodes share, and submit again",
         )

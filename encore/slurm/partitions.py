@@ -1,4 +1,4 @@
-"""What the cluster offers, as sinfo tells it, against what a submission asks for."""
+"""What the cluster offers, as sinfo reports it, against what a submission asks for."""
 
 from __future__ import annotations
 
@@ -86,5 +86,5 @@ def refuse_impossible(submission: Submission, partition: Partition) -> None:
     if submission.minutes is not None and limit is not None and submission.minutes > limit:
         raise EncoreError(
             f"{clock(submission.minutes)} asked for, partition {partition.name} allows {clock(limit)}",
-            remedy=f"--time {limit}: the run writes checkpoints, and the job goes on after a requeue",
+            remedy=f"--time {limit}: the run writes checkpoints, and the job resumes after a requeue",
         )

@@ -15,7 +15,7 @@ UNBOUND = ("--cpu-bind=none",)
 
 
 def cpu_binding(cluster: Cluster, allocation: Allocation, ranks_per_node: int) -> tuple[str, ...]:
-    """Return options of srun: each rank on the cores and the memory of its own GPU, unless cluster.toml says other.
+    """Return options of srun: each rank on the cores and the memory of its own GPU, unless cluster.toml differs.
 
     Only Slurm's task/affinity plugin can bind; and ranks that share cores are better left to the kernel.
     """
@@ -29,7 +29,7 @@ def cpu_binding(cluster: Cluster, allocation: Allocation, ranks_per_node: int) -
 
 def setting(name: str) -> str:
     """Return one value of Slurm's configuration, such as TaskPlugin; empty where there is no Slurm."""
-    # A dry run may take place anywhere, beside a Slurm that nobody has configured, too.
+    # A dry run may take place anywhere, also next to a Slurm that nobody has configured.
     with contextlib.suppress(EncoreError):
         text = commands.call("scontrol", "show", "config")
         match = re.search(rf"^{name}\s*=\s*(\S+)", text, re.MULTILINE)

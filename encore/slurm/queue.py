@@ -1,4 +1,4 @@
-"""Jobs as squeue and sacct tell of them, one for each task of an array."""
+"""Jobs as squeue and sacct report them, one for each task of an array."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Job:
 
     @property
     def is_encores(self) -> bool:
-        """Whether its name says that it is a run of Encore's."""
+        """Whether it is a run of Encore's, by its name."""
         return self.title == NAME or self.title.startswith(f"{NAME}-")
 
     @property
     def submitted_at(self) -> float:
-        """The same in Unix seconds; 0 if Slurm does not say it."""
+        """The same in Unix seconds; 0 if Slurm does not report it."""
         with contextlib.suppress(ValueError):
             return datetime.fromisoformat(self.submitted).timestamp()
         return 0.0
@@ -111,7 +111,7 @@ def numbered(name: str) -> list[Job]:
 
 
 def _options() -> tuple[str, ...]:
-    # squeue draws the waiting tasks of an array together unless it is told --array.
+    # squeue draws the waiting tasks of an array together without --array.
     return ("--noheader", "--array", "--states=all", f"--format={SEPARATOR.join(FIELDS)}")
 
 
@@ -136,7 +136,7 @@ def parse(text: str) -> list[Job]:
         if len(fields) != len(FIELDS) or not re.match(r"\d", fields[0]):
             continue
         name, number, state, nodes, used, submitted, user, reason, title = (each.strip() for each in fields)
-        # sacct says "CANCELLED by 1000".
+        # sacct prints "CANCELLED by 1000".
         state = (state.split() or [""])[0]
         count = int(nodes) if nodes.isdigit() else 0
         jobs.append(

@@ -1,4 +1,4 @@
-"""Put the job back into the queue, from where it goes on with its run folder."""
+"""Put the job back into the queue, from where it resumes its run folder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ WARNING = signal.SIGUSR1
 def request(allocation: Allocation, most: int, folder: Path) -> str:
     """Requeue the job; return what came of it, for the user to read."""
     if allocation.restarts >= most:
-        return f"requeued {allocation.restarts} times already; go on by hand: {_by_hand(allocation, folder)}"
+        return f"requeued {allocation.restarts} times already; resume with: {_resume_command(allocation, folder)}"
     try:
         commands.call("scontrol", "requeue", allocation.job)
     except EncoreError as error:
-        return f"not requeued, {error.found}; go on by hand: {_by_hand(allocation, folder)}"
-    return f"job {allocation.name} is back in the queue and goes on when it starts again"
+        return f"not requeued, {error.found}; resume with: {_resume_command(allocation, folder)}"
+    return f"job {allocation.name} is back in the queue and resumes when it starts again"
 
 
-def _by_hand(allocation: Allocation, folder: Path) -> str:
+def _resume_command(allocation: Allocation, folder: Path) -> str:
     return f"sbatch -N {len(allocation.nodes)} slurm/run.sub --resume {folder}"

@@ -74,7 +74,7 @@ def clock(minutes: int) -> str:
 def render(submission: Submission, cluster: Cluster, with_name: bool = True) -> str:
     """Return the script; a pure function, so that a dry run shows it on a machine without Slurm.
 
-    A run that goes on needs no name of its benchmark (``with_name``).
+    A resumed run needs no name of its benchmark (``with_name``).
     """
     header = [f"#SBATCH {_in_comment(option)}" for option in options(submission, cluster)]
     name = [submission.name] if with_name else []

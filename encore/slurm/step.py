@@ -18,15 +18,15 @@ RANK_VARIABLES = (
     "SLURM_JOB_ID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID",
     "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
 )  # fmt: skip
-"""What Slurm tells each rank about itself and PMIx; a container gets these by name from its own task."""
+"""What Slurm gives each rank about itself and PMIx; a container gets these by name from its own task."""
 
 FIRST_PORT = 20000
 PORTS = 10000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
-    """What the srun line depends on, beside the allocation."""
+    """What the srun line depends on, in addition to the allocation."""
 
     framework: str
     nodes: int
@@ -42,7 +42,7 @@ class Step:
 
 
 def launch(step: Step, allocation: Allocation, caller: Mapping[str, str]) -> Launch:
-    """Ranks by srun over PMIx for Horovod, with a rendezvous by environment for torch.distributed.
+    """Return a launch by srun: over PMIx for Horovod, with a rendezvous by environment for torch.distributed.
 
     Of ``caller``, the batch job's environment, only Slurm's own variables reach srun and so the ranks.
     """
@@ -79,19 +79,19 @@ def launch(step: Step, allocation: Allocation, caller: Mapping[str, str]) -> Lau
 
 
 def once_a_node(nodes: int) -> tuple[str, ...]:
-    """The srun line of a short step beside the ranks, one process on each node."""
+    """Return the srun line of a short step next to the ranks, one process on each node."""
     size = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none", "--input=none")
     return ("srun", *size, "--overlap", "--export=ALL", "--cpu-bind=none", "--quiet")
 
 
 def spool_folder() -> str:
-    """Folder below which PMIx meets its clients on every node: SlurmdSpoolDir up to its %n or %h."""
+    """Return the folder below which PMIx meets its clients on every node: SlurmdSpoolDir up to its %n or %h."""
     spool = placement.setting("SlurmdSpoolDir") or "/var/spool/slurmd"
     return spool if "%" not in spool else str(Path(spool.partition("%")[0] + "x").parent)
 
 
 def _rendezvous(allocation: Allocation) -> dict[str, str]:
-    """Where torch.distributed's ranks meet: rank 0's node, on a port that no other job of the node chose."""
+    """Return where torch.distributed's ranks meet: rank 0's node, on a port that no other job of the node chose."""
     port = FIRST_PORT + (int(allocation.job) if allocation.is_real else 0) % PORTS
     address = placement.address(allocation.nodes[0]) if allocation.is_real else allocation.nodes[0]
     return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}

@@ -27,7 +27,7 @@ OPTIONS = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host said; ``problem`` says why it gave no answer."""
+    """The answer of a host; ``problem`` is why it gave none."""
 
     problems: tuple[tuple[int, str], ...] = ()
     problem: str = ""
@@ -76,7 +76,7 @@ SYMPTOMS = (
         "Permission denied",
         "put your public key there (ssh-copy-id {host}); a key with a passphrase belongs into ssh-agent",
     ),
-    ("Host key verification failed", "connect once by hand and accept its key: ssh {host}"),
+    ("Host key verification failed", "connect once and accept its key: ssh {host}"),
     ("Could not resolve hostname", "check the name, or give it an address in ~/.ssh/config"),
     ("Connection refused", "start sshd there, or give its port in ~/.ssh/config"),
     ("No such file or directory", "apt-get install openssh-client"),
@@ -120,7 +120,7 @@ def end_script(folder: Path, beats: Sequence[processes.Heartbeat]) -> str:
 
 
 def end_ranks(folder: Path, hosts: Sequence[str]) -> None:
-    """End what is left of an experiment on ``hosts``, by the process numbers in its signs of life."""
+    """End what is left of an experiment on ``hosts``, by the process numbers in its heartbeats."""
     beats = processes.heartbeats(folder / "heartbeat")
     if not beats:
         return

@@ -1,6 +1,6 @@
 """``python -m encore.ssh.each_host --hosts n1,n2 -- COMMAND``: the same command on every host, by ssh.
 
-Only what pdsh would do: it starts the framework's own launcher once a host, tells it the number of the host in
+Only what pdsh would do: it starts the framework's own launcher once a host, gives it the number of the host in
 PET_NODE_RANK, hands on its own environment, and ends all when one fails. Standard library only.
 """
 
@@ -23,8 +23,8 @@ NOT_EXPORTED = ("SSH_AUTH_SOCK", "_")
 
 def script(argv: Sequence[str], variables: Mapping[str, str], folder: str, number: int) -> str:
     """Return what the shell of host ``number`` reads: the command with these variables and no other."""
-    told = {**{n: v for n, v in variables.items() if n not in NOT_EXPORTED}, "PET_NODE_RANK": str(number)}
-    words = [f"{name}={value}" for name, value in sorted(told.items())]
+    exported = {**{n: v for n, v in variables.items() if n not in NOT_EXPORTED}, "PET_NODE_RANK": str(number)}
+    words = [f"{name}={value}" for name, value in sorted(exported.items())]
     return f"cd {shlex.quote(folder)} && exec env -i {shlex.join(words)} {shlex.join(argv)} </dev/null\n"
 
 
@@ -34,7 +34,7 @@ def command(host: str) -> tuple[str, ...]:
 
 
 def run(hosts: Sequence[str], argv: Sequence[str]) -> int:
-    """Start all, wait; the exit code of the first that fails."""
+    """Start all and wait; return the exit code of the first that fails."""
     children = []
     for number, host in enumerate(hosts):
         child = subprocess.Popen(command(host), stdin=subprocess.PIPE, text=True)

@@ -36,9 +36,9 @@ def read(path: Path) -> tuple[Host, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        told = getattr(error, "strerror", None) or "is no text"
+        reason = getattr(error, "strerror", None) or "is no text"
         raise EncoreError(
-            f"the host file {path} cannot be read: {told}", remedy=f"--hostfile FILE, or --hosts {EXAMPLE}"
+            f"the host file {path} cannot be read: {reason}", remedy=f"--hostfile FILE, or --hosts {EXAMPLE}"
         ) from error
     plain = [line.split("#", 1)[0].strip() for line in lines]
     where = f"the host file {path}"
@@ -62,7 +62,7 @@ def _checked(hosts: list[Host], where: str) -> tuple[Host, ...]:
     names = [host.name for host in hosts]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise EncoreError(f"{where}: {twice[0]} stands there twice", remedy="name each host once")
+        raise EncoreError(f"{where}: {twice[0]} is listed twice", remedy="name each host once")
     if not hosts:
         raise EncoreError(f"{where} names no host", remedy=f"such as {EXAMPLE}")
     return tuple(hosts)
@@ -71,16 +71,16 @@ def _checked(hosts: list[Host], where: str) -> tuple[Host, ...]:
 def layout(hosts: tuple[Host, ...], gpus: int) -> tuple[int, int]:
     """Return nodes, and ranks on each; EncoreError unless the slots are ``gpus`` in all and equal on every host."""
     total = sum(host.slots for host in hosts)
-    told = ",".join(map(str, hosts))
+    text = ",".join(map(str, hosts))
     if total != gpus:
         raise EncoreError(
-            f"{gpus} GPUs asked for, the hosts have {total} slots ({told})",
+            f"{gpus} GPUs asked for, the hosts have {total} slots ({text})",
             expected="slots that add up to the GPUs",
             remedy=f"ask for {total} GPUs, or change the slots",
         )
     if len({host.slots for host in hosts}) > 1:
         raise EncoreError(
-            f"the hosts have different numbers of slots ({told})",
+            f"the hosts have different numbers of slots ({text})",
             expected="as many ranks on every host, as in every submitted configuration",
             remedy="give all hosts the same number",
         )

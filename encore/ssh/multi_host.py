@@ -18,29 +18,29 @@ from encore.job import Command
 from encore.launchers import Launch
 from encore.machine import binding, network, topology
 from encore.machine.preflight import Check
-from encore.ssh import connection, hosts, ssh_launchers
-from encore.ssh.hosts import Host
+from encore.ssh import connection, ssh_launchers
+from encore.ssh.hosts import Host, as_file
 
 AGENT = "SSH_AUTH_SOCK"
 """Where ssh finds the caller's keys; for the launcher, not for the ranks."""
 
 
-def local_checks(over: tuple[Host, ...], launcher: str, runtime: str) -> list[Check]:
+def local_checks(hosts: tuple[Host, ...], launcher: str, runtime: str) -> list[Check]:
     """Return what can be checked without asking anybody."""
     found = []
     if runtime != "host":
         remedy = "--runtime host; Slurm starts containers on many nodes"
         found.append(Check("FAIL", "hosts", f"runtime {runtime} is not started over ssh", remedy))
-    if not is_here(over[0].name):
-        remedy = f"put {platform.node()} first, or start the run on {over[0].name}"
-        wrong = f"the first host, {over[0].name}, is not this machine, where rank 0 runs"
+    if not is_here(hosts[0].name):
+        remedy = f"put {platform.node()} first, or start the run on {hosts[0].name}"
+        wrong = f"the first host, {hosts[0].name}, is not this machine, where rank 0 runs"
         found.append(Check("FAIL", "hosts", wrong, remedy))
     program = {"torchrun": "ssh", "horovodrun": "ssh"}.get(launcher, launcher)
     if shutil.which(program) is None:
         package = "openssh-client" if program == "ssh" else "openmpi-bin libopenmpi-dev"
         remedy = f"apt-get install {package} (Debian, Ubuntu)"
         found.append(Check("FAIL", "launcher", f"no {program} on PATH", remedy))
-    return found or [Check("OK", "hosts", f"{', '.join(map(str, over))} by {launcher}")]
+    return found or [Check("OK", "hosts", f"{', '.join(map(str, hosts))} by {launcher}")]
 
 
 def check_mpi(launcher: str, framework: str) -> list[Check]:
@@ -65,52 +65,52 @@ def is_here(name: str) -> bool:
     return name == platform.node() or bool(addresses(name) & mine)
 
 
-def all_loopback(over: tuple[Host, ...]) -> bool:
+def all_loopback(hosts: tuple[Host, ...]) -> bool:
     """Return whether all hosts are addresses of this machine's loopback, as in a trial run."""
-    found = [address.split("%")[0] for host in over for address in addresses(host.name)]
+    found = [address.split("%")[0] for host in hosts for address in addresses(host.name)]
     return bool(found) and all(ipaddress.ip_address(address).is_loopback for address in found)
 
 
-def settings(over: tuple[Host, ...], extra: Mapping[str, str]) -> dict[str, str]:
+def settings(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> dict[str, str]:
     """Return the network settings of the ranks; ``extra`` is what the caller chose."""
-    found = network.variables(network.read(), 1 if all_loopback(over) else len(over))
+    found = network.variables(network.read(), 1 if all_loopback(hosts) else len(hosts))
     return {**found, **{name: value for name, value in extra.items() if name in found}}
 
 
-def launch(launcher: str, over: tuple[Host, ...], output: str, extra: Mapping[str, str], gpus: bool) -> Launch:
+def launch(launcher: str, hosts: tuple[Host, ...], output: str, extra: Mapping[str, str], gpus: bool) -> Launch:
     """Return all ranks on the hosts, with network settings, and on GPUs bound to the cores of their GPU.
 
     Read on this machine; the other hosts are taken to be alike.
     """
-    chosen = settings(over, extra)
-    made = ssh_launchers.launch(launcher, over, output, interface(over, extra), os.geteuid() == 0)
-    told = {**chosen, **made.environment}
+    chosen = settings(hosts, extra)
+    made = ssh_launchers.launch(launcher, hosts, output, interface(hosts, extra), os.geteuid() == 0)
+    variables = {**chosen, **made.environment}
     if not gpus:
-        return replace(made, environment=told)
-    places = topology.bindings(over[0].slots)
-    told["OMP_NUM_THREADS"] = str(binding.threads(places))
+        return replace(made, environment=variables)
+    places = topology.bindings(hosts[0].slots)
+    variables["OMP_NUM_THREADS"] = str(binding.threads(places))
     wrapped = binding.bound((), places, with_numactl=shutil.which("numactl") is not None)
-    return replace(made, inner=(*made.inner, *wrapped), environment=told)
+    return replace(made, inner=(*made.inner, *wrapped), environment=variables)
 
 
-def complete(command: Command, over: tuple[Host, ...], output: Path, caller: Mapping[str, str]) -> Command:
+def complete(command: Command, hosts: tuple[Host, ...], output: Path, caller: Mapping[str, str]) -> Command:
     """Return the command with the caller's keys, and with the end of what it may leave on the hosts."""
     keys = {AGENT: caller[AGENT]} if AGENT in caller else {}
-    told = {**command.environment, **keys}
-    cleanup = connection.cleanup(output, over[1:]) if over[1:] else ()
-    return replace(command, environment=told, cleanup=cleanup)
+    variables = {**command.environment, **keys}
+    cleanup = connection.cleanup(output, hosts[1:]) if hosts[1:] else ()
+    return replace(command, environment=variables, cleanup=cleanup)
 
 
-def write_hosts(over: tuple[Host, ...], output: Path) -> None:
+def write_hosts(hosts: tuple[Host, ...], output: Path) -> None:
     """Write the host file that the launcher reads."""
-    (output / "hosts").write_text(hosts.as_file(over), encoding="utf-8")
+    (output / "hosts").write_text(as_file(hosts), encoding="utf-8")
 
 
-def interface(over: tuple[Host, ...], extra: Mapping[str, str]) -> str:
+def interface(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> str:
     """Return the network interface that the ranks talk through; empty if none was found."""
-    return settings(over, extra).get("NCCL_SOCKET_IFNAME", "").lstrip("=")
+    return settings(hosts, extra).get("NCCL_SOCKET_IFNAME", "").lstrip("=")
 
 
-def as_json(over: Sequence[Host]) -> list[dict[str, object]]:
+def as_json(hosts: Sequence[Host]) -> list[dict[str, object]]:
     """Return hosts for the run passport."""
-    return [{"name": host.name, "slots": host.slots} for host in over]
+    return [{"name": host.name, "slots": host.slots} for host in hosts]

@@ -20,7 +20,7 @@ FIRST_PORT, PORTS = 20000, 10000
 
 
 def horovodrun(hosts: tuple[Host, ...], output: str, interface: str) -> Launch:
-    """Horovod's own launcher over Gloo; it reaches the other hosts by ssh and hands on its environment."""
+    """Return a launch by horovodrun, over Gloo; it reaches the other hosts by ssh and hands on its environment."""
     ranks = str(sum(host.slots for host in hosts))
     command = ["horovodrun", "--gloo", "-np", ranks, "--hostfile", f"{output}/hosts"]
     # Without it horovodrun starts a service on each host to find the interfaces that all have.
@@ -29,7 +29,7 @@ def horovodrun(hosts: tuple[Host, ...], output: str, interface: str) -> Launch:
 
 
 def mpirun(hosts: tuple[Host, ...], output: str, interface: str, as_root: bool = False) -> Launch:
-    """OpenMPI 4.1; each variable of the job is exported by name (``-x``), and no other travels."""
+    """Return a launch by OpenMPI 4.1; each variable of the job is exported by name (``-x``), and no other travels."""
     ranks = str(sum(host.slots for host in hosts))
     command = ["mpirun", *(["--allow-run-as-root"] if as_root else [])]
     command += ["-np", ranks, "--hostfile", f"{output}/hosts", "--map-by", "slot"]
@@ -47,7 +47,7 @@ def mpirun(hosts: tuple[Host, ...], output: str, interface: str, as_root: bool =
 
 
 def torchrun(hosts: tuple[Host, ...], output: str, interface: str) -> Launch:
-    """torchrun on every host, started by :mod:`encore.ssh.each_host` with PET_NODE_RANK, which torchrun reads."""
+    """Return torchrun on every host, started by :mod:`encore.ssh.each_host` with PET_NODE_RANK for torchrun."""
     if len({host.slots for host in hosts}) > 1:
         raise EncoreError("torchrun needs as many ranks on every host", remedy="give all hosts the same slots")
     port = FIRST_PORT + zlib.crc32(output.encode()) % PORTS
@@ -72,7 +72,7 @@ LAUNCHERS: Mapping[str, str] = {"horovodrun": "horovod", "mpirun": "horovod", "t
 
 
 def choose(name: str | None, framework: str) -> str:
-    """The launcher that was asked for, or the framework's own; EncoreError if they do not go together."""
+    """Return the launcher that was asked for, or the framework's own; EncoreError if they do not go together."""
     communication = catalogue.framework(framework).communication
     fitting = [each for each, starts in LAUNCHERS.items() if starts == communication]
     if name is None:
@@ -89,7 +89,7 @@ def choose(name: str | None, framework: str) -> str:
 
 
 def launch(name: str, hosts: tuple[Host, ...], output: str, interface: str, as_root: bool) -> Launch:
-    """All ranks on ``hosts``; ``interface`` is what they talk through, empty for the launcher's choice."""
+    """Return the launch on ``hosts``; ``interface`` is what the ranks talk through, empty for the launcher's choice."""
     if name == "mpirun":
         return mpirun(hosts, output, interface, as_root)
     return (horovodrun if name == "horovodrun" else torchrun)(hosts, output, interface)

@@ -114,7 +114,7 @@ def test_an_unknown_benchmark_is_refused_with_the_nearest_name(app):
     assert "did you mean 'resnet'?" in str(done.exception)
 
 
-def test_list_tells_what_is_there(app, digits, monkeypatch, tmp_path):
+def test_list_shows_what_is_there(app, digits, monkeypatch, tmp_path):
     monkeypatch.setattr(data, "default_directory", lambda benchmark: tmp_path / "data" / benchmark)
     assert "no such folder" in run(app, "list").output
     (tmp_path / "data").mkdir()
@@ -135,7 +135,7 @@ def test_an_error_of_the_child_comes_back_in_its_three_parts(tmp_path, mxnet_pyt
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "told"),
+    ("script", "code", "expected"),
     [
         ("import sys; sys.exit('the last words')", ExitCode.FAILED, "the last words"),
         ("import os; os.kill(os.getpid(), 9)", ExitCode.FAILED, "signal 9"),
@@ -146,10 +146,10 @@ def test_an_error_of_the_child_comes_back_in_its_three_parts(tmp_path, mxnet_pyt
         ),
     ],
 )
-def test_a_child_that_breaks_is_an_error_with_its_last_words(script, code, told):
+def test_a_child_that_breaks_is_an_error_with_its_last_words(script, code, expected):
     problems = data.follow([sys.executable, "-c", script], lambda update: None)
     assert [problem.exit_code for problem in problems] == [code]
-    assert told in problems[0].found
+    assert expected in problems[0].found
 
 
 def test_an_interrupt_stops_the_child(tmp_path):
@@ -214,11 +214,11 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_data_set_that_cannot_be_used_is_refused(digits, tmp_path, damage):
     folder = copy_of(digits, tmp_path / "copy")
-    change, told = DAMAGES[damage]
+    change, expected = DAMAGES[damage]
     change(folder)
     with pytest.raises(EncoreError) as caught:
         data.check_data(folder, "resnet")
-    assert told in caught.value.found
+    assert expected in caught.value.found
     assert caught.value.remedy
     assert "BENCHMARK" not in caught.value.remedy
     assert caught.value.exit_code is ExitCode.REFUSED

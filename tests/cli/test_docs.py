@@ -33,7 +33,7 @@ from tests.results.result_logs import resnet_v07
 
 PAGES = documentation.pages(paths.ROOT)
 LANGUAGES = {"", "bash", "json", "python", "text", "toml"}
-"""What may stand behind three backticks: another word for a shell would hide commands from this test."""
+"""What may follow three backticks: another word for a shell would hide commands from this test."""
 PROGRAMS = ("encore", "./run.sh", "make", "python", "horovodrun")
 """A block without a language holds commands if it begins with one of these."""
 FOREIGN_OPTIONS = {
@@ -58,7 +58,7 @@ class Line:
 
 
 def blocks(page: Path) -> Iterator[tuple[str, list[Line]]]:
-    """The fenced blocks of a page, with their language."""
+    """Yield the fenced blocks of a page, with their language."""
     language: str | None = None
     lines: list[Line] = []
     for number, text in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
@@ -74,13 +74,13 @@ def blocks(page: Path) -> Iterator[tuple[str, list[Line]]]:
 
 
 def prose(page: Path) -> str:
-    """The page without its blocks."""
+    """Return the page without its blocks."""
     return re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 @cache
 def commands() -> list[Line]:
-    """Every command of every page, once; a backslash joins lines."""
+    """Return every command of every page, once; a backslash joins lines."""
     found: dict[str, Line] = {}
     for page in PAGES:
         for language, lines in blocks(page):
@@ -110,13 +110,13 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Ground:
-    """Real folders that stand for the placeholders of the pages."""
+    """Real folders for the placeholders of the pages."""
 
     folder: Path
     run: Path
 
     def put(self, word: str) -> str:
-        """A word of a command with its placeholder replaced."""
+        """Return a word of a command with its placeholder replaced."""
         known = {"DIR": self.folder / "DIR", "OUT": self.folder / "OUT", "FOLDER": self.folder / "OUT"}
         known |= {"RUN": self.run, "results/<run>": self.run, "training_results_v0.7": self.run.parent}
         for placeholder, path in known.items():
@@ -144,7 +144,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 
 
 def invoked(words: list[str], allowed: tuple[int, ...] = (0,)) -> str:
-    """The output of ``encore`` with these arguments, run in this process."""
+    """Return the output of ``encore`` with these arguments, run in this process."""
     done = CliRunner().invoke(app, words[1:], env={"COLUMNS": "120"}, prog_name="encore")
     if isinstance(done.exception, EncoreError):
         pytest.fail(str(done.exception))
@@ -157,7 +157,7 @@ def run_it(words: list[str], ground: Ground) -> str:
 
 
 def write_it(words: list[str], ground: Ground) -> str:
-    """What is written after -o goes to a folder of the test's own."""
+    """Write what follows -o to a folder of the test's own."""
     folder = tempfile.mkdtemp(dir=ground.folder)
     return invoked([*words[: words.index("-o") + 1], f"{folder}/out", *words[words.index("-o") + 2 :]])
 
@@ -175,14 +175,14 @@ def dry_run_sh(words: list[str], ground: Ground) -> str:
 
 
 def parse_it(words: list[str], ground: Ground) -> str:
-    """The command line is understood; what it does would take too long, or change this machine."""
+    """Parse the command line; what it does would take too long, or change this machine."""
     command, rest = subcommand(words)
     command.make_context("encore", rest)
     return ""
 
 
 def sbatch_it(words: list[str], ground: Ground) -> str:
-    """The static script takes what ``encore submit`` takes: its options are those of ``encore run``."""
+    """Try the static script's options by ``encore submit``, which takes the same: those of ``encore run``."""
     place = words.index("slurm/run.sub")
     nodes = words[words.index("-N") + 1]
     gpus = [word for word in words[:place] if word.startswith("--gpus-per-node=")]
@@ -210,14 +210,14 @@ def check_tables(words: list[str], ground: Ground) -> str:
 
 
 def find_paths(words: list[str], ground: Ground) -> str:
-    """The tests that are named are there."""
+    """Check that the named tests are there."""
     for word in words[3:]:
         assert word.startswith("-") or (paths.ROOT / word).exists(), f"there is no {word}"
     return ""
 
 
 def find_module(words: list[str], ground: Ground) -> str:
-    """The module is there and knows the options; it needs a framework's environment, or is long."""
+    """Check that the module is there and knows the options; it needs a framework's environment, or is long."""
     module = words[words.index("-m") + 1]
     path = paths.ROOT / Path(*module.split(".")).with_suffix(".py")
     assert path.is_file(), f"there is no module {module}"
@@ -237,7 +237,7 @@ def find_module(words: list[str], ground: Ground) -> str:
 
 
 def find_file(words: list[str], ground: Ground) -> str:
-    """What is sourced is part of every virtual environment."""
+    """Check that what is sourced is part of every virtual environment."""
     assert words[1] == ".venv/bin/activate"
     return ""
 
@@ -299,7 +299,7 @@ def try_command(command: Line, ground: Ground) -> None:
 
 
 def text_of(text: str) -> str:
-    """A command without its comment, as KINDS sees it."""
+    """Return a command without its comment, as KINDS sees it."""
     return shlex.join(shlex.split(text, comments=True)) if "#" in text else text
 
 
@@ -321,8 +321,8 @@ def test_run_sh_hands_everything_to_encore(tmp_path: Path) -> None:
     for path, text in ((tmp_path / "setup.sh", ""), (program, 'printf "%s|" "$@"\n')):
         path.write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
         path.chmod(0o755)
-    told = executed([str(tmp_path / "run.sh"), "resnet", "2", "--set", "a=b c"], tmp_path)
-    assert told == "run|resnet|2|--set|a=b c|"
+    printed = executed([str(tmp_path / "run.sh"), "resnet", "2", "--set", "a=b c"], tmp_path)
+    assert printed == "run|resnet|2|--set|a=b c|"
 
 
 # -- generated tables -----------------------------------------------------------------------------------
@@ -343,15 +343,15 @@ def test_a_stale_table_is_written_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("<!-- generated: targets resnet -->\n", "has no <!-- end -->"),
         ("<!-- generated: sytems resnet -->\n<!-- end -->\n", "unknown generated table 'sytems'"),
         ("<!-- generated: systems resnt -->\n<!-- end -->\n", "unknown benchmark 'resnt'"),
     ],
 )
-def test_a_wrong_marker_is_told(text: str, told: str) -> None:
-    with pytest.raises(EncoreError, match=re.escape(told)):
+def test_a_wrong_marker_is_reported(text: str, expected: str) -> None:
+    with pytest.raises(EncoreError, match=re.escape(expected)):
         documentation.renewed(text, Path("page.md"))
 
 
@@ -375,7 +375,7 @@ def test_check_names_the_stale_page(
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -394,7 +394,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def subcommand(words: list[str]) -> tuple[Any, list[str]]:
-    """The command object that ``encore WORDS`` names, and the words behind its name."""
+    """Return the command object that ``encore WORDS`` names, and the words behind its name."""
     command, rest = typer.main.get_command(app), words[1:]
     while rest and rest[0] in commands_of(command):
         command, rest = commands_of(command)[rest[0]], rest[1:]
@@ -402,13 +402,13 @@ def subcommand(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def commands_of(command: Any) -> dict[str, Any]:
-    """The commands of a group, which imports them one by one."""
+    """Return the commands of a group, which imports them one by one."""
     names = command.list_commands(None) if hasattr(command, "list_commands") else ()
     return {name: command.get_command(None, name) for name in names}
 
 
 def options_of(command: Any) -> set[str]:
-    """Every spelling of every option of a command and those below it."""
+    """Return every spelling of every option of a command and those below it."""
     found = {"--help"}
     for parameter in command.params:
         found.update(parameter.opts, parameter.secondary_opts)
@@ -416,7 +416,7 @@ def options_of(command: Any) -> set[str]:
 
 
 def written_options() -> set[str]:
-    """Options of the programs that are no part of the command line."""
+    """Return options of the programs that are no part of the command line."""
     files = [*paths.BENCHMARKS.rglob("*.py"), Path(documentation.__file__)]
     return {name for file in files for name in re.findall(r'"(--[a-z-]+)"', file.read_text(encoding="utf-8"))}
 
@@ -450,7 +450,7 @@ def test_quoted_messages_are_those_of_the_code() -> None:
 
 
 def source_text() -> str:
-    """Every text that a Python file or a shell script of the project may print, the parts of one joined."""
+    """Return every text that a Python file or a shell script of the project may print, the parts of one joined."""
     texts = [path.read_text(encoding="utf-8") for path in paths.ROOT.glob("*.sh")]
     for folder in (paths.ROOT / "encore", paths.BENCHMARKS):
         for path in folder.rglob("*.py"):

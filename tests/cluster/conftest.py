@@ -46,7 +46,7 @@ class Jobs:
     data: Path
 
     def submit(self, *arguments: str, sbatch: tuple[str, ...] = ("--nodes=2",), tiny: bool = True) -> str:
-        """Number of a job of slurm/run.sub on the digits, with two epochs unless told otherwise."""
+        """Return the number of a job of slurm/run.sub on the digits, with two epochs unless given otherwise."""
         short = ("--set", "epochs=2", "--set", "quality_target=1.0") if tiny else ()
         own = ("--results", str(self.results), "--data", str(self.data))
         script = str(paths.ROOT / "slurm" / "run.sub")
@@ -55,22 +55,22 @@ class Jobs:
         return self.cluster.call("sbatch", "--parsable", log, *sbatch, script, "resnet", *own, *short, *arguments)
 
     def log(self, job: str) -> str:
-        """What the batch script printed."""
+        """Return what the batch script printed."""
         return "".join(path.read_text() for path in sorted(self.results.glob(f"slurm-{job}*.out")))
 
     def folder(self, job: str) -> Path:
-        """The run folder of a job, once it is there."""
+        """Return the run folder of a job, once it is there."""
         wait_for(lambda: any(self.results.glob(f"[0-9]*-job{job}")), f"run folder of job {job}", 60)
         (found,) = self.results.glob(f"[0-9]*-job{job}")
         return found
 
     def state(self, job: str, number: int = 0) -> dict[str, Any]:
-        """state.json of an experiment."""
+        """Return the state.json of an experiment."""
         path = self.folder(job) / f"experiment_{number}" / "state.json"
         return files.read_json(path) if path.exists() else {"status": "prepared", "reason": ""}
 
     def wait_for_state(self, job: str, *states: str, seconds: float = 120) -> str:
-        """Wait until Slurm says that the job is in one of these states."""
+        """Wait until Slurm reports that the job is in one of these states."""
         wait_for(lambda: self.cluster.state(job) in states, f"job {job} in {states}", seconds)
         return self.cluster.state(job)
 

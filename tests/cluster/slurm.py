@@ -64,7 +64,7 @@ PartitionName=urgent Nodes=n1,n2 Default=NO MaxTime=60 State=UP PriorityTier=10
 
 
 def missing_programs() -> list[str]:
-    """What has to be installed before a cluster can start."""
+    """Return what has to be installed before a cluster can start."""
     return [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]
 
 
@@ -103,7 +103,7 @@ class Cluster:
         return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _search_path()}
 
     def call(self, *command: str, timeout: float = 60.0) -> str:
-        """Output of one of Slurm's commands, which must succeed."""
+        """Return the output of one of Slurm's commands, which must succeed."""
         done = subprocess.run(
             command, capture_output=True, text=True, env=self.environment, timeout=timeout, check=False
         )
@@ -111,11 +111,11 @@ class Cluster:
         return done.stdout.strip()
 
     def state(self, job: str) -> str:
-        """State of a job, such as RUNNING, COMPLETED, or with requeues PENDING."""
+        """Return the state of a job, such as RUNNING, COMPLETED, or with requeues PENDING."""
         return self.field(job, "JobState")
 
     def field(self, job: str, name: str) -> str:
-        """One field of ``scontrol show job``."""
+        """Return one field of ``scontrol show job``."""
         for word in self.call("scontrol", "show", "job", job).split():
             key, _, value = word.partition("=")
             if key == name:
@@ -136,7 +136,7 @@ class Cluster:
         daemon.wait()
 
     def _processes_on(self, node: str) -> list[psutil.Process]:
-        """Tasks of a node, which Slurm tells their node's name, and the steps that started them."""
+        """Return the tasks of a node, which have its name from Slurm, and the steps that started them."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -153,7 +153,7 @@ class Cluster:
         log.close()
 
     def start(self) -> None:
-        """Start Munge, the controller and the nodes; returns when both nodes are idle."""
+        """Start Munge, the controller and the nodes; return when both nodes are idle."""
         self._start_munge()
         self._daemon("slurmctld", ["slurmctld", "-D", "-c"])
         for node in ("n1", "n2"):
@@ -161,7 +161,7 @@ class Cluster:
         wait_for(self.is_idle, f"two idle nodes; see the logs in {self.folder}")
 
     def is_idle(self) -> bool:
-        """Whether both nodes answer and have nothing to do."""
+        """Return whether both nodes answer and have nothing to do."""
         command = ("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%T")
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
         return done.stdout.split() == ["idle", "idle"]
@@ -216,7 +216,7 @@ def configure(folder: Path, plugins: str = "") -> None:
 
 @contextlib.contextmanager
 def running(folder: Path, plugins: str = "") -> Iterator[Cluster]:
-    """A cluster while the block runs."""
+    """Yield a cluster while the block runs."""
     configure(folder, plugins)
     cluster = Cluster(folder)
     try:

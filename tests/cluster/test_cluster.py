@@ -112,7 +112,7 @@ def test_the_warning_before_the_time_limit_requeues_and_resumes(jobs: Jobs, unbr
     jobs.wait_for_state(job, "COMPLETED")
     assert jobs.state(job)["status"] == "reached"
     assert losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl") == unbroken.losses
-    assert "going on with" in jobs.log(job)
+    assert "resuming" in jobs.log(job)
     nobody_is_left(jobs)
 
 
@@ -241,7 +241,7 @@ def test_sbatch_from_another_folder_finds_the_checkout(jobs: Jobs, tmp_path: Pat
 
 
 def encore(jobs: Jobs, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """The command line on the login node of the cluster."""
+    """Return the command line on the login node of the cluster."""
     return subprocess.run(
         [sys.executable, "-m", "encore.cli.app", *arguments],
         cwd=paths.ROOT, env={**jobs.cluster.environment, "COLUMNS": "160"},
@@ -249,21 +249,21 @@ def encore(jobs: Jobs, *arguments: str, timeout: float = 120) -> subprocess.Comp
     )  # fmt: skip
 
 
-def told_states(jobs: Jobs, *asked: str) -> dict[str, str]:
-    """What `encore status` says of these jobs; it also tells of those of other tests, whose folders are elsewhere."""
+def shown_states(jobs: Jobs, *asked: str) -> dict[str, str]:
+    """Return the states of these jobs by `encore status`, which also shows those of other tests."""
     done = encore(jobs, "status", "--results", str(jobs.results), "--json")
     assert done.returncode == 0, done.stderr
     return {row["job"]: row["state"] for row in json.loads(done.stdout)["runs"] if row["job"] in asked}
 
 
-def test_submit_status_follow_and_cancel_tell_the_truth(jobs: Jobs) -> None:
+def test_submit_status_follow_and_cancel_agree_with_slurm(jobs: Jobs) -> None:
     where = ("--results", str(jobs.results), "--data", str(jobs.data))
     done = encore(jobs, "submit", "resnet", "--nodes", "2", "--json", *where, "--set", "epochs=40")
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)["job"]
     second = jobs.submit()
     jobs.wait_for_step(first, 5)
-    assert told_states(jobs, first, second) == {first: "running", second: "queued"}
+    assert shown_states(jobs, first, second) == {first: "running", second: "queued"}
     cancelled = encore(jobs, "cancel", first, "--results", str(jobs.results))
     assert cancelled.returncode == 0, cancelled.stderr
     assert "--resume" in cancelled.stdout
@@ -271,7 +271,7 @@ def test_submit_status_follow_and_cancel_tell_the_truth(jobs: Jobs) -> None:
     assert followed.returncode == 3, followed.stdout + followed.stderr
     assert "not reached" in followed.stdout
     wait_for(
-        lambda: told_states(jobs, first, second) == {first: "interrupted", second: "not reached"},
+        lambda: shown_states(jobs, first, second) == {first: "interrupted", second: "not reached"},
         "ended states",
         40,
     )

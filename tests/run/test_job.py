@@ -101,7 +101,7 @@ def test_pytorch_starts_by_torchrun() -> None:
         ("slurmstepd: error: n2: task 3: Out Of Memory", (3, "was killed: its node is out of memory")),
         (
             "srun: error: task 1 launch failed: Unspecified error\nsrun: error: n1: task 0: Killed",
-            (1, "could not be started: Unspecified error; slurmd's log on its node tells why"),
+            (1, "could not be started: Unspecified error; see slurmd's log on its node"),
         ),
         (
             "Root Cause (first observed failure):\n[0]:\n  time : x\n  rank      : 3 (local_rank: 3)\n"

@@ -35,13 +35,13 @@ def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def test_run_reaches_the_target_and_is_judged(finished: tuple[Path, dict[str, Any]]) -> None:
-    folder, told = finished
-    (experiment,) = told["experiments"]
-    assert told["run"] == str(folder)
+    folder, printed = finished
+    (experiment,) = printed["experiments"]
+    assert printed["run"] == str(folder)
     assert experiment["status"] == "reached"
     assert experiment["qualities"]["accuracy"] >= experiment["targets"]["accuracy"] == 0.95
     assert 0 < experiment["minutes"] < 3
-    assert "never a reproduction" in told["standing"]
+    assert "never a reproduction" in printed["standing"]
 
 
 def test_log_breaks_no_rule_but_what_small_data_cannot_satisfy(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -60,7 +60,7 @@ def test_only_rank_0_writes_the_log(finished: tuple[Path, dict[str, Any]]) -> No
         assert keys.count(key) == 1, key
 
 
-def test_passport_tells_everything_and_no_secrets(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_passport_records_everything_and_no_secrets(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = finished
     passport = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert passport["seeds"] == [1]
@@ -168,7 +168,7 @@ def test_rank_that_hangs_ends_the_run_and_is_named(digits: Path, tmp_path: Path)
     assert_none_left(ranks)
 
 
-def test_disk_that_fills_up_is_told_and_nothing_is_lost(digits: Path, tmp_path: Path, encore: Encore) -> None:
+def test_disk_that_fills_up_is_reported_and_nothing_is_lost(digits: Path, tmp_path: Path, encore: Encore) -> None:
     def limit() -> None:
         # A checkpoint of ResNet-18 has files of 45 MB: they no longer fit.
         resource.setrlimit(resource.RLIMIT_FSIZE, (20 * 2**20, 20 * 2**20))
@@ -179,7 +179,7 @@ def test_disk_that_fills_up_is_told_and_nothing_is_lost(digits: Path, tmp_path: 
     assert "Traceback" not in done.stderr
     folder = only_run(tmp_path)
     assert not list((folder / "experiment_0" / "checkpoint").glob("step_*"))
-    # With space again the run goes on.
+    # With space again the run resumes.
     assert encore("run", "--resume", str(folder)).returncode == 3
 
 

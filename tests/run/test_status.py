@@ -1,4 +1,4 @@
-"""What status, follow and cancel say: of real runs outside of Slurm, and of recorded queues."""
+"""What status, follow and cancel print: of real runs outside of Slurm, and of recorded queues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def follower(results: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def first_lines(watcher: subprocess.Popen[str]) -> str:
-    """What a follower prints until it has seen a step."""
+    """Return what a follower prints until it has seen a step."""
     assert watcher.stdout is not None
     text = ""
     for line in watcher.stdout:
@@ -50,7 +50,7 @@ def first_lines(watcher: subprocess.Popen[str]) -> str:
 
 
 def shown(encore: Encore, results: Path) -> dict[str, Any]:
-    """The only row of ``encore status --json``."""
+    """Return the only row of ``encore status --json``."""
     done = encore("status", "--results", str(results), "--json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["runs"]
@@ -78,7 +78,7 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     left.send_signal(signal.SIGINT)
     output, _ = left.communicate(timeout=20)
     assert left.returncode == ExitCode.INTERRUPTED, output
-    assert "it goes on" in output
+    assert "it continues" in output
     assert started.process.poll() is None
 
     done = encore("cancel", str(run))
@@ -139,7 +139,7 @@ def job(name: str, state: str, reason: str = "", title: str = "encore", user: st
 
 
 def made(results: Path, states: Sequence[ExperimentState], mark: str = "", slurm: str = "") -> RunFolder:
-    """A run folder whose experiments are in these states; old enough to show no life."""
+    """Return a run folder whose experiments are in these states; too old to count as alive."""
     passport = {"name": "resnet", "nodes": 2, "slurm": {"job": slurm} if slurm else None}
     label = f"resnet-mxnet-cpu{mark}"
     run = run_folder.create(results, label, lambda path: passport, {}, {}, list(range(len(states))))
@@ -211,8 +211,8 @@ def test_tasks_of_an_array_have_their_own_rows(tmp_path: Path) -> None:
     tasks = (job("12_1", "COMPLETED"), job("12_3", "RUNNING"), job("12_5", "PENDING", "Resources"))
     seen = Queue(tasks, True)
     rows = status.rows_of(run, seen)
-    told = [(row.job, row.state, row.reason) for row in rows]
-    assert told == [("12_1", "reached", ""), ("12_3", "running", ""), ("12_5", "queued", "Resources")]
+    reported = [(row.job, row.state, row.reason) for row in rows]
+    assert reported == [("12_1", "reached", ""), ("12_3", "running", ""), ("12_5", "queued", "Resources")]
     assert [each.number for each in control.experiments("12_5", run, seen)] == [2]
     assert [each.number for each in control.experiments("12", run, seen)] == [0, 1, 2]
     # Their rows are all that there is of the job.
@@ -273,8 +273,8 @@ def test_squeue_is_read() -> None:
     assert (found["4"].title, found["4"].is_encores, found["4"].task) == ("encore x|y", False, None)
     assert (found["6"].waits, found["6"].reason) == (True, "DependencyNeverSatisfied")
     rows = status.without_folder(found.values())
-    told = [(row.job, row.state, row.reason) for row in rows]
-    assert told == [
+    reported = [(row.job, row.state, row.reason) for row in rows]
+    assert reported == [
         ("2_0", "cancelled", "before it made a run folder"),
         ("6", "queued", "DependencyNeverSatisfied"),
         ("2_1", "ended", "its run folder is elsewhere"),
@@ -291,7 +291,7 @@ def test_times_of_slurm(text: str, seconds: float) -> None:
     assert queue.seconds_of(text) == seconds
 
 
-def test_accounting_tells_who_cancelled_in_the_state() -> None:
+def test_accounting_reports_who_cancelled_in_the_state() -> None:
     # The form that sacct(1) describes; no accounting ran where this was written.
     line = queue.SEPARATOR.join(
         ("12", "12", "CANCELLED by 0", "2", "00:01:00", "2026-11-20T19:14:27", "me", "None", "encore")
@@ -326,9 +326,9 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 def test_jobs_and_single_tasks_are_cancelled(cancelled: list[tuple[str, ...]], tmp_path: Path) -> None:
     run = made(tmp_path, [RUNNING, ExperimentState(status="prepared")], "-job12", "12_0")
-    told = control.cancel(control.named("12", tmp_path))
-    assert told[0] == "cancelled job 12, 2 tasks (running)"
-    assert told[-1] == f"go on with: sbatch -N 2 slurm/run.sub --resume {run.path}"
+    reported = control.cancel(control.named("12", tmp_path))
+    assert reported[0] == "cancelled job 12, 2 tasks (running)"
+    assert reported[-1] == f"resume with: sbatch -N 2 slurm/run.sub --resume {run.path}"
     assert control.cancel(control.named("12_1", tmp_path))[0] == "cancelled job 12_1 (in the queue)"
     # Slurm's own number of the task, and the run folder of the job.
     control.cancel(control.named("12001", tmp_path))
@@ -339,7 +339,7 @@ def test_jobs_and_single_tasks_are_cancelled(cancelled: list[tuple[str, ...]], t
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("13", r"job 13 \(sleep\) is none of Encore's"),
         ("14", "job 14 belongs to somebody"),
@@ -349,9 +349,9 @@ def test_jobs_and_single_tasks_are_cancelled(cancelled: list[tuple[str, ...]], t
     ],
 )
 def test_what_cannot_be_cancelled_is_refused(
-    cancelled: list[tuple[str, ...]], tmp_path: Path, name: str, told: str
+    cancelled: list[tuple[str, ...]], tmp_path: Path, name: str, reported: str
 ) -> None:
-    with pytest.raises(EncoreError, match=told) as refused:
+    with pytest.raises(EncoreError, match=reported) as refused:
         control.cancel(control.named(name, tmp_path))
     assert refused.value.exit_code == ExitCode.REFUSED
     assert not cancelled

@@ -58,7 +58,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(runtime: str, nodes: int, *more: str, **wanted: Any) -> Prepared:
-    """Eight GPUs a node of DGX A100, by the given runtime; on the host the small CPU system."""
+    """Return eight GPUs a node of DGX A100, by the given runtime; on the host the small CPU system."""
     of_gpus = ("--system", "dgxa100", "--data", "/data/imagenet") if runtime != "host" else ("--data", "/data/d")
     rest = ("--results", "/results", *of_gpus, *IMAGES[runtime], *more)
     per_node = wanted.pop("gpus_per_node", 8 if runtime != "host" else 2)
@@ -67,7 +67,7 @@ def prepared(runtime: str, nodes: int, *more: str, **wanted: Any) -> Prepared:
 
 
 def plain(text: str) -> str:
-    """Without what differs from checkout to checkout."""
+    """Return the text without what differs from checkout to checkout."""
     text = text.replace(str(paths.ROOT), "/encore").replace(sys.executable, "/encore/.venv/bin/python")
     text = re.sub(r"[^\s:=']*/environments/mxnet-[0-9a-f]+", "/cache/mxnet", text)
     text = re.sub(r"nofile=\d+:\d+|nproc=-?\d+:-?\d+", "LIMIT", text)

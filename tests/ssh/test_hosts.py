@@ -37,7 +37,7 @@ def test_host_lists_and_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", "no host with a number of slots"),
         ("n1", "no host with a number of slots"),
@@ -47,19 +47,19 @@ def test_host_lists_and_files(tmp_path: Path) -> None:
         ("-oProxyCommand=x:4", "no host with a number of slots"),
         ("n1;reboot:4", "no host with a number of slots"),
         ("me@n1:4", "no host with a number of slots"),
-        ("n1:4,n1:4", "n1 stands there twice"),
+        ("n1:4,n1:4", "n1 is listed twice"),
     ],
 )
-def test_bad_host_lists_are_refused(text: str, told: str) -> None:
-    with pytest.raises(EncoreError, match=told):
+def test_bad_host_lists_are_refused(text: str, expected: str) -> None:
+    with pytest.raises(EncoreError, match=expected):
         hosts.parse(text)
 
 
 def test_bad_host_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# nobody\n", encoding="utf-8")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, told in (("empty", "names no host"), ("binary", "is no text"), ("none", "No such file")):
-        with pytest.raises(EncoreError, match=told):
+    for name, expected in (("empty", "names no host"), ("binary", "is no text"), ("none", "No such file")):
+        with pytest.raises(EncoreError, match=expected):
             hosts.read(tmp_path / name)
 
 
@@ -75,7 +75,7 @@ def test_slots_must_be_the_gpus_and_alike() -> None:
 
 
 def rendered(launcher: str, nodes: int) -> str:
-    """The command of a run on so many nodes with 8 GPUs each, a word group a line."""
+    """Return the command of a run on so many nodes with 8 GPUs each, a word group a line."""
     over = tuple(Host(f"n{number + 1}", 8) for number in range(nodes))
     choice = catalogue.choose("resnet")
     resolved = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])
@@ -148,7 +148,7 @@ def test_a_host_out_of_reach_has_a_remedy(problem: str, remedy: str) -> None:
 
 
 def asked(needs: list[Need], root: Path = paths.ROOT, python: str = sys.executable) -> connection.Answer:
-    """The answer of this machine's shell in place of another host's."""
+    """Return the answer of this machine's shell in place of another host's."""
     return connection.ask(("sh", "-s"), connection.probe(needs, root, Path(python)))
 
 
@@ -219,7 +219,7 @@ def test_a_missing_launcher_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("--hosts", "n1:4,n2:4", "--hostfile", "x"), "--hosts and --hostfile"),
         (("--launcher", "mpirun"), "without hosts"),
@@ -229,17 +229,17 @@ def test_a_missing_launcher_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bad_input_is_refused_with_a_remedy(
-    encore: Encore, arguments: tuple[str, ...], told: str, request: pytest.FixtureRequest, tmp_path: Path
+    encore: Encore, arguments: tuple[str, ...], expected: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    data = request.getfixturevalue("digits") if "cannot be reached" in told else tmp_path
+    data = request.getfixturevalue("digits") if "cannot be reached" in expected else tmp_path
     done = encore("run", "resnet", "2", "--data", str(data), "--results", str(tmp_path / "results"), *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert told in done.stderr
+    assert expected in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             "mpirun noticed that process rank 1 with PID 41 on node n2 exited on signal 9 (Killed).",
@@ -252,8 +252,8 @@ def test_bad_input_is_refused_with_a_remedy(
         ),
     ],
 )
-def test_what_mpirun_says_of_a_failure_is_understood(text: str, told: tuple[int, str], tmp_path: Path) -> None:
+def test_what_mpirun_prints_of_a_failure_is_understood(text: str, expected: tuple[int, str], tmp_path: Path) -> None:
     experiment = Experiment(0, tmp_path)
     (experiment.folder / "ranks").mkdir(parents=True)
     (experiment.folder / "ranks" / "launcher.txt").write_text(text, encoding="utf-8")
-    assert supervise.first_failure(experiment, 1) == told
+    assert supervise.first_failure(experiment, 1) == expected

@@ -89,7 +89,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 
 
 def another_host() -> tuple[str, ...]:
-    """What gives a command another host name, which Gloo can resolve; nothing where the kernel forbids it."""
+    """Return what gives a command another host name, which Gloo can resolve; nothing where the kernel forbids it."""
     command = ("unshare", "--uts", "sh", "-c", 'hostname localhost && exec "$@"', "sh")
     if shutil.which("unshare") is None or subprocess.run([*command, "true"], check=False).returncode != 0:
         return ()
@@ -117,7 +117,7 @@ def started(sshd: Sshd, digits: Path, results: Path, launcher: str, *more: str) 
 
 
 def experiment_at(step: int, child: subprocess.Popen[str], results: Path) -> Path:
-    """The experiment's folder once it has come to ``step``."""
+    """Return the experiment's folder once it has come to ``step``."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
         for folder in results.glob("[!.]*/experiment_0"):
