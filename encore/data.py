@@ -45,7 +45,7 @@ class Preparation:
     """The benchmark's own, as they were given: its ``prepare.py`` judges them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Update:
     """One line of a child's progress; ``note`` alone when it has something to say."""
 
@@ -57,7 +57,7 @@ class Update:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataPassport:
     """What the host side needs of a data set's ``dataset.json``."""
 
@@ -222,7 +222,9 @@ def _take(line: str, on_update: OnUpdate) -> Iterator[EncoreError]:
         for each in (first, *first.get("more", ())):
             yield EncoreError(each["found"], expected=each["expected"], remedy=each["remedy"])
     elif "phase" in facts:
-        on_update(Update(facts["phase"], facts["done"], facts["total"], facts.get("unit", "bytes")))
+        on_update(
+            Update(phase=facts["phase"], done=facts["done"], total=facts["total"], unit=facts.get("unit", "bytes"))
+        )
     elif "note" in facts:
         on_update(Update(note=facts["note"]))
 

@@ -61,7 +61,7 @@ def this_platform(python: str, mpi: bool) -> Platform:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Environment:
     """What an environment is made of."""
 

@@ -100,7 +100,7 @@ class Study:
     printed: dict[str, Any]
 
     def of_ranks(self, ranks: int) -> Path:
-        """Return the folder of the experiment on so many ranks: what every other training with this seed is held against."""
+        """Return the experiment folder on so many ranks: what every other training with this seed is held against."""
         (found,) = self.folder.glob(f"1x{ranks}/*/experiment_0")
         return found
 
@@ -118,7 +118,7 @@ def study(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory
 
 @cache
 def inside(python: Path, launcher: tuple[str, ...], program: str, *arguments: str) -> str:
-    """Run a program of tests/in_framework in a framework's environment, once for the same arguments; its output."""
+    """Run a program of tests/in_framework in a framework's environment, once per set of arguments; return its output."""
     command = [*launcher, "python", f"tests/in_framework/{program}", *arguments]
     if launcher[:1] == ("torchrun",):
         command.remove("python")

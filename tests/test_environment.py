@@ -23,7 +23,15 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     requirements = tmp_path / "small.txt"
     requirements.write_text("# nothing\n", encoding="utf-8")
-    return Environment("small", requirements, sys.executable, None, False, 0.01, "print('works')")
+    return Environment(
+        framework="small",
+        requirements=requirements,
+        interpreter=sys.executable,
+        horovod=None,
+        mpi=False,
+        disk_gib=0.01,
+        check="print('works')",
+    )
 
 
 def make(wanted: Environment, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -25,7 +25,7 @@ SEED = ("--seed", "7")
 
 
 def result(output: str) -> Any:
-    """Return the JSON in the last line of a program's output that has any, without the rank that a launcher puts there."""
+    """Return the JSON in the last line of output that has any, without the rank that a launcher puts there."""
     lines = [line.split("<stdout>:")[-1] for line in output.splitlines()]
     return json.loads([line for line in lines if line.startswith(("{", "["))][-1])
 

@@ -75,7 +75,7 @@ SYMPTOMS: tuple[tuple[str, str, str], ...] = (
 """What engines print, what it means, what to do; the first that matches counts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     """An engine of this machine that answers."""
 
@@ -88,7 +88,7 @@ class Engine:
     """Where it keeps its images on this machine; None if it does not say."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Image:
     """An image that an engine has."""
 
@@ -156,7 +156,7 @@ def connect(name: str) -> Engine:
     """Return the engine, if it answers; EncoreError says why it does not."""
     if name not in BUILDERS:
         program = _srun_with_pyxis() if name == "pyxis" else find(name)
-        return Engine(name, program, rootless=True, gpu_access="gpus")
+        return Engine(name=name, program=program, rootless=True, gpu_access="gpus")
     program = find(name)
     done = ask([program, "info", "--format", "{{json .}}"])
     facts: dict[str, Any] = {}
@@ -175,7 +175,7 @@ def connect(name: str) -> Engine:
         access = "cdi" if _has_cdi() and facts.get("CDISpecDirs") else None
         access = "gpus" if "nvidia" in facts.get("Runtimes", {}) else access
         data = facts.get("DockerRootDir")
-    return Engine(name, program, rootless, access, Path(data) if data else None)
+    return Engine(name=name, program=program, rootless=rootless, gpu_access=access, data=Path(data) if data else None)
 
 
 def _has_cdi() -> bool:

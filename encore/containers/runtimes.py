@@ -36,7 +36,7 @@ UNMOUNTABLE = re.compile(r"[,:\"\n]")
 """Characters that divide the parts of a mount on engines' command lines."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """A runtime with all that was found out about it."""
 
@@ -82,7 +82,7 @@ def choose(
             return target
     if tried and machine.gpus and device == "gpu":
         return tried[0]
-    return Target("host", f"no container engine has an image of {choice.name}")
+    return Target(runtime="host", why=f"no container engine has an image of {choice.name}")
 
 
 def _is_here(name: str, in_slurm: bool) -> bool:
@@ -96,7 +96,7 @@ def _is_here(name: str, in_slurm: bool) -> bool:
 def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
     """Return what there is of one runtime; never raises, so that a dry run can show the command anywhere."""
     if runtime == "host":
-        return Target("host", why)
+        return Target(runtime="host", why=why)
     built = runtime in engines.BUILDERS
     reference = image or (building.image_name(choice) if built else str(building.image_file(choice, runtime)))
     engine = found = problem = None
@@ -110,7 +110,7 @@ def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
             problem = EncoreError(f"no image file {reference}", remedy=remedy)
     except EncoreError as error:
         problem = error
-    return Target(runtime, why, engine, reference, found, problem)
+    return Target(runtime=runtime, why=why, engine=engine, image=reference, found=found, problem=problem)
 
 
 def _is_in_registry(runtime: str, reference: str) -> bool:

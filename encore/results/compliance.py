@@ -175,12 +175,12 @@ def _with_best(finding: Finding, run: RunLog) -> Finding:
     if not values:
         return finding
     best = (max if first.higher_is_better else min)(values, key=lambda each: each[first.name])
-    said = ", ".join(f"{name} {value:.5g}" for name, value in best.items())
+    reached = ", ".join(f"{name} {value:.5g}" for name, value in best.items())
     wanted = " and ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets)
     return replace(
         finding,
         expected=f"an evaluation that reaches {wanted}",
-        found=f"the best of {len(values)} evaluations has {said}",
+        found=f"the best of {len(values)} evaluations has {reached}",
     )
 
 

@@ -61,7 +61,7 @@ _decode_json = json.JSONDecoder().raw_decode
 _NO_METADATA: Mapping[str, object] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One event of a log. ``time_s`` is in seconds since the epoch the log itself uses.
 
@@ -225,7 +225,15 @@ def _mllog_event(record: object, number: int) -> Event | None:
     if not isinstance(metadata, dict):
         metadata = _NO_METADATA
     namespace = namespace[:80] if isinstance(namespace, str) else ""
-    return Event(_time_of(record), key, record.get("value"), metadata, number, "mllog", namespace)
+    return Event(
+        time_s=_time_of(record),
+        key=key,
+        value=record.get("value"),
+        metadata=metadata,
+        line=number,
+        dialect="mllog",
+        namespace=namespace,
+    )
 
 
 def _parse_mll(text: str, start: int, limit: int, number: int) -> tuple[Event | None, int]:
@@ -241,7 +249,9 @@ def _parse_mll(text: str, start: int, limit: int, number: int) -> tuple[Event | 
         return None, limit
     metadata = record.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else _NO_METADATA
-    return Event(seconds, head["key"], record.get("value"), metadata, number, "mll"), end
+    return Event(
+        time_s=seconds, key=head["key"], value=record.get("value"), metadata=metadata, line=number, dialect="mll"
+    ), end
 
 
 def _parse_v05(body: str, number: int) -> Event | None:
@@ -253,7 +263,9 @@ def _parse_v05(body: str, number: int) -> Event | None:
     if rest and not rest.startswith(":"):
         return None
     metadata = {"benchmark": match["benchmark"], "file": match["file"], "lineno": _lineno(match["lineno"])}
-    return Event(seconds, match["key"], _bare_or_json(rest[1:]), metadata, number, "v0.5")
+    return Event(
+        time_s=seconds, key=match["key"], value=_bare_or_json(rest[1:]), metadata=metadata, line=number, dialect="v0.5"
+    )
 
 
 def _parse_mlperf(body: str, number: int) -> Event | None:
@@ -266,7 +278,14 @@ def _parse_mlperf(body: str, number: int) -> Event | None:
         return None
     plain = _PERCENT.sub(lambda found: repr(float(found[1]) / 100), match["rest"])
     value = _bare_or_json(plain.strip().lstrip(":=,"))
-    return Event(seconds, match["key"], value, {"benchmark": match["benchmark"]}, number, "mlperf")
+    return Event(
+        time_s=seconds,
+        key=match["key"],
+        value=value,
+        metadata={"benchmark": match["benchmark"]},
+        line=number,
+        dialect="mlperf",
+    )
 
 
 def _json_at(text: str, start: int) -> tuple[object, int]:

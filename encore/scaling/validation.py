@@ -23,7 +23,7 @@ from encore.scaling.cost_model import Point, Product, fit_epochs, fit_steps
 from encore.scaling.fitting import Prediction
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Series:
     """Published results of one benchmark that differ in scale: one round, submitter and accelerator."""
 

@@ -165,7 +165,7 @@ def test_digest_changed(
     monkeypatch.setattr(images.hold_to_lock, "__defaults__", (lock,))
     facts = [{"Id": "sha256:1", "RepoDigests": ["nvcr.io/nvidia/mxnet@sha256:bb"], "Config": {}}]
     engine("docker", {"image inspect": (json.dumps(facts), "", 0)})
-    used = Engine("docker", str(tmp_path / "bin" / "docker"))
+    used = Engine(name="docker", program=str(tmp_path / "bin" / "docker"))
     with pytest.raises(EncoreError, match="another digest") as error:
         building.pull(used, images.find_release("mxnet"), lambda line: None)
     assert "sha256:aa" in error.value.expected
@@ -185,7 +185,7 @@ def test_little_space_is_reported_before_the_pull(tmp_path: Path) -> None:
     from encore.errors import EncoreError
 
     with pytest.raises(EncoreError, match="GiB free in") as error:
-        building.check_space(Engine("docker", "docker", data=tmp_path), 1e9)
+        building.check_space(Engine(name="docker", program="docker", data=tmp_path), 1e9)
     assert "docker system prune" in error.value.remedy
 
 
