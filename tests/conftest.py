@@ -118,7 +118,7 @@ def study(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory
 
 @cache
 def inside(python: Path, launcher: tuple[str, ...], program: str, *arguments: str) -> str:
-    """Run a program of tests/in_framework in a framework's environment, once per set of arguments; return its output."""
+    """Run a program in tests/in_framework in a framework's environment, once per arguments; return its output."""
     command = [*launcher, "python", f"tests/in_framework/{program}", *arguments]
     if launcher[:1] == ("torchrun",):
         command.remove("python")

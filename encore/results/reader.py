@@ -1,4 +1,4 @@
-"""Reads MLPerf logs of every round: one streaming parser for all dialects.
+"""Read MLPerf logs of every round: one streaming parser for all dialects.
 
     from encore.results.reader import read_events
     for event in read_events("result_0.txt"):
