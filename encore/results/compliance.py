@@ -1,4 +1,4 @@
-"""Checks a log against the rules of its round.
+"""Check a log against the rules of its round.
 
     from encore.results.compliance import check
     report = check("result_0.txt")
