@@ -194,7 +194,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
-        raise EncoreError(f"{path} is not valid TOML: {error}", remedy="mend the file") from error
+        raise EncoreError(f"{path} is not valid TOML: {error}", remedy="fix the file") from error
 
 
 def parse(model: type[Parsed], path: Path) -> Parsed:
@@ -204,11 +204,11 @@ def parse(model: type[Parsed], path: Path) -> Parsed:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise EncoreError(f"{path}: {where}: {first['msg']}", remedy="mend the file") from error
+        raise EncoreError(f"{path}: {where}: {first['msg']}", remedy="fix the file") from error
 
 
 def framework(name: str) -> Framework:
-    """The framework's entry in environments.toml; EncoreError offers the nearest name."""
+    """Return the framework's entry in environments.toml; EncoreError offers the nearest name."""
     known = parse(_Frameworks, paths.REQUIREMENTS / "environments.toml").root
     if name not in known:
         raise names.unknown("framework environment", name, known)

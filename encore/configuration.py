@@ -126,7 +126,7 @@ def _type_name(wanted: Any) -> str:
 
 
 def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
-    """Split ``key=value`` and read the value as the field's type; EncoreError tells what is wrong."""
+    """Split ``key=value`` and read the value as the field's type; EncoreError says what is wrong."""
     name, separator, text = setting.partition("=")
     name = name.strip()
     if name == "seed":

@@ -1,6 +1,6 @@
 """Data sets: preparing and checking them in the framework's environment, and looking at them before a run.
 
-The work is done by ``benchmarks/<benchmark>/prepare.py``, a child process that tells its progress in JSON
+The work is done by ``benchmarks/<benchmark>/prepare.py``, a child process that reports its progress in JSON
 lines; here the host side starts it, follows it, and reads the passport it leaves.
 """
 
@@ -45,7 +45,7 @@ class Preparation:
     """The benchmark's own, as they were given: its ``prepare.py`` judges them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Update:
     """One line of a child's progress; ``note`` alone when it has something to say."""
 
@@ -57,7 +57,7 @@ class Update:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataPassport:
     """What the host side needs of a data set's ``dataset.json``."""
 
@@ -82,19 +82,19 @@ OnUpdate = Callable[[Update], None]
 
 
 def preparable() -> list[str]:
-    """Names of the benchmarks whose data sets can be prepared."""
+    """Return names of the benchmarks whose data sets can be prepared."""
     return sorted(path.parent.name for path in paths.BENCHMARKS.glob("*/prepare.py"))
 
 
 def known(benchmark: str) -> str:
-    """Returns the name of a benchmark that has a data set, or refuses it and names the nearest one."""
+    """Return the name of a benchmark that has a data set, or refuse it and name the nearest one."""
     if benchmark not in preparable():
         raise names.unknown("benchmark", benchmark, preparable())
     return benchmark
 
 
 def default_directory(benchmark: str) -> Path:
-    """Where a benchmark's data set lies unless another folder is named."""
+    """Return where a benchmark's data set is unless another folder is named."""
     return paths.default_data(benchmark)
 
 
@@ -102,7 +102,7 @@ def default_directory(benchmark: str) -> Path:
 
 
 def prepare_command(python: str, benchmark: str, directory: Path, wanted: Preparation) -> list[str]:
-    """The command line that prepares a data set; it runs by hand as well, from the project's root."""
+    """Return the command line that prepares a data set; it can be run directly as well, from the project's root."""
     command = [python, "-m", f"benchmarks.{known(benchmark)}.prepare", "--to", str(directory.absolute())]
     if wanted.source is not None:
         command += ["--from", str(wanted.source.absolute())]
@@ -123,7 +123,7 @@ def check_options(benchmark: str, wanted: Preparation) -> None:
 
 
 def own_options(benchmark: str) -> str:
-    """Help on the options that this benchmark alone has, empty when it has none."""
+    """Return the help on the options that this benchmark alone has, empty when it has none."""
     command = [sys.executable, "-m", f"benchmarks.{known(benchmark)}.prepare", "--help"]
     text = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout
     title = f"options of {benchmark}:"
@@ -137,7 +137,7 @@ def prepare(
     by: Path | Command,
     on_update: OnUpdate = lambda update: None,
 ) -> DataPassport:
-    """Prepares a data set, or goes on preparing it, and returns its passport.
+    """Prepare a data set, or resume preparing it, and return its passport.
 
     ``by`` is the Python that does the work, or a whole command that does it elsewhere.
 
@@ -161,7 +161,7 @@ def verify(
     quick: bool = False,
     on_update: OnUpdate = lambda update: None,
 ) -> list[EncoreError]:
-    """Compares a data set with its passport and returns every difference; quick reads no whole file."""
+    """Compare a data set with its passport and return every difference; quick reads no whole file."""
     command = [str(python), "-m", f"benchmarks.{known(benchmark)}.prepare", "--progress", "json"]
     command += ["--verify", str(directory.absolute()), *(["--quick"] if quick else [])]
     problems = follow(command, on_update)
@@ -171,7 +171,7 @@ def verify(
 
 
 def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, str] | None = None) -> list[EncoreError]:
-    """Runs a ``prepare.py``, hands its progress on, and returns its problems, none when it did its work."""
+    """Run a ``prepare.py``, hand its progress on, and return its problems, none when it did its work."""
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         try:
             child = subprocess.Popen(
@@ -201,7 +201,7 @@ def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, st
                 _stop(child)
                 raise EncoreError(
                     "interrupted",
-                    remedy="give the same command again: it goes on where it stopped",
+                    remedy="give the same command again: it resumes where it stopped",
                     exit_code=ExitCode.INTERRUPTED,
                 ) from None
             except BaseException:
@@ -222,7 +222,9 @@ def _take(line: str, on_update: OnUpdate) -> Iterator[EncoreError]:
         for each in (first, *first.get("more", ())):
             yield EncoreError(each["found"], expected=each["expected"], remedy=each["remedy"])
     elif "phase" in facts:
-        on_update(Update(facts["phase"], facts["done"], facts["total"], facts.get("unit", "bytes")))
+        on_update(
+            Update(phase=facts["phase"], done=facts["done"], total=facts["total"], unit=facts.get("unit", "bytes"))
+        )
     elif "note" in facts:
         on_update(Update(note=facts["note"]))
 
@@ -247,7 +249,7 @@ def _judge(code: int, problems: list[EncoreError], errors: IO[str]) -> list[Enco
 
 
 def _stop(child: subprocess.Popen[str]) -> None:
-    """Ends the child; a terminal's Ctrl-C has reached it already, a signal to this process alone has not."""
+    """End the child; a terminal's Ctrl-C has reached it already, a signal to this process alone has not."""
     child.send_signal(signal.SIGINT)
     try:
         child.communicate(timeout=STOP_SECONDS)
@@ -259,7 +261,7 @@ def _stop(child: subprocess.Popen[str]) -> None:
 
 
 def read_passport(directory: Path) -> DataPassport:
-    """Reads a data set's passport.
+    """Read a data set's passport.
 
     Raises:
         EncoreError: the folder is missing, half-written, or its passport cannot be read.
@@ -290,7 +292,7 @@ def read_passport(directory: Path) -> DataPassport:
 
 
 def _files_of(split: Mapping[str, Any]) -> list[Any]:
-    """The files of one split; image sets named their two otherwise once."""
+    """Return the files of one split; image sets named their two otherwise once."""
     return list(split["files"]) if "files" in split else [split["records"], split["index"]]
 
 
@@ -305,7 +307,7 @@ def _absent(directory: Path) -> EncoreError:
         return EncoreError(
             f"the data set in {directory} is half-written: its preparation was interrupted",
             expected="a finished preparation",
-            remedy="give the same encore data prepare command again: it goes on where it stopped",
+            remedy="give the same encore data prepare command again: it resumes where it stopped",
         )
     return EncoreError(
         f"{directory} holds no prepared data set: no {PASSPORT}",
@@ -315,7 +317,7 @@ def _absent(directory: Path) -> EncoreError:
 
 
 def check_data(directory: Path, benchmark: str) -> DataPassport:
-    """Looks whether a run may use a data folder, in milliseconds: passport, benchmark, size of every file.
+    """Check that a run may use a data folder, in milliseconds: passport, benchmark, size of every file.
 
     Raises:
         EncoreError: it may not, and what to do.
@@ -350,7 +352,7 @@ def _check_file(path: Path, size: int, benchmark: str) -> None:
         raise EncoreError(
             f"{path} has changed: {found:,} bytes",
             expected=f"{size:,} bytes, as its passport says",
-            remedy=f"encore data verify {benchmark} {path.parent} tells more; "
+            remedy=f"encore data verify {benchmark} {path.parent} reports more; "
             f"encore data prepare {benchmark} --to {path.parent} --overwrite makes it again",
         )
     if not readable:
@@ -358,7 +360,7 @@ def _check_file(path: Path, size: int, benchmark: str) -> None:
 
 
 def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
-    """Each benchmark's data folders below ``data/`` with their passport, or what is wrong with them."""
+    """Return each benchmark's data folders below ``data/`` with their passport, or what is wrong with them."""
     found: list[tuple[str, Path, DataPassport | EncoreError]] = []
     for benchmark in preparable():
         root = default_directory(benchmark)

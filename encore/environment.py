@@ -48,7 +48,7 @@ class Platform:
 
 
 def this_platform(python: str, mpi: bool) -> Platform:
-    """This machine's, with an interpreter of this version."""
+    """Return this machine's platform, with an interpreter of this version."""
     release = {}
     with contextlib.suppress(OSError):
         release = platform.freedesktop_os_release()
@@ -61,7 +61,7 @@ def this_platform(python: str, mpi: bool) -> Platform:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Environment:
     """What an environment is made of."""
 
@@ -75,7 +75,7 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """Where the environment lies; the name changes with its content."""
+        """Where the environment is; the name changes with its content."""
         content = [self.requirements.read_text(encoding="utf-8"), _version(self.interpreter), self.check]
         horovod = self.horovod.model_dump(by_alias=True) if self.horovod else {}
         content += [json.dumps(horovod, sort_keys=True), str(self.mpi)]
@@ -95,7 +95,7 @@ class Environment:
 
 @cache
 def _version(interpreter: str) -> str:
-    """``3.11`` of an interpreter; empty when it does not run."""
+    """Return ``3.11`` of an interpreter; empty when it does not run."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip()
@@ -103,7 +103,7 @@ def _version(interpreter: str) -> str:
 
 @cache
 def _mpi_version() -> str:
-    """What the MPI compiler says of itself: Open MPI's, else MPICH's option."""
+    """Return what the MPI compiler says of itself: Open MPI's, else MPICH's option."""
     for option in ("--showme:version", "-v"):
         done = subprocess.run(["mpicc", option], capture_output=True, text=True, check=False)
         match = re.search(r"(Open MPI|MPICH version) [\w.]+", done.stdout)
@@ -129,7 +129,7 @@ def _find_interpreter(framework: str, wanted: Sequence[str]) -> str:
 
 
 def describe(framework: str) -> Environment:
-    """The environment of ``framework`` on this machine; EncoreError if no interpreter fits."""
+    """Return the environment of ``framework`` on this machine; EncoreError if no interpreter fits."""
     entry = catalogue.framework(framework)
     return Environment(
         framework=framework,
@@ -143,7 +143,7 @@ def describe(framework: str) -> Environment:
 
 
 def ensure_environment(framework: str, on_step: OnStep | None = None) -> Path:
-    """Python of the environment of ``framework``, which is made if need be.
+    """Return the Python of the environment of ``framework``, which is made if need be.
 
     Steps that an earlier, interrupted set-up finished are not done again. Raises EncoreError with one clear
     line for a missing compiler, an unsuitable Python, no network, a full disk.
@@ -168,13 +168,13 @@ def ensure_environment(framework: str, on_step: OnStep | None = None) -> Path:
 
 
 def packages(python: Path) -> dict[str, str]:
-    """Versions of all packages in the environment of ``python``, by name."""
+    """Return versions of all packages in the environment of ``python``, by name."""
     folders = [str(folder) for folder in python.parent.parent.glob("lib/python*/site-packages")]
     return {found.metadata["Name"]: found.version for found in importlib.metadata.distributions(path=folders)}
 
 
 def software(framework: str, installed: Mapping[str, str]) -> dict[str, str]:
-    """The versions that a system description lists, named as MLPerf does: dali_version; empty if unknown.
+    """Return the versions that a system description lists, named as MLPerf does: dali_version; empty if unknown.
 
     ``installed`` are the packages of an environment or of an image, by name.
     """
@@ -189,7 +189,7 @@ def software(framework: str, installed: Mapping[str, str]) -> dict[str, str]:
 
 
 def build_switches(horovod: Horovod, mpi: bool) -> dict[str, str]:
-    """Variables that say what Horovod is compiled for (its docs/install.rst)."""
+    """Return variables that say what Horovod is compiled for (its docs/install.rst)."""
     names = [f"WITH_{horovod.with_}", *(f"WITHOUT_{name}" for name in horovod.without)]
     names += ["WITH_GLOO", "WITH_MPI" if mpi else "WITHOUT_MPI"]
     return {f"HOROVOD_{name}": "1" for name in names}
@@ -198,7 +198,7 @@ def build_switches(horovod: Horovod, mpi: bool) -> dict[str, str]:
 def wheel_folder(
     framework: str, requirements: Path, horovod: Horovod, built_on: Platform, switches: Mapping[str, str]
 ) -> Path:
-    """Where the wheel of a build of Horovod is, whether or not it was built already."""
+    """Return where the wheel of a build of Horovod is, whether or not it was built already."""
     patterns = catalogue.framework(framework).software[framework]
     pins = re.findall(r"^[\w.-]+==\S+", requirements.read_text(encoding="utf-8"), re.MULTILINE)
     compiled_against = [pin for pin in pins if any(fnmatch.fnmatch(pin.split("==")[0], p) for p in patterns)]
@@ -338,7 +338,7 @@ SYMPTOMS = (
 
 
 def _explain(environment: Environment, log: Path) -> EncoreError:
-    """What went wrong, from the last command's output."""
+    """Return what went wrong, from the last command's output."""
     output = log.read_text(encoding="utf-8", errors="replace").rsplit("\n$ ", 1)[-1]
     failed = f"the {environment.framework} environment could not be made"
     for pattern, meaning, remedy in SYMPTOMS:

@@ -17,11 +17,11 @@ class ExitCode(IntEnum):
     NOT_REACHED = 3
     """The run ended as planned, but at least one experiment missed the quality target."""
     INTERRUPTED = 130
-    """Stopped by SIGINT or SIGTERM; ``--resume`` goes on from the checkpoint."""
+    """Stopped by SIGINT or SIGTERM; ``--resume`` continues from the checkpoint."""
 
 
 class EncoreError(Exception):
-    """A problem of the user's, told as what was found, what was expected and what to do.
+    """A problem of the user's, reported as what was found, what was expected and what to do.
 
     The command line prints it without a traceback and exits with ``exit_code``.
     """

@@ -1,7 +1,7 @@
 """How the ranks of an experiment are started: by the framework's own launcher on one node, by srun on many.
 
-A launcher is data: what stands before the training command inside the environment or container (``inner``,
-starts all ranks of a node), what stands before the runtime's command (``outer``, starts one process a rank on
+A launcher is data: what comes before the training command inside the environment or container (``inner``,
+starts all ranks of a node), what comes before the runtime's command (``outer``, starts one process a rank on
 every node), and the variables by which the ranks find each other.
 """
 
@@ -34,18 +34,18 @@ class Launch:
     """Folders by which a rank reaches its launcher; a container must have them at the same place."""
 
 
-# A single rank has no launcher that would tell Horovod to leave MPI alone.
+# A single rank has no launcher that would make Horovod leave MPI alone.
 HOROVOD_BY_GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 HOROVOD_BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
 
 
 def by_horovod(framework: str) -> bool:
-    """Whether the framework's ranks communicate through Horovod; else through torch.distributed."""
+    """Return whether the framework's ranks communicate through Horovod; else through torch.distributed."""
     return catalogue.framework(framework).communication == "horovod"
 
 
 def on_one_node(framework: str, ranks: int, output: str) -> Launch:
-    """All ranks on this node; each keeps its output in a file of its own below ``output``/ranks."""
+    """Return all ranks on this node; each keeps its output in a file of its own below ``output``/ranks."""
     horovod = by_horovod(framework)
     environment = HOROVOD_BY_GLOO if horovod else {}
     if ranks == 1:

@@ -1,4 +1,4 @@
-"""Where things lie: the project, the user's cache (XDG), data and results."""
+"""Where things are: the project, the user's cache (XDG), data and results."""
 
 from __future__ import annotations
 

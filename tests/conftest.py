@@ -100,7 +100,7 @@ class Study:
     printed: dict[str, Any]
 
     def of_ranks(self, ranks: int) -> Path:
-        """The folder of the experiment on so many ranks: what every other training with this seed is held against."""
+        """Return the experiment folder on so many ranks: what every other training with this seed is held against."""
         (found,) = self.folder.glob(f"1x{ranks}/*/experiment_0")
         return found
 
@@ -118,7 +118,7 @@ def study(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory
 
 @cache
 def inside(python: Path, launcher: tuple[str, ...], program: str, *arguments: str) -> str:
-    """Runs a program of tests/in_framework in a framework's environment, once for the same arguments; its output."""
+    """Run a program in tests/in_framework in a framework's environment, once per arguments; return its output."""
     command = [*launcher, "python", f"tests/in_framework/{program}", *arguments]
     if launcher[:1] == ("torchrun",):
         command.remove("python")
@@ -171,36 +171,36 @@ def in_pytorch(pytorch_python: Path) -> Callable[..., str]:
 
 
 def records(path: Path, kind: str) -> list[dict[str, Any]]:
-    """Records of one kind of a metrics stream."""
+    """Return records of one kind of a metrics stream."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
 def evaluations(path: Path) -> list[dict[str, Any]]:
-    """What every evaluation of a metrics stream found, without its times."""
+    """Return what every evaluation of a metrics stream found, without its times."""
     found = records(path, "eval")
     return [{key: value for key, value in each.items() if key not in ("time", "seconds")} for each in found]
 
 
 def quality(evaluation: dict[str, Any]) -> float:
-    """The only quality of an evaluation."""
+    """Return the only quality of an evaluation."""
     (value,) = evaluation["qualities"].values()
     return float(value)
 
 
 def logged(path: Path) -> list[dict[str, Any]]:
-    """The events of a log that holds nothing else."""
+    """Return the events of a log that holds nothing else."""
     lines = path.read_text(encoding="utf-8").splitlines()
     assert all(line.startswith(":::MLLOG ") for line in lines)
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 
 
 def losses(path: Path) -> list[float]:
-    """The loss of every step of a metrics stream."""
+    """Return the loss of every step of a metrics stream."""
     return [record["loss"] for record in records(path, "step")]
 
 
 def only_run(results: Path) -> Path:
-    """The single run folder in ``results``."""
+    """Return the single run folder in ``results``."""
     (found,) = [path for path in results.iterdir() if not path.name.startswith(".")]
     return found

@@ -115,7 +115,7 @@ def test_small_system_keeps_the_global_batch(ranks: int, batch: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (("lerning_rate=1",), "did you mean 'learning_rate'?"),
         (("learning_rate=fast",), "a number"),
@@ -139,14 +139,14 @@ def test_small_system_keeps_the_global_batch(ranks: int, batch: int) -> None:
         (("quality_target=95",), "quality_target"),
     ],
 )
-def test_mistakes_in_values_are_named(settings: tuple[str, ...], told: str) -> None:
+def test_mistakes_in_values_are_named(settings: tuple[str, ...], message: str) -> None:
     with pytest.raises(EncoreError) as caught:
         resolved("cpu", None, 2, *settings)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda: catalogue.choose("resnt"), "did you mean 'resnet'?"),
         (lambda: catalogue.find_system(RESNET, "dgx-1", None), "did you mean 'dgx1'?"),
@@ -155,10 +155,10 @@ def test_mistakes_in_values_are_named(settings: tuple[str, ...], told: str) -> N
         (lambda: resolved("cpu", None, 65), "at most 64 ranks"),
     ],
 )
-def test_mistakes_in_names_are_named(call: object, told: str) -> None:
+def test_mistakes_in_names_are_named(call: object, message: str) -> None:
     with pytest.raises(EncoreError) as caught:
         call()  # type: ignore[operator]
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_every_key_has_a_meaning() -> None:

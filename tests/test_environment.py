@@ -1,4 +1,4 @@
-"""Framework environments: made in steps that resume, one builder at a time, and every obstacle told."""
+"""Framework environments: made in steps that resume, one builder at a time, and every obstacle reported."""
 
 from __future__ import annotations
 
@@ -23,15 +23,23 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     requirements = tmp_path / "small.txt"
     requirements.write_text("# nothing\n", encoding="utf-8")
-    return Environment("small", requirements, sys.executable, None, False, 0.01, "print('works')")
+    return Environment(
+        framework="small",
+        requirements=requirements,
+        interpreter=sys.executable,
+        horovod=None,
+        mpi=False,
+        disk_gib=0.01,
+        check="print('works')",
+    )
 
 
 def make(wanted: Environment, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make ``wanted``; returns what was reported."""
-    told: list[str] = []
+    lines: list[str] = []
     monkeypatch.setattr(environment, "describe", lambda framework: wanted)
-    environment.ensure_environment(wanted.framework, told.append)
-    return told
+    environment.ensure_environment(wanted.framework, lines.append)
+    return lines
 
 
 def test_second_time_nothing_is_done(small: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +48,7 @@ def test_second_time_nothing_is_done(small: Environment, monkeypatch: pytest.Mon
     assert make(small, monkeypatch) == []
 
 
-def test_failed_set_up_goes_on_where_it_stopped(
+def test_failed_set_up_resumes_where_it_stopped(
     small: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag = tmp_path / "flag"
@@ -86,7 +94,7 @@ def test_unsuitable_python_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "Python 3.7 on PATH" in str(caught.value)
 
 
-def test_no_network_is_told(small: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_reported(small: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     # A port of this machine on which nobody listens.
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
@@ -99,7 +107,7 @@ def test_no_network_is_told(small: Environment, monkeypatch: pytest.MonkeyPatch)
     assert "the package index cannot be reached" in str(caught.value)
 
 
-def test_full_disk_is_told_before_the_start(small: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_before_the_start(small: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EncoreError) as caught:
         make(replace(small, disk_gib=1e6), monkeypatch)
     assert "GiB free" in str(caught.value)
@@ -158,12 +166,12 @@ def with_horovod(small: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_horovod_is_compiled_once_for_environments_that_differ_elsewhere(
     with_horovod: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert any("compiling Horovod" in told for told in make(with_horovod, monkeypatch))
+    assert any("compiling Horovod" in line for line in make(with_horovod, monkeypatch))
     changed = tmp_path / "changed.txt"
     changed.write_text("# another pure Python package\n", encoding="utf-8")
     second = replace(with_horovod, requirements=changed)
     assert second.folder != with_horovod.folder
-    assert not any("compiling" in told for told in make(second, monkeypatch))
+    assert not any("compiling" in line for line in make(second, monkeypatch))
     assert second.is_ready
     assert (tmp_path / "builds").read_text(encoding="utf-8") == "1"
 

@@ -16,7 +16,7 @@ WORKFLOW = paths.ROOT / ".github" / "workflows" / "gate.yml"
 
 
 def recipe(target: str) -> str:
-    """What make would run."""
+    """Return what make would run."""
     done = subprocess.run(
         ["make", "-n", target], cwd=paths.ROOT, capture_output=True, text=True, check=True, timeout=60
     )

@@ -25,13 +25,13 @@ SEED = ("--seed", "7")
 
 
 def result(output: str) -> Any:
-    """The JSON in the last line of a program's output that has any, without the rank that a launcher puts there."""
+    """Return the JSON in the last line of output that has any, without the rank that a launcher puts there."""
     lines = [line.split("<stdout>:")[-1] for line in output.splitlines()]
     return json.loads([line for line in lines if line.startswith(("{", "["))][-1])
 
 
 def train(encore: Encore, name: str, data: Path, results: Path, *arguments: str, ranks: int = 1) -> Path:
-    """A short run of two epochs that cannot reach its target; its experiment's folder."""
+    """Return a short run of two epochs that cannot reach its target; its experiment's folder."""
     where = ("--data", str(data), "--results", str(results))
     done = encore("run", name, str(ranks), *SEED, *where, *TINY, *arguments)
     assert done.returncode == 3, done.stdout + done.stderr
@@ -39,12 +39,12 @@ def train(encore: Encore, name: str, data: Path, results: Path, *arguments: str,
 
 
 def settings(values: dict[str, str]) -> list[str]:
-    """Options of the command line that change a configuration."""
+    """Return options of the command line that change a configuration."""
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 
 def in_background(*arguments: str) -> subprocess.Popen[str]:
-    """The command line, whose output is read by ``communicate``."""
+    """Return the command line, whose output is read by ``communicate``."""
     command = [sys.executable, "-m", "encore.cli.app", *arguments]
     return subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -58,13 +58,13 @@ class Started:
 
     @staticmethod
     def run(data: Path, results: Path, *arguments: str, name: str = "resnet", ranks: int = 2) -> Started:
-        """A new run in an empty folder of results."""
+        """Return a new run in an empty folder of results."""
         where = ("--data", str(data), "--results", str(results))
         return Started(in_background("run", name, str(ranks), *SEED, *where, *arguments), results)
 
     @staticmethod
     def again(run: Path) -> Started:
-        """A run that is resumed."""
+        """Return a run that is resumed."""
         return Started(in_background("run", "--resume", str(run)), run.parent)
 
     def wait_for_step(self, step: int) -> Path:
@@ -72,7 +72,7 @@ class Started:
         return wait_for_step(self.process, self.results, step)
 
     def ranks(self, folder: Path) -> list[psutil.Process]:
-        """Processes of the ranks."""
+        """Return processes of the ranks."""
         return [psutil.Process(beat.pid) for beat in processes.heartbeats(folder / "heartbeat")]
 
     def end(self) -> tuple[int, str, float]:

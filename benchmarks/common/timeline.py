@@ -8,14 +8,10 @@ from typing import Any, Callable
 
 @dataclass(frozen=True)
 class Timeline:
-    """When a run evaluates and keeps a checkpoint; a step is one update, a position the steps done since the start.
-
-    An epoch is the unit in which the log counts. A block ends with an evaluation.
-    """
+    """A step is one update, a position the steps done; an epoch is what the log counts, a block ends with an evaluation."""
 
     steps_per_epoch: int
     epochs: int
-    """Give up after so many."""
     evaluates_after: Callable[[int], bool]
     """Whether an evaluation follows this position."""
     checkpoints_after: Callable[[int], bool]

@@ -25,7 +25,7 @@ OnLine = Callable[[str], None]
 """Called with each line that an engine prints."""
 
 PREFIX = "localhost/encore"
-"""In the names of all images made here: no engine looks for such a name in a registry."""
+"""Prefix of all images built by Encore: no engine looks for such a name in a registry."""
 PULL_GIB = 40.0
 """An NGC image is about 20 GB, and its compressed layers are there too while it is unpacked."""
 BUILD_GIB = 8.0
@@ -33,23 +33,23 @@ TAIL_LINES = 40
 
 
 def image_name(choice: Choice, tag: str = "latest") -> str:
-    """``localhost/encore/resnet:latest``: the image that was built last."""
+    """Return ``localhost/encore/resnet:latest``: the image that was built last."""
     return f"{PREFIX}/{choice.name}:{tag}"
 
 
 def standin_name(framework: str) -> str:
-    """``localhost/encore/standin-mxnet:latest``."""
+    """Return ``localhost/encore/standin-mxnet:latest``."""
     return f"{PREFIX}/standin-{framework}:latest"
 
 
 def image_file(choice: Choice, runtime: str) -> Path:
-    """The image file that Apptainer or Enroot runs."""
+    """Return the image file that Apptainer or Enroot runs."""
     suffix = {"apptainer": "sif", "enroot": "sqsh", "pyxis": "sqsh"}[runtime]
     return paths.ROOT / "build" / "images" / f"{choice.name}.{suffix}"
 
 
 def code_id() -> str:
-    """Hash of the training code, which an image carries as a label."""
+    """Return the hash of the training code, which an image carries as a label."""
     total = hashlib.sha256()
     for path in sorted(paths.BENCHMARKS.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
@@ -58,7 +58,7 @@ def code_id() -> str:
 
 
 def commit() -> str:
-    """Commit of the checkout, marked where files differ from it."""
+    """Return the commit of the checkout, marked where files differ from it."""
     state = checkout.code_state()
     return (state["commit"] or "unknown") + ("-changed" if state["uncommitted_sha256"] else "")
 
@@ -67,7 +67,7 @@ def commit() -> str:
 
 
 def builder(engine: Engine) -> tuple[str, dict[str, str]]:
-    """The client that builds with BuildKit, and what it wants in its environment."""
+    """Return the client that builds with BuildKit, and what it wants in its environment."""
     if engine.name == "podman":
         return engine.program, {}
     # A machine may have several: a newer one without the buildx plugin hides the distribution's own.
@@ -88,7 +88,7 @@ PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 def build_command(
     program: str, engine: str, file: Path, tags: Sequence[str], arguments: Mapping[str, str], secrets: Path
 ) -> list[str]:
-    """The command that builds one Dockerfile; settings of this machine go in as secrets."""
+    """Return the command that builds one Dockerfile; settings of this machine go in as secrets."""
     # By name alone: the value is taken from the environment, and engines keep it out of the image.
     proxies = [name for each in PROXIES for name in (each, each.upper()) if name in os.environ]
     options = {
@@ -104,7 +104,7 @@ def build_command(
 
 @contextmanager
 def build_secrets() -> Iterator[Path]:
-    """A folder with what pip needs inside a build on this machine: its settings and its certificates."""
+    """Yield a folder with what pip needs inside a build on this machine: its settings and its certificates."""
     with tempfile.TemporaryDirectory(prefix="encore-build-") as temporary:
         folder = Path(temporary)
         settings = pip_settings()
@@ -121,7 +121,7 @@ KEPT_SETTINGS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", "tr
 
 
 def pip_settings() -> dict[str, str]:
-    """This machine's settings of pip that hold inside a build too: folders of this machine do not."""
+    """Return this machine's settings of pip that hold inside a build too: folders of this machine do not."""
     found = {"cert": os.environ.get("SSL_CERT_FILE", "")}
     for line in engines.ask([sys.executable, "-m", "pip", "config", "list"]).stdout.splitlines():
         key, _, value = line.partition("=")
@@ -196,7 +196,7 @@ def pass_gate(choice: Choice, release: images.Release) -> None:
 
 
 def ensure_base(choice: Choice, engine: Engine, name: str | None, anyway: bool, on_line: OnLine) -> tuple[str, str]:
-    """Reference and tag of the base called ``name``, pulled if need be and held to images.lock."""
+    """Return the reference and tag of the base called ``name``, pulled if need be and held to images.lock."""
     framework = choice.implementation.framework
     if name == images.STANDIN:
         reference = standin_name(framework)
@@ -211,7 +211,7 @@ def ensure_base(choice: Choice, engine: Engine, name: str | None, anyway: bool, 
 
 
 def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool = False) -> str:
-    """Pull a release unless it is there; returns its digest, which images.lock agrees to or ``accept``s."""
+    """Pull a release unless it is there; return its digest, which images.lock agrees to or ``accept``s."""
     reference = release.reference
     found = engines.inspect(engine, reference)
     if found is None:
@@ -231,7 +231,7 @@ def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool 
 
 
 def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, on_line: OnLine) -> str:
-    """Build a benchmark's image; returns its name."""
+    """Build a benchmark's image; return its name."""
     images.find_row(choice)
     base, tag = ensure_base(choice, engine, base_name, anyway, on_line)
     tags = [image_name(choice), image_name(choice, tag)]
@@ -244,7 +244,7 @@ def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, o
 
 
 def push(choice: Choice, engine: Engine, registry: str, on_line: OnLine) -> str:
-    """Tag the image for a registry and push it; returns the name there."""
+    """Tag the image for a registry and push it; return the name there."""
     if not registry:
         raise EncoreError("no registry given", remedy=f"make push-{choice.name} REGISTRY=registry.example/team")
     name = image_name(choice)
@@ -258,7 +258,7 @@ def push(choice: Choice, engine: Engine, registry: str, on_line: OnLine) -> str:
 
 
 def convert_command(choice: Choice, runtime: str, program: str) -> list[str]:
-    """The command that makes the image file which Apptainer or Enroot runs, from Docker's image."""
+    """Return the command that makes the image file which Apptainer or Enroot runs, from Docker's image."""
     file, name = str(image_file(choice, runtime)), image_name(choice)
     if runtime == "apptainer":
         return [program, "build", "--force", file, f"docker-daemon://{name}"]
@@ -266,7 +266,7 @@ def convert_command(choice: Choice, runtime: str, program: str) -> list[str]:
 
 
 def not_built(choice: Choice, engine: str) -> EncoreError:
-    """There is no image of a benchmark."""
+    """Return the error that there is no image of a benchmark."""
     return EncoreError(
         f"{engine} has no image {image_name(choice)}",
         remedy=f"make build-{choice.name}" + (" ENGINE=podman" if engine == "podman" else ""),
@@ -274,7 +274,7 @@ def not_built(choice: Choice, engine: str) -> EncoreError:
 
 
 def clean(engine: Engine) -> list[str]:
-    """Remove every image that was made here; returns their names."""
+    """Remove every image that Encore built; return their names."""
     pattern = f"reference={PREFIX}/*"
     listed = engines.ask([engine.program, "images", "--filter", pattern, "--format", "{{.Repository}}:{{.Tag}}"])
     made = [line for line in listed.stdout.split() if line.startswith(PREFIX)]

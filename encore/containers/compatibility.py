@@ -1,4 +1,4 @@
-"""Can this machine run this image? Told before 20 GB are pulled, from the catalogue and the GPUs alone."""
+"""Can this machine run this image? Checked before 20 GB are pulled, from the catalogue and the GPUs alone."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ WORKSTATION = ("GeForce", "RTX", "Quadro", "TITAN")
 
 
 def version(text: str) -> tuple[int, ...]:
-    """``535.104.05`` as numbers that compare; empty for what is no version."""
+    """Return ``535.104.05`` as numbers that compare; empty for what is no version."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def architecture(gpu: Gpu) -> str:
-    """Family of a GPU; empty where the driver is too old to tell."""
+    """Return the family of a GPU; empty where the driver is too old to report it."""
     known = version(gpu.compute_capability or "")
     names = [name for name, least in ARCHITECTURES if known and least <= known]
     return names[-1] if names else ""
 
 
 def check_architecture(release: Release, gpu: Gpu) -> Check:
-    """The GPU's family against those that the image is known to run on."""
+    """Check the GPU's family against those that the image is known to run on."""
     family = architecture(gpu)
     found = f"{gpu.name} is {family or 'of unknown family'} ({gpu.compute_capability or 'unknown'})"
     if not family or not release.architectures:
@@ -58,7 +58,7 @@ def check_architecture(release: Release, gpu: Gpu) -> Check:
 
 
 def check_driver(release: Release, gpu: Gpu) -> Check:
-    """The driver against the image's least one, and the branches that data center GPUs may have instead."""
+    """Check the driver against the image's least one, and the branches that data center GPUs may have instead."""
     driver = version(gpu.driver)
     if not release.driver:
         return Check("WARN", "driver", f"{gpu.driver}; no source says what {release.reference} needs")
@@ -73,7 +73,7 @@ def check_driver(release: Release, gpu: Gpu) -> Check:
 
 
 def check_memory(configuration: Configuration, gpu: Gpu) -> Check:
-    """The GPU's memory against that of the GPU which the configuration was submitted on."""
+    """Check the GPU's memory against that of the GPU which the configuration was submitted on."""
     match = re.search(r"(\d+) ?GB", configuration.system.accelerator)
     if match is None:
         return Check("OK", "GPU memory", f"{gpu.memory_gib:g} GiB")
@@ -87,7 +87,7 @@ def check_memory(configuration: Configuration, gpu: Gpu) -> Check:
 
 
 def alternatives(benchmark: Benchmark, known: Images, gpu: Gpu) -> str:
-    """What can run on a GPU that an image cannot: implementations of the benchmark, else images at all."""
+    """Return what can run on a GPU that an image cannot: implementations of the benchmark, else images at all."""
     able = [r for r in known.release if check_architecture(r, gpu).level == "OK"]
     frameworks = {release.framework for release in able}
     for choice in catalogue.choices().values():
@@ -103,7 +103,7 @@ def alternatives(benchmark: Benchmark, known: Images, gpu: Gpu) -> str:
 
 
 def check_gpus(release: Release, gpus: tuple[Gpu, ...], benchmark: Benchmark) -> list[Check]:
-    """Every kind of GPU against the image; one line for each kind."""
+    """Check every kind of GPU against the image; one line for each kind."""
     kinds = {(gpu.name, gpu.compute_capability, gpu.driver): gpu for gpu in gpus}
     checks = []
     for gpu in kinds.values():

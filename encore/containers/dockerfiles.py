@@ -12,12 +12,12 @@ from encore.environment import build_switches
 
 
 def path_of(name: str) -> Path:
-    """The Dockerfile of a benchmark's image; of a framework's CPU stand-in as ``standin/NAME``."""
+    """Return the Dockerfile of a benchmark's image; of a framework's CPU stand-in as ``standin/NAME``."""
     return images.CONTAINERS / name / "Dockerfile"
 
 
 def every() -> dict[Path, str]:
-    """What each Dockerfile should hold, by its path."""
+    """Return what each Dockerfile should hold, by its path."""
     known, choices = images.catalogue(), catalogue.choices()
     texts = {}
     for name, row in known.image.items():

@@ -75,7 +75,7 @@ SYMPTOMS: tuple[tuple[str, str, str], ...] = (
 """What engines print, what it means, what to do; the first that matches counts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     """An engine of this machine that answers."""
 
@@ -88,7 +88,7 @@ class Engine:
     """Where it keeps its images on this machine; None if it does not say."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Image:
     """An image that an engine has."""
 
@@ -101,7 +101,7 @@ class Image:
 
 
 def explain(output: str, doing: str) -> EncoreError:
-    """What an engine's output means, in one line and with the remedy."""
+    """Return what an engine's output means, in one line and with the remedy."""
     for pattern, meaning, remedy in SYMPTOMS:
         if re.search(pattern, output, re.IGNORECASE | re.MULTILINE):
             return EncoreError(f"{doing}: {meaning}", remedy=remedy)
@@ -110,21 +110,21 @@ def explain(output: str, doing: str) -> EncoreError:
 
 
 def gpu_options(engine: Engine) -> list[str]:
-    """Options of ``run`` that hand over all GPUs; none where the engine cannot."""
+    """Return options of ``run`` that hand over all GPUs; none where the engine cannot."""
     if engine.gpu_access is None:
         return []
     return {"gpus": ["--gpus", "all"], "cdi": ["--device", "nvidia.com/gpu=all"]}[engine.gpu_access]
 
 
 def programs(name: str, path: str | None = None) -> list[str]:
-    """Every client of this name on PATH, the first first."""
+    """Return every client of this name on PATH, the first first."""
     folders = (path if path is not None else os.environ.get("PATH", os.defpath)).split(os.pathsep)
     found = [shutil.which(name, path=folder) for folder in folders if folder]
     return list(dict.fromkeys(program for program in found if program))
 
 
 def find(name: str) -> str:
-    """The engine's client; EncoreError if there is none."""
+    """Return the engine's client; EncoreError if there is none."""
     found = programs(name)
     if not found:
         raise EncoreError(f"no {name} on PATH", remedy=INSTALL[name])
@@ -142,7 +142,7 @@ def ask(argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess
 
 
 def _srun_with_pyxis() -> str:
-    """srun, if Slurm has the plugin: its options then stand in srun's help."""
+    """Return srun, if Slurm has the plugin: srun's help then lists its options."""
     found = programs("srun")
     if found and "--container-image" in ask([found[0], "--help"]).stdout:
         return found[0]
@@ -153,10 +153,10 @@ def _srun_with_pyxis() -> str:
 
 
 def connect(name: str) -> Engine:
-    """The engine, if it answers; EncoreError tells why it does not."""
+    """Return the engine, if it answers; EncoreError says why it does not."""
     if name not in BUILDERS:
         program = _srun_with_pyxis() if name == "pyxis" else find(name)
-        return Engine(name, program, rootless=True, gpu_access="gpus")
+        return Engine(name=name, program=program, rootless=True, gpu_access="gpus")
     program = find(name)
     done = ask([program, "info", "--format", "{{json .}}"])
     facts: dict[str, Any] = {}
@@ -175,17 +175,17 @@ def connect(name: str) -> Engine:
         access = "cdi" if _has_cdi() and facts.get("CDISpecDirs") else None
         access = "gpus" if "nvidia" in facts.get("Runtimes", {}) else access
         data = facts.get("DockerRootDir")
-    return Engine(name, program, rootless, access, Path(data) if data else None)
+    return Engine(name=name, program=program, rootless=rootless, gpu_access=access, data=Path(data) if data else None)
 
 
 def _has_cdi() -> bool:
-    """Whether a description of NVIDIA GPUs for the Container Device Interface is where engines look."""
+    """Return whether a description of NVIDIA GPUs for the Container Device Interface is where engines look."""
     folders = (Path("/etc/cdi"), Path("/var/run/cdi"))
     return any("nvidia" in path.name for folder in folders if folder.is_dir() for path in folder.iterdir())
 
 
 def inspect(engine: Engine, reference: str) -> Image | None:
-    """The engine's image called ``reference``; None if it has none."""
+    """Return the engine's image called ``reference``; None if it has none."""
     done = ask([engine.program, "image", "inspect", reference])
     if done.returncode != 0:
         error = explain(done.stderr, engine.name)
@@ -204,6 +204,6 @@ def inspect(engine: Engine, reference: str) -> Image | None:
 
 
 def infiniband() -> tuple[str, ...]:
-    """Device files of InfiniBand adapters on this machine."""
+    """Return the device files of InfiniBand adapters on this machine."""
     folder = Path("/dev/infiniband")
     return tuple(sorted(str(path) for path in folder.iterdir())) if folder.is_dir() else ()

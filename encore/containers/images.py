@@ -90,7 +90,7 @@ def catalogue() -> Images:
 
 
 def find_row(choice: Choice) -> Row:
-    """What the benchmark's image adds to its base; EncoreError if it has no image."""
+    """Return what the benchmark's image adds to its base; EncoreError if it has no image."""
     rows = catalogue().image
     if choice.name not in rows:
         remedy = f"add [image.{choice.name}] to {CATALOGUE}, then make docs"
@@ -99,7 +99,7 @@ def find_row(choice: Choice) -> Row:
 
 
 def find_release(framework: str, name: str | None = None) -> Release:
-    """A release by its name (``24.06``) or tag (``24.06-py3``), or the framework's default."""
+    """Return a release by its name (``24.06``) or tag (``24.06-py3``), or the framework's default."""
     images = catalogue()
     wanted = name or images.default.get(framework, "")
     of_framework = [release for release in images.release if release.framework == framework]
@@ -110,7 +110,7 @@ def find_release(framework: str, name: str | None = None) -> Release:
 
 
 def read_lock(lock: Path = LOCK) -> dict[str, dict[str, str]]:
-    """Recorded digests by reference; none before the first pull."""
+    """Return the recorded digests by reference; none before the first pull."""
     if not lock.exists():
         return {}
     try:

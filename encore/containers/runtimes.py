@@ -33,10 +33,10 @@ RENDERERS = {
 }
 RUNTIMES = ("auto", "host", *RENDERERS)
 UNMOUNTABLE = re.compile(r"[,:\"\n]")
-"""Signs that divide the parts of a mount on engines' command lines."""
+"""Characters that divide the parts of a mount on engines' command lines."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """A runtime with all that was found out about it."""
 
@@ -50,7 +50,7 @@ class Target:
     """Why nothing can be started there; a dry run shows the command all the same."""
 
     def as_json(self) -> dict[str, Any] | None:
-        """What the run passport says about the image."""
+        """Return what the run passport says about the image."""
         if self.runtime == "host":
             return None
         labels = dict(self.found.labels) if self.found else {}
@@ -70,7 +70,7 @@ ON_HOST = Target()
 def choose(
     runtime: str, choice: Choice, machine: Node, device: str, image: str | None = None, in_slurm: bool = False
 ) -> Target:
-    """The runtime that was asked for, or with ``auto`` the first that has an image of the benchmark."""
+    """Return the runtime that was asked for, or with ``auto`` the first that has an image of the benchmark."""
     if runtime not in RUNTIMES:
         raise names.unknown("runtime", runtime, RUNTIMES)
     if runtime != "auto":
@@ -82,7 +82,7 @@ def choose(
             return target
     if tried and machine.gpus and device == "gpu":
         return tried[0]
-    return Target("host", f"no container engine has an image of {choice.name}")
+    return Target(runtime="host", why=f"no container engine has an image of {choice.name}")
 
 
 def _is_here(name: str, in_slurm: bool) -> bool:
@@ -94,9 +94,9 @@ def _is_here(name: str, in_slurm: bool) -> bool:
 
 
 def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
-    """What there is of one runtime; never raises, so that a dry run can show the command anywhere."""
+    """Return what there is of one runtime; never raises, so that a dry run can show the command anywhere."""
     if runtime == "host":
-        return Target("host", why)
+        return Target(runtime="host", why=why)
     built = runtime in engines.BUILDERS
     reference = image or (building.image_name(choice) if built else str(building.image_file(choice, runtime)))
     engine = found = problem = None
@@ -110,16 +110,16 @@ def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
             problem = EncoreError(f"no image file {reference}", remedy=remedy)
     except EncoreError as error:
         problem = error
-    return Target(runtime, why, engine, reference, found, problem)
+    return Target(runtime=runtime, why=why, engine=engine, image=reference, found=found, problem=problem)
 
 
 def _is_in_registry(runtime: str, reference: str) -> bool:
-    """Pyxis imports ``nvcr.io#nvidia/mxnet:24.06-py3`` itself; a file is an absolute path."""
+    """Return whether Pyxis imports the image itself: ``nvcr.io#nvidia/mxnet:24.06-py3``; a file is an absolute path."""
     return runtime == "pyxis" and not reference.startswith(("/", "."))
 
 
 def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Command:
-    """The job as a command of the target's container runtime."""
+    """Return the job as a command of the target's container runtime."""
     container = Container(
         image=target.image,
         name=name,
@@ -136,7 +136,7 @@ def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Co
 
 
 def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Preparation) -> Command:
-    """The command that prepares a data set in a container; it sees the raw data and the folder to write."""
+    """Return the command that prepares a data set in a container; it sees the raw data and the folder to write."""
     folder = directory.absolute()
     mounts = [Mount(folder, str(folder), False)]
     if wanted.source is not None:
@@ -153,7 +153,7 @@ IMPORT_SECONDS = 600
 
 
 def packages(target: Target, outer: tuple[str, ...] = ()) -> dict[str, str]:
-    """Versions of all packages in the image, by name; none if its manifests cannot be read.
+    """Return versions of all packages in the image, by name; none if its manifests cannot be read.
 
     Each image is asked once: its id names the answer. ``outer`` starts the container where Slurm has to.
     """
@@ -173,7 +173,7 @@ def packages(target: Target, outer: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def parse_manifests(text: str) -> dict[str, str]:
-    """Versions by package; other lines, such as the image's greeting, are passed over."""
+    """Return versions by package; other lines, such as the image's greeting, are passed over."""
     found = {}
     for name, sign, version in re.findall(r"^([\w.+-]+)(==?)(\S+)$", text, re.MULTILINE):
         # A version of Debian's: epoch, colon, the software's own version, dash, revision.
@@ -182,7 +182,7 @@ def parse_manifests(text: str) -> dict[str, str]:
 
 
 def _limits() -> dict[str, int]:
-    """The most open files and processes that a container of the caller's may have."""
+    """Return the most open files and processes that a container of the caller's may have."""
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     # Podman itself gives up what it has beyond the kernel's number of processes.
@@ -193,7 +193,7 @@ def _limits() -> dict[str, int]:
 
 
 def container_name(folder: Path) -> str:
-    """A name that no other container has, and that says which run it belongs to."""
+    """Return a name that no other container has, and that says which run it belongs to."""
     # Run folders of two results folders may have the same name.
     distinction = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
     words = re.sub(r"[^a-zA-Z0-9_.-]", "-", f"{folder.parent.name}-{folder.name.rsplit('_', 1)[-1]}")
@@ -204,13 +204,13 @@ def container_name(folder: Path) -> str:
 
 
 def check(target: Target, configuration: Configuration, machine: Node, folders: list[Path]) -> list[Check]:
-    """All checks of a run in a container, beside those of any run."""
+    """Return all checks of a run in a container, in addition to those of any run."""
     if target.runtime == "host":
         return [check_host(target, configuration)]
     if target.problem is not None:
-        told = target.problem
-        found = told.found + (f" (expected: {told.expected})" if told.expected else "")
-        return [Check("FAIL", target.runtime, found, told.remedy)]
+        problem = target.problem
+        found = problem.found + (f" (expected: {problem.expected})" if problem.expected else "")
+        return [Check("FAIL", target.runtime, found, problem.remedy)]
     checks = [Check("OK", "runtime", f"{target.runtime}: {target.why}, {target.image}")]
     checks += check_folders(folders)
     if target.found is not None:
@@ -221,7 +221,7 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
 
 
 def check_host(target: Target, configuration: Configuration) -> Check:
-    """The host runtime's environments hold what PyPI has, which is built for CPUs."""
+    """Check the GPUs: the host runtime's environments hold what PyPI has, which is built for CPUs."""
     if configuration.get("device") != "gpu":
         return Check("OK", "runtime", f"host: {target.why}")
     choice = configuration.choice
@@ -230,7 +230,7 @@ def check_host(target: Target, configuration: Configuration) -> Check:
 
 
 def check_folders(folders: Iterable[Path]) -> list[Check]:
-    """Folders whose names an engine would take apart."""
+    """Check for folders whose names an engine would take apart."""
     remedy = "give a folder without, or a link to it"
     return [
         Check("FAIL", "mount", f"{folder} has a comma, a colon or a quote in its name", remedy)
@@ -240,7 +240,7 @@ def check_folders(folders: Iterable[Path]) -> list[Check]:
 
 
 def check_code(image: Image, choice: Choice) -> Check:
-    """The training code in the image against that of the checkout."""
+    """Compare the training code in the image with that of the checkout."""
     if image.labels.get("encore.code") == building.code_id():
         return Check("OK", "image", f"holds the code of this checkout, {image.id[7:19]}")
     remedy = f"make build-{choice.name}, which takes seconds"
@@ -248,7 +248,7 @@ def check_code(image: Image, choice: Choice) -> Check:
 
 
 def check_locked_memory(engine: Engine) -> Check:
-    """Whether the engine can lift the limit on locked memory, which GPUs and adapters need."""
+    """Check that the engine can lift the limit on locked memory, which GPUs and adapters need."""
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     may_raise = not engine.rootless and _engine_may_raise_limits()
     if hard == resource.RLIM_INFINITY or may_raise:
@@ -261,7 +261,7 @@ CAP_SYS_RESOURCE = 24
 
 
 def _engine_may_raise_limits() -> bool:
-    """Whether processes of this machine can have CAP_SYS_RESOURCE at all."""
+    """Return whether processes of this machine can have CAP_SYS_RESOURCE at all."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -290,7 +290,7 @@ def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) 
 
 
 def _release_of(labels: Mapping[str, str], choice: Choice) -> images.Release | None:
-    """The release that an image was built on: by its label, and for a file that has none, the default."""
+    """Return the release that an image was built on: by its label, and for a file that has none, the default."""
     base = labels.get("org.opencontainers.image.base.name", "")
     locked = {entry["digest"]: reference for reference, entry in images.read_lock().items()}
     reference = locked.get(base.rpartition("@")[2], base)
@@ -302,7 +302,7 @@ def _release_of(labels: Mapping[str, str], choice: Choice) -> images.Release | N
 
 
 def refuse_other_image(content: Mapping[str, Any], target: Target) -> None:
-    """An experiment must go on in the image that it began in."""
+    """Check that an experiment resumes in the image that it began in."""
     began = content["image"]["id"] if content["image"] else None
     if began is not None and target.found is not None and target.found.id != began:
         raise EncoreError(

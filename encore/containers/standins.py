@@ -29,7 +29,7 @@ PLATFORM = Platform(
 
 
 def build(engine: Engine, framework: str | None, on_line: OnLine) -> str:
-    """Build the CPU stand-in of a framework's NGC image, by default the first; returns its name."""
+    """Build the CPU stand-in of a framework's NGC image, by default the first; return its name."""
     known = images.catalogue().standin
     framework = framework or next(iter(known))
     if framework not in known:
@@ -44,12 +44,12 @@ def build(engine: Engine, framework: str | None, on_line: OnLine) -> str:
 
 
 def wheels(framework: str) -> Path:
-    """Where the packages for a stand-in are; its Dockerfile mounts the folder."""
+    """Return where the packages for a stand-in are; its Dockerfile mounts the folder."""
     return paths.ROOT / "build" / "wheels" / framework
 
 
 def compiled_horovod(framework: str) -> Path | None:
-    """Horovod's wheel, if an environment of this machine compiled one that fits the stand-in."""
+    """Return Horovod's wheel, if an environment of this machine compiled one that fits the stand-in."""
     entry = catalogue.framework(framework)
     if entry.horovod is None:
         return None
@@ -60,7 +60,7 @@ def compiled_horovod(framework: str) -> Path | None:
 
 
 def download_commands(framework: str) -> list[list[str]]:
-    """The commands that fetch what a framework's environment pins, with this machine's settings of pip."""
+    """Return the commands that fetch what a framework's environment pins, with this machine's settings of pip."""
     entry = catalogue.framework(framework)
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
     pip += ["--dest", str(wheels(framework))]

@@ -13,7 +13,7 @@ Siblings = Mapping[int, tuple[int, ...]]
 """For each CPU (hardware thread) all CPUs of its core, itself among them."""
 
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
-"""Where mpirun, horovodrun, torchrun and srun tell a rank its number on the node, in this order."""
+"""Where mpirun, horovodrun, torchrun and srun give a rank its number on the node, in this order."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _share(cores: list[tuple[int, ...]], place: int, among: int) -> list[tuple[i
     return cores[place * len(cores) // among : (place + 1) * len(cores) // among]
 
 
-# -- how launchers are told --------------------------------------------------------------------------------
+# -- the launchers' options --------------------------------------------------------------------------------
 
 
 def srun_options(bindings: Sequence[Binding]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class Interface:
     type: int
     """ETHERNET, INFINIBAND (IP over InfiniBand), or another number of the kernel's."""
     megabits: int
-    """0: the driver does not tell, as in most virtual machines."""
+    """0: the driver does not report it, as in most virtual machines."""
     is_default: bool
     """Whether the default route leaves through it."""
 
@@ -89,9 +89,9 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
         found["OMPI_MCA_btl_tcp_if_include"] = interface.name
     ports = best_ports(network.ports)
     if ports:
-        told = ",".join(map(str, ports))
-        found["NCCL_IB_HCA"] = f"={told}"
-        found["UCX_NET_DEVICES"] = told
+        adapters = ",".join(map(str, ports))
+        found["NCCL_IB_HCA"] = f"={adapters}"
+        found["UCX_NET_DEVICES"] = adapters
     return found
 
 

@@ -26,7 +26,7 @@ class Gpu:
     memory_gib: float
     driver: str
     compute_capability: str | None
-    """Such as ``9.0``; None where the driver is too old to tell."""
+    """Such as ``9.0``; None where the driver is too old to report it."""
 
 
 @dataclass(frozen=True, kw_only=True)

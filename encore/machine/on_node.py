@@ -70,8 +70,8 @@ def _image(engine: str, image: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{engine}: {error}"
-    said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    return "" if done.returncode == 0 else f"{engine}: {said}"
+    reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return "" if done.returncode == 0 else f"{engine}: {reason}"
 
 
 def _interface(name: str, _: str) -> str:
@@ -94,8 +94,8 @@ PROBES: dict[str, Callable[[str, str], str]] = {
 
 def check(needs: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
     """Return what is wrong here, each with the position of the need: kind, what, and what is expected of it."""
-    said = ((number, PROBES[kind](what, expected)) for number, (kind, what, expected) in enumerate(needs))
-    return {"problems": [(number, problem) for number, problem in said if problem]}
+    answers = ((number, PROBES[kind](what, expected)) for number, (kind, what, expected) in enumerate(needs))
+    return {"problems": [(number, problem) for number, problem in answers if problem]}
 
 
 def drop_caches(_: Any) -> dict[str, Any]:

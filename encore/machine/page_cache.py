@@ -1,4 +1,4 @@
-"""Drop the operating system's file caches before a run, as MLPerf asks (training rules, "caches")."""
+"""Drop the operating system's page cache before a run, as MLPerf asks (training rules, "caches")."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def check_shared_memory(configuration: Configuration) -> Check:
 
 
 def check_limits(configuration: Configuration) -> Check:
-    """Open files for DALI and the sockets between ranks."""
+    """Check the limit on open files, for DALI and the sockets between ranks."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 256 + 64 * configuration.ranks
     if soft < wanted:
@@ -129,7 +129,7 @@ def family(accelerator: str) -> str:
 
 
 def memory_gib(accelerator: str) -> float:
-    """Return ``16`` of ``NVIDIA Tesla V100-SXM2-16GB``; 0 where the name does not tell."""
+    """Return ``16`` of ``NVIDIA Tesla V100-SXM2-16GB``; 0 where the name does not say."""
     last = accelerator.rsplit("-", 1)[-1].removesuffix("GB")
     return float(last) if last.isdigit() else 0.0
 

@@ -15,7 +15,7 @@ import psutil
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Last sign of life of a rank."""
+    """Last heartbeat of a rank."""
 
     rank: int
     pid: int
@@ -25,7 +25,7 @@ class Heartbeat:
 
 
 def heartbeats(folder: Path) -> list[Heartbeat]:
-    """Return signs of life in a job's ``heartbeat`` folder, in order of rank."""
+    """Return the heartbeats in a job's ``heartbeat`` folder, in order of rank."""
     found = []
     for path in folder.glob("rank_*"):
         with contextlib.suppress(OSError, ValueError):
@@ -35,7 +35,7 @@ def heartbeats(folder: Path) -> list[Heartbeat]:
 
 
 def signal_ranks(folder: Path, number: signal.Signals) -> int:
-    """Send a signal to every rank on this machine that has shown a sign of life; return how many."""
+    """Send a signal to every rank on this machine that has a heartbeat file; return how many."""
     sent = 0
     for beat in heartbeats(folder):
         if beat.host == platform.node():
@@ -67,7 +67,7 @@ def end(processes: list[psutil.Process], grace_seconds: float) -> None:
 
 
 def rank_processes(folder: Path) -> list[psutil.Process]:
-    """Return ranks of this machine that still run, found by their signs of life."""
+    """Return ranks of this machine that still run, found by their heartbeats."""
     alive = []
     for beat in heartbeats(folder):
         with contextlib.suppress(psutil.NoSuchProcess):

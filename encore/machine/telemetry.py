@@ -1,4 +1,4 @@
-"""Telemetry beside the log: CPU, memory, disk, network and GPUs, once a second, one JSON object a line."""
+"""Telemetry next to the log: CPU, memory, disk, network and GPUs, once a second, one JSON object a line."""
 
 from __future__ import annotations
 

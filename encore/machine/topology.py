@@ -46,7 +46,7 @@ def visible(near: tuple[Near, ...], chosen: str | None) -> tuple[Near, ...]:
 
 
 def from_kernel(ids: Sequence[str], root: Path = SYS) -> tuple[Near, ...]:
-    """Return ``numa_node`` and ``local_cpulist`` of the PCI devices; empty where the firmware does not tell them."""
+    """Return ``numa_node`` and ``local_cpulist`` of the PCI devices; empty where the firmware does not report them."""
     found = []
     for each in ids:
         # The kernel writes a PCI domain with four digits, NVML with eight.
@@ -82,9 +82,9 @@ def siblings(root: Path = SYS) -> Siblings:
     """Return the hardware threads of each CPU's core."""
     found = {}
     for folder in (root / "devices" / "system" / "cpu").glob("cpu[0-9]*"):
-        told = binding.parse_cpus(_read(folder / "topology" / "thread_siblings_list"))
-        if told:
-            found[int(folder.name[3:])] = told
+        threads = binding.parse_cpus(_read(folder / "topology" / "thread_siblings_list"))
+        if threads:
+            found[int(folder.name[3:])] = threads
     return found
 
 

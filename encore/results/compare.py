@@ -60,7 +60,7 @@ class Factor:
     theirs: float | None
     ratio: float | None = None
     interval: tuple[float, float] | None = None
-    """Where the true ratio lies, with a probability of 95 %."""
+    """Where the true ratio is, with a probability of 95 %."""
     z: float | None = None
     """Our mean's distance from theirs in standard errors, by the spread of the submitted runs."""
     beyond_spread: bool = True
@@ -76,7 +76,7 @@ class Factor:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A run beside a submission."""
+    """A run next to a submission."""
 
     ours: Side
     theirs: Side | None
@@ -91,9 +91,9 @@ class Comparison:
     confidence: float | None
     """Probability that the true ratio of the times is what the verdict says."""
     score_interval: tuple[float, float] | None
-    """Where our true score lies, minutes, with a probability of 95 %."""
+    """Where our true score is, minutes, with a probability of 95 %."""
     further_runs: int | None
-    """Runs still needed to know our mean to ``within``; None where nothing tells how they vary."""
+    """Runs still needed to know our mean to ``within``; None where nothing shows how they vary."""
 
     @property
     def factors(self) -> tuple[Factor, ...]:
@@ -259,8 +259,8 @@ def _missed_too_often(ours: Side) -> bool:
 
 
 def _explanations(ours: Side) -> list[str]:
-    told = dict.fromkeys(run.explanation for run in ours.logs if run.explanation)
-    return list(told)[:3]
+    reasons = dict.fromkeys(run.explanation for run in ours.logs if run.explanation)
+    return list(reasons)[:3]
 
 
 def _in_words(factor: Factor, within: float | None = None) -> str:

@@ -1,11 +1,11 @@
-"""Checks a log against the rules of its round.
+"""Check a log against the rules of its round.
 
     from encore.results.compliance import check
     report = check("result_0.txt")
     for finding in report.findings:
         print(finding.line, finding.expected, finding.found, finding.remedy)
 
-From v0.6 on mlperf-logging's checker decides, with a few rules of our own beside it; v0.5 has only our own.
+From v0.6 on mlperf-logging's checker decides, with a few rules of our own in addition; v0.5 has only our own.
 """
 
 from __future__ import annotations
@@ -94,39 +94,39 @@ def _findings(path: Path, run: RunLog, ruleset: str | None) -> tuple[list[Findin
     findings: list[Finding] = []
     if ruleset is None:
         return [_unknown_round(run)], "none"
-    torn: list[Finding] = []
-    events = _events(path, torn)
+    damaged: list[Finding] = []
+    events = _events(path, damaged)
     small = small_data_findings(run)
-    findings += [*torn, *_timeless(events)]
+    findings += [*damaged, *_timeless(events)]
     if ruleset == "0.5.0":
         return [
             *findings,
             *_marked(check_v05(events, run), bool(small)),
             *small,
         ], "Encore's own rules of v0.5"
-    told = [_with_best(each, run) for each in official.check_events(events, ruleset, run.benchmark)]
-    findings += _marked(told, bool(small))
+    reported = [_with_best(each, run) for each in official.check_events(events, ruleset, run.benchmark)]
+    findings += _marked(reported, bool(small))
     findings += _marked(extra_findings(events, run), bool(small))
     return [*findings, *small], f"{official.version()} and Encore's own rules"
 
 
-def _events(path: Path, torn: list[Finding]) -> list[Event]:
+def _events(path: Path, damaged: list[Finding]) -> list[Event]:
     """Return the events for the checker, which needs them all at once: at most ``_MAX_EVENTS`` of them."""
 
     def note(line: int, text: str) -> None:
-        if len(torn) < _MAX_EVENTS:
-            torn.append(_torn(line, text))
+        if len(damaged) < _MAX_EVENTS:
+            damaged.append(_damaged_event(line, text))
 
     events: list[Event] = []
     for event in read_events(path, note):
         if len(events) == _MAX_EVENTS:
-            torn.append(_torn(event.line, f"more than {_MAX_EVENTS} events: the rest was not checked"))
+            damaged.append(_damaged_event(event.line, f"more than {_MAX_EVENTS} events: the rest was not checked"))
             break
         events.append(event)
     return events
 
 
-def _torn(line: int, text: str) -> Finding:
+def _damaged_event(line: int, text: str) -> Finding:
     return Finding(
         line=line,
         rule="the log format of the round",
@@ -175,12 +175,12 @@ def _with_best(finding: Finding, run: RunLog) -> Finding:
     if not values:
         return finding
     best = (max if first.higher_is_better else min)(values, key=lambda each: each[first.name])
-    said = ", ".join(f"{name} {value:.5g}" for name, value in best.items())
+    reached = ", ".join(f"{name} {value:.5g}" for name, value in best.items())
     wanted = " and ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets)
     return replace(
         finding,
         expected=f"an evaluation that reaches {wanted}",
-        found=f"the best of {len(values)} evaluations has {said}",
+        found=f"the best of {len(values)} evaluations has {reached}",
     )
 
 
@@ -188,7 +188,7 @@ def _unknown_round(run: RunLog) -> Finding:
     return Finding(
         line=None,
         rule="each round has rules of its own",
-        expected="a log that tells its round",
+        expected="a log that names its round",
         found=run.round_found,
         remedy="name it: --ruleset 0.7.0",
     )

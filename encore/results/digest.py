@@ -95,7 +95,7 @@ def _from_row(cell: PublishedResult) -> Side:
         per_length=per_length,
         length_unit="epochs" if span else "",
         counts_last=True,
-        # v0.5 logs count epochs in several ways, which only the logs themselves tell apart.
+        # v0.5 logs count epochs in several ways, which only the logs themselves distinguish.
         length_range=span if cell.round != "v0.5" else None,
         global_batch=cell.global_batch,
         phases={"init_s": cell.init_seconds} if cell.init_seconds is not None else {},
@@ -104,7 +104,7 @@ def _from_row(cell: PublishedResult) -> Side:
 
 
 def _span(text: str) -> tuple[float, float] | None:
-    """Return ``33-37`` as it stands in published.csv; samples and BERT's constant 1 say nothing about epochs."""
+    """Return ``33-37`` as in published.csv; samples and BERT's constant 1 say nothing about epochs."""
     low, separator, high = text.partition("-")
     try:
         span = float(low), float(high if separator else low)

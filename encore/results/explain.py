@@ -37,7 +37,7 @@ _PARTS = {
     "evaluation_s": "single evaluation",
 }
 _PART_WEIGHT = 0.5
-"""A part of a phase that is listed itself: shown below it, not beside it."""
+"""A part of a phase that is listed itself: shown below it, not next to it."""
 _OFF_THE_CLOCK_WEIGHT = 0.01
 
 # What settings of a kind do to a run at their most. Two settings of one weight: in the order of their names.
@@ -51,7 +51,7 @@ _HYPERPARAMETERS: tuple[tuple[str, float], ...] = (
     (r"dali|thread|prefetch|worker|interval|compression|groups", 0.15),
 )
 _OTHER_HYPERPARAMETER = 0.1
-_NOT_TOLD = re.compile(r"seed|cache_clear|_file$|start_warmup|tracked|samples_count|submission|clear_caches")
+_NOT_COMPARED = re.compile(r"seed|cache_clear|_file$|start_warmup|tracked|samples_count|submission|clear_caches")
 _SOFTWARE = (
     (r"framework", 0.2),
     (r"cuda_version|cudnn|cublas|trt", 0.12),
@@ -197,7 +197,7 @@ def _hyperparameters(ours: Mapping[str, object], theirs: Mapping[str, object]) -
     if not ours or not theirs:
         return
     for name in sorted({*ours, *theirs}):
-        if _NOT_TOLD.search(name):
+        if _NOT_COMPARED.search(name):
             continue
         weight = _weight(name, _HYPERPARAMETERS, _OTHER_HYPERPARAMETER)
         found = _setting("hyperparameters", name, ours.get(name), theirs.get(name), weight)
@@ -288,6 +288,6 @@ def _number(value: object) -> float | None:
 
 def _shown(value: object) -> str:
     if value is None:
-        return "(not told)"
+        return "(not reported)"
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} ..."

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-# Okabe and Ito's colours, which people tell apart whatever their colour vision. The page replaces each by a
+# Okabe and Ito's colours, which people distinguish whatever their colour vision. The page replaces each by a
 # variable of its own, so that dark and light can differ.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#b8a800")
 _MARKERS = "osD^vPX*"

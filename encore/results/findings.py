@@ -17,7 +17,7 @@ class Finding:
     line: int | None
     """Line of the file, from 1; None where the finding is about the whole log."""
     rule: str
-    """Where the rule stands."""
+    """Where the rule is defined."""
     expected: str
     found: str
     remedy: str

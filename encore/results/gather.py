@@ -18,7 +18,7 @@ _PHASES = frozenset(
     {f"{name}_{edge}" for name in ("init", "run", "epoch", "block", "eval") for edge in ("start", "stop")}
     | {"train_epoch"}
 )
-_TORN_KEY = re.compile(r'"key":\s*"(\w+)"|:::MLL [\d.]+ (\w+):|:::MLPv\S+ \S+ [\d.]+ \(.*?:\d+\) (\w+)')
+_DAMAGED_KEY = re.compile(r'"key":\s*"(\w+)"|:::MLL [\d.]+ (\w+):|:::MLPv\S+ \S+ [\d.]+ \(.*?:\d+\) (\w+)')
 _BOX_AND_MASK = ("BBOX", "SEGM")
 _NAMING_DIALECTS = frozenset({"v0.5", "mlperf"})
 _DECIDING = frozenset({"run_start", "run_stop", "eval_result"})
@@ -51,7 +51,7 @@ class Quality:
 
 @dataclass(kw_only=True)
 class Gathered:
-    """Everything of one log that decides its time, and what comparisons need beside it."""
+    """Everything of one log that decides its time, and what else comparisons need."""
 
     evidence: RoundEvidence = field(default_factory=RoundEvidence)
     events: int = 0
@@ -74,29 +74,29 @@ class Gathered:
     first_init_s: float | None = None
     init_seconds: float | None = None
     latest_s: float | None = None
-    torn: list[tuple[int, str]] = field(default_factory=list)
-    last_torn: tuple[int, str] | None = None
-    harmless_torn: int = 0
+    damaged: list[tuple[int, str]] = field(default_factory=list)
+    last_damaged: tuple[int, str] | None = None
+    harmless_damaged: int = 0
 
-    def tear(self, line: int, text: str) -> None:
-        """Note a torn event: does it spoil the log?
+    def note_damaged(self, line: int, text: str) -> None:
+        """Note a damaged event: does it spoil the log?
 
         It does where it is the start or the end of the run, or may be the start. Any other can only take an
         evaluation away, and what is left of those must reach the target by itself.
         """
-        self.last_torn = (line, text[:_TEXT_LIMIT])
-        match = _TORN_KEY.search(text)
+        self.last_damaged = (line, text[:_TEXT_LIMIT])
+        match = _DAMAGED_KEY.search(text)
         key = next((group for group in match.groups() if group), "") if match else ""
         if key not in _DECIDING and (key or self.starts):
-            self.harmless_torn += 1
-        elif len(self.torn) < _LIMIT:
-            self.torn.append((line, text[:_TEXT_LIMIT]))
+            self.harmless_damaged += 1
+        elif len(self.damaged) < _LIMIT:
+            self.damaged.append((line, text[:_TEXT_LIMIT]))
 
 
 def gather(path: Path) -> Gathered:
     """Read the log at ``path`` once."""
     found = Gathered()
-    for event in read_events(path, found.tear):
+    for event in read_events(path, found.note_damaged):
         found.events += 1
         found.evidence.dialects.add(event.dialect)
         if event.dialect in _NAMING_DIALECTS or event.key == "submission_benchmark":

@@ -19,7 +19,7 @@ from encore.results.timing import length_of
 
 @dataclass(frozen=True)
 class Curve:
-    """Quality over epochs of one run; ``name`` tells which quality, where there are several."""
+    """Quality over epochs of one run; ``name`` says which quality, where there are several."""
 
     name: str
     points: tuple[tuple[float, float], ...]

@@ -1,4 +1,4 @@
-"""Finds the submission that a run is to be compared with: the one named, its own, or the nearest.
+"""Find the submission that a run is to be compared with: the one named, its own, or the nearest.
 
 from encore.results.nearest import find_submission
 cell, how = find_submission(side, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet")

@@ -1,10 +1,10 @@
-"""Turns the expressions of mlperf-logging's rule files into sentences, and names a remedy for each key."""
+"""Turn the expressions of mlperf-logging's rule files into sentences, and name a remedy for each key."""
 
 from __future__ import annotations
 
 import re
 
-_SAID = {
+_PHRASES = {
     "s['init_started']": "an init_start before it",
     "s['init_stopped']": "an init_stop before it",
     "( s['init_stopped'] == True )": "an init_stop before it",
@@ -63,12 +63,12 @@ _REMEDIES = {
 def expectation(key: str, test: str, *, any_event: bool = False) -> str:
     """Return the test of a rule as a sentence part, such as "lars_epsilon: value equal to 0.0"."""
     text = " ".join(test.split())
-    said = _SAID.get(text)
-    if said is None:
-        said = text
+    phrase = _PHRASES.get(text)
+    if phrase is None:
+        phrase = text
         for pattern, replacement in _REWRITES:
-            said = pattern.sub(replacement, said)
-    return f"{'at least one ' if any_event else ''}{key}: {said.strip()}"
+            phrase = pattern.sub(replacement, phrase)
+    return f"{'at least one ' if any_event else ''}{key}: {phrase.strip()}"
 
 
 def remedy_for(key: str, *, missing: bool = False) -> str:

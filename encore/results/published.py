@@ -4,7 +4,7 @@
     for result in select(load_published(), benchmark="resnet", round_="v0.7"):
         print(result.name, result.score_minutes)
 
-Where the figures come from stands in ``encore/results/data/PROVENANCE.md``.
+Where the figures come from is in ``encore/results/data/PROVENANCE.md``.
 """
 
 from __future__ import annotations

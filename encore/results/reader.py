@@ -1,4 +1,4 @@
-"""Reads MLPerf logs of every round: one streaming parser for all dialects.
+"""Read MLPerf logs of every round: one streaming parser for all dialects.
 
     from encore.results.reader import read_events
     for event in read_events("result_0.txt"):
@@ -34,9 +34,9 @@ OnDamage = Callable[[int, str], None]
 MAX_LINE = 1 << 20
 """Longest line read as a whole; what follows in such a line is skipped, so memory stays constant."""
 _CHUNK = 1 << 18
-_TOLD = 1000
-_SURE = 1 << 53
-_TORN = 8
+_EXCERPT = 1000
+_MAX_EXACT_INT = 1 << 53
+_MAX_DAMAGED = 8
 _GZIP_MAGIC = b"\x1f\x8b"
 _MARKS = (b":::ML", b"MLPerf:")
 _PLAIN = b":::MLLOG {"
@@ -61,11 +61,11 @@ _decode_json = json.JSONDecoder().raw_decode
 _NO_METADATA: Mapping[str, object] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One event of a log. ``time_s`` is in seconds since the epoch the log itself uses.
 
-    In ``v0.5`` and ``mlperf`` the benchmark's name stands in every line: it is ``metadata["benchmark"]``.
+    In ``v0.5`` and ``mlperf`` the benchmark's name is in every line: it is ``metadata["benchmark"]``.
     """
 
     time_s: float | None
@@ -81,41 +81,41 @@ def read_events(path: str | PathLike[str], on_damage: OnDamage | None = None) ->
     """Yield the events of the log at ``path`` in file order, whatever else is in the file.
 
     Foreign text, broken UTF-8, NUL bytes and lines without end are passed over; only the file system's own
-    errors (``OSError``) are raised. A torn event is told to ``on_damage`` and never yielded in part.
+    errors (``OSError``) are raised. A damaged event is reported to ``on_damage`` and never yielded in part.
     """
-    tell = on_damage or _ignore
+    report = on_damage or _ignore
     with Path(path).open("rb") as raw:
         compressed = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
         stream: _Readable = gzip.GzipFile(fileobj=raw) if compressed else raw
-        for number, line in _marked_lines(stream, tell):
+        for number, line in _marked_lines(stream, report):
             if line.startswith(_PLAIN):
                 event = _parse_plain(line, number)
                 if event is not None:
                     yield event
                     continue
-            yield from parse_line(line.decode("utf-8", "replace"), number, tell)
+            yield from parse_line(line.decode("utf-8", "replace"), number, report)
 
 
 def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) -> Iterator[Event]:
     """Yield the events of one line of text: none, one, or several written by processes at the same time."""
-    tell = on_damage or _ignore
+    report = on_damage or _ignore
     match = _TOKEN.search(text)
     if match is None and ":::ML" in text:
-        tell(number, text[:_TOLD])
-    torn = 0
+        report(number, text[:_EXCERPT])
+    damaged = 0
     while match is not None:
         following = _TOKEN.search(text, match.end())
         event, end = _parse_event(text, match, following.start() if following else len(text), number)
         if event is not None:
             yield event
         elif text.startswith(":::", match.start()):
-            torn += 1
-            tell(number, text[match.start() : end][:_TOLD])
-            if torn == _TORN and following:
-                yield from _parse_pieces(text[end:], number, tell)
+            damaged += 1
+            report(number, text[match.start() : end][:_EXCERPT])
+            if damaged == _MAX_DAMAGED and following:
+                yield from _parse_pieces(text[end:], number, report)
                 return
-        # An event's own text may hold a mark (an echoed command): go on after the event, not inside it.
+        # An event's own text may hold a mark (an echoed command): continue after the event, not inside it.
         match = _TOKEN.search(text, end)
 
 
@@ -129,24 +129,24 @@ def _parse_plain(line: bytes, number: int) -> Event | None:
     return _mllog_event(record, number) if len(text) - end <= 1 else None
 
 
-def _parse_pieces(text: str, number: int, tell: OnDamage) -> Iterator[Event]:
-    """Yield the rest of a line with many torn events, each cut at the next mark: linear in the line's length."""
+def _parse_pieces(text: str, number: int, report: OnDamage) -> Iterator[Event]:
+    """Yield the rest of a line with many damaged events, each cut at the next mark: linear in the line's length."""
     starts = [match.start() for match in _TOKEN.finditer(text)]
     for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
-        yield from parse_line(text[start:stop], number, tell)
+        yield from parse_line(text[start:stop], number, report)
 
 
 def _ignore(line: int, text: str) -> None:
     pass
 
 
-def _marked_lines(stream: _Readable, tell: OnDamage) -> Iterator[tuple[int, bytes]]:
+def _marked_lines(stream: _Readable, report: OnDamage) -> Iterator[tuple[int, bytes]]:
     """Yield the number and bytes of each line with a mark in it; the other lines are counted and never copied."""
     number = 1
     tail = b""
     skipping = False
     marks: Sequence[bytes] = _MARKS
-    for chunk in _chunks(stream, tell):
+    for chunk in _chunks(stream, report):
         if skipping:
             newline = chunk.find(b"\n")
             if newline < 0:
@@ -186,12 +186,12 @@ def _search(block: bytes, end: int, number: int, marks: Sequence[bytes]) -> Iter
         at = block.find(mark, stop, end)
 
 
-def _chunks(stream: _Readable, tell: OnDamage) -> Iterator[bytes]:
+def _chunks(stream: _Readable, report: OnDamage) -> Iterator[bytes]:
     while True:
         try:
             chunk = stream.read(_CHUNK)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            tell(0, f":::ML the compressed file is damaged: {error}")
+            report(0, f":::ML the compressed file is damaged: {error}")
             return
         if not chunk:
             return
@@ -225,7 +225,15 @@ def _mllog_event(record: object, number: int) -> Event | None:
     if not isinstance(metadata, dict):
         metadata = _NO_METADATA
     namespace = namespace[:80] if isinstance(namespace, str) else ""
-    return Event(_time_of(record), key, record.get("value"), metadata, number, "mllog", namespace)
+    return Event(
+        time_s=_time_of(record),
+        key=key,
+        value=record.get("value"),
+        metadata=metadata,
+        line=number,
+        dialect="mllog",
+        namespace=namespace,
+    )
 
 
 def _parse_mll(text: str, start: int, limit: int, number: int) -> tuple[Event | None, int]:
@@ -241,7 +249,9 @@ def _parse_mll(text: str, start: int, limit: int, number: int) -> tuple[Event | 
         return None, limit
     metadata = record.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else _NO_METADATA
-    return Event(seconds, head["key"], record.get("value"), metadata, number, "mll"), end
+    return Event(
+        time_s=seconds, key=head["key"], value=record.get("value"), metadata=metadata, line=number, dialect="mll"
+    ), end
 
 
 def _parse_v05(body: str, number: int) -> Event | None:
@@ -253,7 +263,9 @@ def _parse_v05(body: str, number: int) -> Event | None:
     if rest and not rest.startswith(":"):
         return None
     metadata = {"benchmark": match["benchmark"], "file": match["file"], "lineno": _lineno(match["lineno"])}
-    return Event(seconds, match["key"], _bare_or_json(rest[1:]), metadata, number, "v0.5")
+    return Event(
+        time_s=seconds, key=match["key"], value=_bare_or_json(rest[1:]), metadata=metadata, line=number, dialect="v0.5"
+    )
 
 
 def _parse_mlperf(body: str, number: int) -> Event | None:
@@ -266,7 +278,14 @@ def _parse_mlperf(body: str, number: int) -> Event | None:
         return None
     plain = _PERCENT.sub(lambda found: repr(float(found[1]) / 100), match["rest"])
     value = _bare_or_json(plain.strip().lstrip(":=,"))
-    return Event(seconds, match["key"], value, {"benchmark": match["benchmark"]}, number, "mlperf")
+    return Event(
+        time_s=seconds,
+        key=match["key"],
+        value=value,
+        metadata={"benchmark": match["benchmark"]},
+        line=number,
+        dialect="mlperf",
+    )
 
 
 def _json_at(text: str, start: int) -> tuple[object, int]:
@@ -293,7 +312,7 @@ def _bare_or_json(text: str) -> object:
 def _time_of(record: Mapping[str, object]) -> float | None:
     """Return seconds. Some logs have ``time_s: 0.0`` in place of ``time_ms``: no time at all."""
     milliseconds = record.get("time_ms")
-    if type(milliseconds) is int and abs(milliseconds) < _SURE:
+    if type(milliseconds) is int and abs(milliseconds) < _MAX_EXACT_INT:
         return milliseconds / 1000
     milliseconds = _number(milliseconds)
     if milliseconds is not None:

@@ -1,4 +1,4 @@
-"""Finds the round a log belongs to, from what the log says."""
+"""Find the round a log belongs to, from what the log says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from encore.results.reader import Dialect
 from encore.results.rules import ROUNDS, rounds_of
 
 ROUND_KEYS = frozenset({"run_stop", "gradient_accumulation_steps"})
-"""Keys that tell rounds apart."""
+"""Keys that distinguish rounds."""
 _MLLOG_ROUNDS = frozenset(ROUNDS[ROUNDS.index("v0.7") :])
 _BY_DIALECT: dict[Dialect, frozenset[str]] = {
     "v0.5": frozenset({"v0.5"}),
@@ -55,7 +55,7 @@ class RoundEvidence:
             if len(left) == 1:
                 return next(iter(left)), f"from the {', '.join(used)}"
         candidates = ", ".join(round_ for round_ in ROUNDS if round_ in left)
-        return None, f"may be any of {candidates}: nothing in the log tells them apart"
+        return None, f"may be any of {candidates}: nothing in the log distinguishes them"
 
     def _clues(self, path: Path) -> list[tuple[str, frozenset[str]]]:
         clues = [("dialect of the lines", frozenset().union(*(_BY_DIALECT[each] for each in self.dialects)))]

@@ -35,7 +35,7 @@ class Target:
     higher_is_better: bool = True
 
     def met_by(self, quality: Mapping[str, float]) -> bool:
-        """Return whether a quality reaches the target, as far as float32 can tell: logs hold 21.799999 for 21.8."""
+        """Return whether a quality reaches the target, as far as float32 can show: logs hold 21.799999 for 21.8."""
         found = quality.get(self.name)
         if found is None:
             return False
@@ -99,7 +99,7 @@ _MASKRCNN = (
 
 # (benchmark, first round, last round, targets). v0.5: eval_target events of the submitted logs, minigo from
 # the rules' text. v0.6: the submitted code and logs; its checker holds no target. From v0.7 on:
-# ATLEAST_ONE_CHECK of closed_<benchmark>.yaml; BERT's second v0.7 target stands there, not in the text.
+# ATLEAST_ONE_CHECK of closed_<benchmark>.yaml; BERT's second v0.7 target is there, not in the text.
 _TARGETS: tuple[tuple[str, str, str, tuple[Target, ...]], ...] = (
     ("resnet", "v0.5", "v0.5", _one(0.749, _TOP1)),
     ("resnet", "v0.6", "v4.0", _one(0.759, _TOP1)),

@@ -159,17 +159,17 @@ def _judge(
     """Return why the log has no time, in the order in which a reader would ask."""
     if gathered.events == 0:
         return Reason.NO_EVENTS, "no MLPerf event (:::MLLOG, :::MLL, :::MLPv0.5.0 or MLPerf:) in the file"
-    if gathered.torn:
-        line, text = gathered.torn[0]
-        return Reason.DAMAGED, f"line {line} holds a torn event: {text[:80].strip()}"
+    if gathered.damaged:
+        line, text = gathered.damaged[0]
+        return Reason.DAMAGED, f"line {line} holds a damaged event: {text[:80].strip()}"
     if len(gathered.benchmarks) > 1:
         return Reason.SEVERAL_BENCHMARKS, f"events of {', '.join(sorted(gathered.benchmarks))} in one file"
     if not gathered.starts:
         return Reason.NO_START, "no run_start event"
     if not gathered.stops and gathered.eval_result_s is None:
-        if gathered.last_torn:
-            line, text = gathered.last_torn
-            return Reason.DAMAGED, f"no run_stop event, and line {line} is torn: {text[:80].strip()}"
+        if gathered.last_damaged:
+            line, text = gathered.last_damaged
+            return Reason.DAMAGED, f"no run_stop event, and line {line} is damaged: {text[:80].strip()}"
         return Reason.NO_STOP, "no run_stop event: the run ended early, or the log is cut off"
     if gathered.restarted is not None:
         return Reason.SEVERAL_RUNS, f"line {gathered.restarted} starts a second run after the first one's end"
@@ -225,8 +225,8 @@ def _flags(gathered: Gathered, start: float | None, stop: float | None) -> list[
         flags.append(f"{len(gathered.starts)} run_start events with {len(distinct)} times: the first one counts")
     if len({seconds for _, seconds in gathered.stops}) > 1:
         flags.append(f"{len(gathered.stops)} run_stop events with different times: the first one counts")
-    if gathered.harmless_torn:
-        flags.append(f"{gathered.harmless_torn} torn events, which do not touch the time")
+    if gathered.harmless_damaged:
+        flags.append(f"{gathered.harmless_damaged} damaged events, which do not touch the time")
     if gathered.status is None and gathered.stops:
         flags.append("run_stop has no status: success was inferred from the evaluations")
     latest = gathered.latest_s

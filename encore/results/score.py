@@ -128,7 +128,7 @@ def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[tuple[Pa
     if found:
         yield root, sorted(found, key=_natural)
     if named and (root / "run.json").is_file():
-        # Encore's own run folder: what lies deeper are the parts that its result files were made of.
+        # Encore's own run folder: what is deeper are the parts that its result files were made of.
         return
     for entry in entries:
         if entry.is_dir():

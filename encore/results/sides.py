@@ -21,7 +21,7 @@ from encore.results.rules import Target, rule_for, targets_of
 from encore.results.run_log import RunLog
 from encore.results.score import Score, score_folder
 from encore.results.statistics import Sample
-from encore.results.systems import describe_beside, from_description, rounds_system
+from encore.results.systems import from_description, nearest_description, rounds_system
 from encore.results.timing import length_of, median_phases
 
 _PASSPORT_LIMIT = 1 << 22
@@ -59,7 +59,7 @@ class Side:
     phases: Mapping[str, float] = field(default_factory=dict)
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Environment, versions and data beside what the system description says: from Encore's run.json."""
+    """Environment, versions and data, which the system description does not hold: from Encore's run.json."""
     passport: Mapping[str, Any] = field(default_factory=dict)
     published: PublishedResult | None = None
     """The published cell that this side is, or that its logs were found to be of."""
@@ -186,12 +186,12 @@ def _common(runs: Sequence[RunLog]) -> dict[str, object]:
 
 
 def _hardware(score: Score, passport: Mapping[str, Any], first: RunLog | None) -> System:
-    described = _json(score.folder / "system.json")
-    if described:
-        return from_description(described)
-    beside = describe_beside(score.folder)
-    if beside is not None:
-        return beside
+    description = _json(score.folder / "system.json")
+    if description:
+        return from_description(description)
+    nearest = nearest_description(score.folder)
+    if nearest is not None:
+        return nearest
     return rounds_system(score.folder, score.round, first.platform if first else None)
 
 
@@ -230,7 +230,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def first_step_seconds(side: Side) -> float | None:
-    """Return seconds from run_start to the first training step, where Encore's own metrics tell it: the median."""
+    """Return seconds from run_start to the first training step, where Encore's own metrics have it: the median."""
     found = []
     for run in side.logs:
         number = run.path.stem.rpartition("_")[2]

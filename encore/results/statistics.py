@@ -6,7 +6,7 @@
 
 Sets hold 3 to 100 runs. Resampling the runs themselves cannot keep its promise on so few: of five values the
 whole range holds the true median in 94 % of the cases only. So the bootstrap here is parametric: it draws sets
-of the same size from a normal distribution, looks how far the studentized mean of such a set lies from the
+of the same size from a normal distribution, looks how far the studentized mean of such a set is from the
 truth, and takes that much off the mean that was found. For a plain mean this is Student's interval; for the
 mean without the fastest and the slowest, and for a ratio of two means with unequal spreads (Weerahandi's
 generalized interval, JASA 88, 1993), there is no such formula.
@@ -71,7 +71,7 @@ class Sample:
 
 
 def interval(sample: Sample, level: float = LEVEL) -> tuple[float, float] | None:
-    """Return where the true mean lies, with probability ``level``; None where the spread is not known."""
+    """Return where the true mean is, with probability ``level``; None where the spread is not known."""
     draws = _truths(sample, _OURS)
     return None if draws is None else _quantiles(draws, level)
 
@@ -89,7 +89,7 @@ def ratio_draws(ours: Sample, theirs: Sample) -> Any:
 
 
 def ratio_interval(ours: Sample, theirs: Sample, level: float = LEVEL) -> tuple[float, float] | None:
-    """Return where the true ratio of the means lies, with probability ``level``."""
+    """Return where the true ratio of the means is, with probability ``level``."""
     draws = ratio_draws(ours, theirs)
     return None if draws is None else _quantiles(draws, level)
 

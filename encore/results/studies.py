@@ -5,7 +5,7 @@
         if not check.follows:
             print(check.source, check.place, check.what, check.printed, check.computed)
 
-A figure follows when it lies within what its own rounding and that of the figures it is made of allow.
+A figure follows when it is within what its own rounding and that of the figures it is made of allow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORK_DAY_MINUTES = 480
 
 @dataclass(frozen=True)
 class Span:
-    """A number that is known to lie between two others, as a printed one does."""
+    """A number that is known to be between two others, as a printed one does."""
 
     low: float
     high: float
@@ -53,7 +53,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A printed figure beside what the study's other figures make of it."""
+    """A printed figure and what the study's other figures make of it."""
 
     source: str
     place: str

@@ -65,7 +65,7 @@ def release_of(*texts: str | None) -> str | None:
 
 
 def from_description(description: Mapping[str, Any]) -> System:
-    """Return the system that MLPerf's system description tells of; what is empty there stays unknown."""
+    """Return the system that MLPerf's system description describes; what is empty there stays unknown."""
 
     def text(name: str) -> str | None:
         value = str(description.get(name) or "").strip()
@@ -98,8 +98,8 @@ def _count(text: str | None) -> int | None:
     return int(digits[0]) if digits and 0 < len(digits[0]) < _LONGEST_COUNT else None
 
 
-def describe_beside(folder: Path) -> System | None:
-    """Return the system of a submission's logs: ``systems/<system>.json`` beside or above ``results/``."""
+def nearest_description(folder: Path) -> System | None:
+    """Return the system of a submission's logs: ``systems/<system>.json`` next to or above ``results/``."""
     parents = [folder.absolute(), *folder.absolute().parents][:_ABOVE]
     for system in parents[:3]:
         for above in parents:

@@ -261,7 +261,7 @@ def _scaled(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Meas
 
 
 def _without_nodes(each: Measurement) -> str:
-    """Return the number of nodes stands in the system's name, and must not part what is to be compared."""
+    """Return the system's name without the number of nodes, which must not part what is to be compared."""
     return each.system.rpartition("nodes, ")[2]
 
 

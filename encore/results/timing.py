@@ -24,7 +24,7 @@ _COUNTS_SAMPLES = frozenset({"bert"})
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
-    """Seconds of one run; None where the log does not tell. start + train + evaluate is the run's time."""
+    """Seconds of one run; None where the log does not say. start + train + evaluate is the run's time."""
 
     init_s: float | None = None
     """From init_start to init_stop, off the clock."""
@@ -33,7 +33,7 @@ class Phases:
     train_s: float | None = None
     """On the clock, neither starting nor evaluating."""
     evaluate_s: float | None = None
-    """In evaluations; where they run beside the training, their time counts here."""
+    """In evaluations; where they run during the training, their time counts here."""
     first_epoch_s: float | None = None
     epoch_s: float | None = None
     """An epoch after the first, without its evaluation: the median."""
@@ -77,7 +77,7 @@ def phases_of(run: RunLog) -> Phases:
 
 
 def median_phases(runs: Sequence[RunLog]) -> dict[str, float]:
-    """Return the median of each phase over the runs that tell it, in seconds."""
+    """Return the median of each phase over the runs that have it, in seconds."""
     every = [phases_of(run) for run in runs]
     found = {}
     for name in PHASE_NAMES:
@@ -120,7 +120,7 @@ def deciding(run: RunLog) -> Quality | None:
 
 
 def _counted(run: RunLog, point: Quality) -> Length:
-    """Return epochs begun before the evaluation; the evaluations themselves where the log tells no epochs."""
+    """Return epochs begun before the evaluation; the evaluations themselves where the log has no epochs."""
     before = [
         phase.epoch
         for phase in run.phases

@@ -39,7 +39,7 @@ def certainty(found: Comparison) -> Iterator[str]:
         more = _counted(found.further_runs, "further run") if found.further_runs else "no further run"
         yield f"{more} needed to know your mean to within {found.within * 100:g} %"
     elif ours.score is not None and found.theirs is not None:
-        yield "how many runs a claim needs is not known: more than 1000, or run at least twice to tell"
+        yield "how many runs a claim needs is not known: more than 1000, or run at least twice to find out"
 
 
 def _counted(number: int, what: str) -> str:

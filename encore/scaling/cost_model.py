@@ -82,7 +82,7 @@ class StepModel:
 
 
 def fit_steps(points: Sequence[Point], algorithm: Algorithm | None = None) -> StepModel:
-    """Fit the model; hierarchical where a point has several nodes, else a tree, unless told otherwise."""
+    """Fit the model; hierarchical where a point has several nodes, else a tree, unless given."""
     if len({point.gpus for point in points}) < 2:
         raise EncoreError(
             f"{len(points)} measured points on one number of GPUs",

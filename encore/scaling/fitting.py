@@ -7,7 +7,7 @@ A value is ``sum_j row_j * exp(theta_j)``: parameters are positive by their form
 minimizes the squared relative errors together with the squared distances of the parameters from their priors,
 which are wide, and without which fewer points than parameters would determine nothing.
 
-An interval is a profile likelihood's: a value lies inside when a point that measured it, added to the points
+An interval is a profile likelihood's: a value is inside when a point that measured it, added to the points
 that there are, costs the best fit no more than the chi-square quantile. No random numbers take part.
 """
 
@@ -43,7 +43,7 @@ class Prediction:
     high: float
 
     def holds(self, measured: float) -> bool:
-        """Return whether a measured value lies inside."""
+        """Return whether a measured value is inside."""
         return self.low <= measured <= self.high
 
 
@@ -122,13 +122,13 @@ def _minimize(
     centres, widths = _logs(priors)
 
     def residuals(theta: Any) -> Any:
-        told = (np.log(matrix @ np.exp(theta)) - logs) / scale
-        return np.concatenate([told, (theta - centres) / widths])
+        misfits = (np.log(matrix @ np.exp(theta)) - logs) / scale
+        return np.concatenate([misfits, (theta - centres) / widths])
 
     def jacobian(theta: Any) -> Any:
         terms = matrix * np.exp(theta)
-        told = terms / terms.sum(axis=1, keepdims=True) / scale[:, None]
-        return np.concatenate([told, np.diag(1 / widths)])
+        slopes = terms / terms.sum(axis=1, keepdims=True) / scale[:, None]
+        return np.concatenate([slopes, np.diag(1 / widths)])
 
     found = least_squares(residuals, start, jac=jacobian, method="lm", xtol=1e-10, ftol=1e-10)
     return found.x, float(2 * found.cost)

@@ -17,7 +17,7 @@ from encore.scaling.curves import Option
 STATES = 400_000
 """The search looks at so many states of single GPUs before it stops and says that it did."""
 _MOST_RUNS = 100
-"""Of more runs than this no schedule is searched: the list schedule stands."""
+"""Of more runs than this no schedule is searched: the list schedule is kept."""
 _TINY = 1e-9
 
 
@@ -78,7 +78,7 @@ def shortest(jobs: Sequence[Job], gpus: int, states: int = STATES) -> Schedule:
     Every order of starts with every choice of GPUs is tried, each run starting as soon as enough GPUs are free
     and not before the one in front of it; one of these schedules is a shortest one. Branches that cannot beat
     the best found are cut by two bounds: GPU-minutes left over all GPUs, and each run's earliest end. After
-    ``states`` the best found is given, beside the bound that no schedule can beat.
+    ``states`` the best found is given, with the bound that no schedule can beat.
     """
     guess = _list_schedule(jobs, gpus)
     few = sum(job.count for job in jobs) <= _MOST_RUNS

@@ -1,4 +1,4 @@
-"""Run a grid of points one after the other into a study folder, and go on with an interrupted one.
+"""Run a grid of points one after the other into a study folder, and resume an interrupted one.
 
 results/20261120T101500Z-sweep-resnet/
     study.json          the grid, and the jobs that points were submitted as
@@ -48,7 +48,7 @@ class Here:
     """How points are run on this machine."""
 
     hooks: Callable[[GridPoint, RunFolder | None], runner.Hooks]
-    """Tells what a run does; without a folder, what comes before it."""
+    """Reports what a run does; without a folder, what comes before it."""
     hang_seconds: float
 
 
@@ -73,7 +73,7 @@ class Study:
         return dict(files.read_json(self.path / STUDY).get("jobs", {}))
 
     def state(self, point: GridPoint) -> PointState:
-        """Return where a point stands, by its run folder."""
+        """Return the state of a point, by its run folder."""
         run = self.run_of(point)
         if run is None:
             return "submitted" if point.key in self.jobs() else "to do"
@@ -85,7 +85,7 @@ class Study:
 
 def create(grid: Grid, results: Path) -> Study:
     """Make the study folder."""
-    # The values of secrets are never kept: whoever goes on with the study has them in the environment.
+    # The values of secrets are never kept: whoever resumes the study has them in the environment.
     kept = passport.redact(dict(setting.split("=", 1) for setting in grid.environment if "=" in setting))
     environment = tuple(
         name if kept.get(name := setting.partition("=")[0]) == passport.REDACTED else setting
@@ -146,13 +146,13 @@ def refuse(grid: Grid, results: Path, submitter: Submitter | None, submit_all: b
 
 
 def run(study: Study, here: Here, submitter: Submitter | None, submit_all: bool = False) -> ExitCode:
-    """Run or submit every point that has not ended; goes on after a point that fails, stops when interrupted."""
+    """Run or submit every point that has not ended; continue after a point that fails, stop when interrupted."""
     failed = False
     with _alone(study):
         for point in points(study.grid):
             if study.state(point) == "done":
                 continue
-            # What a job has begun only a job goes on with: this machine may be a login node.
+            # What a job has begun only a job resumes: this machine may be a login node.
             if point.nodes > 1 or submit_all or point.key in study.jobs():
                 _submit(study, point, submitter)
                 continue
@@ -171,7 +171,7 @@ def _alone(study: Study) -> Iterator[None]:
             yield
     except Timeout as error:
         raise EncoreError(
-            f"another process runs {study.path}", remedy="wait for it, or stop it and go on with --resume"
+            f"another process runs {study.path}", remedy="wait for it, or stop it and continue with --resume"
         ) from error
 
 

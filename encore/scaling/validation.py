@@ -23,7 +23,7 @@ from encore.scaling.cost_model import Point, Product, fit_epochs, fit_steps
 from encore.scaling.fitting import Prediction
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Series:
     """Published results of one benchmark that differ in scale: one round, submitter and accelerator."""
 
@@ -60,7 +60,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A published result beside what the smaller ones of its series predict."""
+    """A published result and what the smaller ones of its series predict."""
 
     series: Series
     benchmark: str
@@ -84,13 +84,13 @@ class Check:
 
 @functools.cache
 def train_samples() -> dict[str, int]:
-    """Samples of an epoch, for every benchmark with published results whose submitted logs agree on them."""
+    """Return samples of an epoch, for every benchmark with published results whose submitted logs agree on them."""
     sizes = {cell.benchmark: data_size(cell.benchmark) for cell in load_published()}
     return {name: size.train for name, size in sizes.items() if name and size and size.train}
 
 
 def published_points(series: Series, benchmark: str) -> list[Measured]:
-    """The results of a series, by number of accelerators."""
+    """Return the results of a series, by number of accelerators."""
     found = [
         _measured(cell)
         for cell in load_published()
@@ -115,7 +115,7 @@ def _measured(cell: PublishedResult) -> Measured:
 
 @functools.cache
 def checks(benchmark: str) -> tuple[Check, ...]:
-    """Every larger count of every series, predicted from the two smallest counts, and from the smaller half."""
+    """Return every larger count of every series, predicted from the two smallest counts, and from the smaller half."""
     if benchmark not in train_samples():
         raise unknown("benchmark with published series", benchmark, train_samples())
     found: list[Check] = []
@@ -158,7 +158,7 @@ def _predicted(series: Series, benchmark: str, measured: Iterable[Measured], cou
 
 
 def error_table(benchmark: str) -> Table:
-    """Predicted beside published, with the error of each."""
+    """Return the table of predicted and published, with the error of each."""
     return Table(
         title=f"Predicted and published: {benchmark}",
         columns=(
@@ -187,7 +187,7 @@ def error_table(benchmark: str) -> Table:
 
 
 def _summary(found: Sequence[Check]) -> str:
-    """How large the errors are, and how often the intervals held."""
+    """Return how large the errors are, and how often the intervals held."""
     steps = statistics.median(abs(each.step_error) for each in found)
     minutes = statistics.median(abs(each.minutes_error) for each in found)
     held = sum(each.step.holds(each.measured.point.time) for each in found)
@@ -199,5 +199,5 @@ def _summary(found: Sequence[Check]) -> str:
 
 
 def _two(number: float) -> str:
-    """Two significant digits, never as a power of ten."""
+    """Return two significant digits, never as a power of ten."""
     return f"{float(f'{number:.2g}'):g}"

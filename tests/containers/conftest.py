@@ -29,14 +29,14 @@ class EngineUnderTest:
     environment: dict[str, str]
 
     def ask(self, *arguments: str) -> str:
-        """Output of a command of the engine's client."""
+        """Return the output of a command of the engine's client."""
         command = [self.name, *arguments]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def left(self) -> list[str]:
-        """Containers and volumes that there are, running or not."""
+        """Return containers and volumes that there are, running or not."""
         return self.ask("ps", "--all", "--quiet").split() + self.ask("volume", "ls", "--quiet").split()
 
 
@@ -62,7 +62,7 @@ def _need(*programs: str) -> None:
 
 
 def make(*arguments: str, environment: dict[str, str]) -> str:
-    """Output of a make target, which must succeed."""
+    """Return the output of a make target, which must succeed."""
     command = ["make", "--no-print-directory", *arguments]
     done = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

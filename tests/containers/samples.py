@@ -28,7 +28,7 @@ CALLER = {
 
 
 def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job:
-    """A benchmark's job on so many GPUs, or on one core for 0."""
+    """Return a benchmark's job on so many GPUs, or on one core for 0."""
     chosen = choice or catalogue.choose("resnet")
     submitted = [each.system for each in catalogue.systems(chosen) if each.kind == "submitted"]
     of_gpus = system if system in submitted else submitted[-1]
@@ -40,7 +40,7 @@ def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job
 
 
 def container(runtime: str, **facts: object) -> Container:
-    """A container of the user 1000 in which nothing is special."""
+    """Return a container of the user 1000 in which nothing is special."""
     image = {"apptainer": "/images/resnet.sif", "enroot": "/images/resnet.sqsh"}
     known: dict[str, object] = {
         "image": image.get(runtime, "localhost/encore/resnet:latest"),
@@ -54,5 +54,5 @@ def container(runtime: str, **facts: object) -> Container:
 
 
 def rendered(runtime: str, gpus: int, **facts: object) -> Command:
-    """A job of so many GPUs on a runtime."""
+    """Return a job of so many GPUs on a runtime."""
     return RENDERERS[runtime](job(gpus), container(runtime, **facts))

@@ -29,7 +29,7 @@ INFO = {"docker": {"SecurityOptions": [], "Runtimes": {"runc": {}}}, "podman": {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder for fake engines, which is all that PATH holds beside the system's tools."""
+    """A folder for fake engines, which is all that PATH holds besides the system's tools."""
     path = tmp_path / "bin"
     path.mkdir()
     return path
@@ -62,7 +62,7 @@ def run(folder: Path, tmp_path: Path) -> Callable[..., Ran]:
     """Runs the command line with nothing but the fakes as engines."""
 
     def call(*arguments: str, **variables: str) -> Ran:
-        # Any engine of this machine lies in the same folders as its other tools, so they are left out.
+        # Any engine of this machine is in the same folders as its other tools, so they are left out.
         environment = {"PATH": str(folder), "HOME": str(tmp_path), "COLUMNS": "200", **variables}
         command = [sys.executable, "-m", "encore.cli.app", *arguments]
         return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, env=environment, check=False)
@@ -70,7 +70,7 @@ def run(folder: Path, tmp_path: Path) -> Callable[..., Ran]:
     return call
 
 
-def told(done: Ran, found: str, remedy: str) -> None:
+def fails_with(done: Ran, found: str, remedy: str) -> None:
     assert done.returncode in (1, 2), done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "  do this: "))]
     assert len(lines) == 2, done.stderr
@@ -84,8 +84,8 @@ RUN = ("run", "resnet", "2", "--system", "cpu")
 
 def test_no_engine(run: Callable[..., Ran], tmp_path: Path) -> None:
     done = run(*RUN, "--runtime", "docker", "--results", str(tmp_path / "r"))
-    told(done, "docker: no docker on PATH", "apt-get install docker.io")
-    told(run("images", "build", "resnet"), "no docker on PATH", "--runtime podman or host")
+    fails_with(done, "docker: no docker on PATH", "apt-get install docker.io")
+    fails_with(run("images", "build", "resnet"), "no docker on PATH", "--runtime podman or host")
     assert not (tmp_path / "r").exists()
 
 
@@ -116,31 +116,31 @@ def test_engine_that_does_not_answer(
     engine: FakeEngine, run: Callable[..., Ran], name: str, message: str, found: str, remedy: str
 ) -> None:
     engine(name, {"info": ("", message, 1)})
-    told(run(*RUN, "--runtime", name), found, remedy)
-    told(run("images", "build", "resnet"), found, remedy)
+    fails_with(run(*RUN, "--runtime", name), found, remedy)
+    fails_with(run("images", "build", "resnet"), found, remedy)
 
 
 def test_docker_that_answers_for_itself_alone(engine: FakeEngine, run: Callable[..., Ran]) -> None:
     facts = {"ServerErrors": ["Cannot connect to the Docker daemon at unix:///var/run/docker.sock."]}
     engine("docker", {"info": (json.dumps(facts), "", 0)})
-    told(run(*RUN, "--runtime", "docker"), "the engine does not run", "systemctl start docker")
+    fails_with(run(*RUN, "--runtime", "docker"), "the engine does not run", "systemctl start docker")
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])
 def test_image_not_built(engine: FakeEngine, run: Callable[..., Ran], name: str) -> None:
     engine(name, {"image inspect": ("[]", "Error: localhost/encore/resnet:latest: image not known", 125)})
-    told(run(*RUN, "--runtime", name), f"{name} has no image localhost/encore/resnet", "make build-resnet")
+    fails_with(run(*RUN, "--runtime", name), f"{name} has no image localhost/encore/resnet", "make build-resnet")
 
 
 def test_image_file_not_made(engine: FakeEngine, run: Callable[..., Ran]) -> None:
     engine("apptainer", {})
     done = run(*RUN, "--runtime", "apptainer")
-    told(done, "no image file", "encore images convert resnet --to apptainer")
+    fails_with(done, "no image file", "encore images convert resnet --to apptainer")
 
 
 def test_standin_not_built(engine: FakeEngine, run: Callable[..., Ran]) -> None:
     engine("docker", {"image inspect": ("[]", "Error: No such image: x", 1)})
-    told(run("images", "build", "resnet", "--base", "standin"), "the CPU base", "make standin")
+    fails_with(run("images", "build", "resnet", "--base", "standin"), "the CPU base", "make standin")
 
 
 def test_base_that_cannot_be_pulled(engine: FakeEngine, run: Callable[..., Ran]) -> None:
@@ -150,7 +150,7 @@ def test_base_that_cannot_be_pulled(engine: FakeEngine, run: Callable[..., Ran])
         ("unauthorized: authentication required", "docker login nvcr.io"),
     ):
         engine("docker", {"image inspect": missing, "pull": ("", message, 1)})
-        told(run("images", "build", "resnet"), "nvcr.io/nvidia/mxnet:24.06-py3 is not pulled", remedy)
+        fails_with(run("images", "build", "resnet"), "nvcr.io/nvidia/mxnet:24.06-py3 is not pulled", remedy)
 
 
 def test_digest_changed(
@@ -165,7 +165,7 @@ def test_digest_changed(
     monkeypatch.setattr(images.hold_to_lock, "__defaults__", (lock,))
     facts = [{"Id": "sha256:1", "RepoDigests": ["nvcr.io/nvidia/mxnet@sha256:bb"], "Config": {}}]
     engine("docker", {"image inspect": (json.dumps(facts), "", 0)})
-    used = Engine("docker", str(tmp_path / "bin" / "docker"))
+    used = Engine(name="docker", program=str(tmp_path / "bin" / "docker"))
     with pytest.raises(EncoreError, match="another digest") as error:
         building.pull(used, images.find_release("mxnet"), lambda line: None)
     assert "sha256:aa" in error.value.expected
@@ -176,16 +176,16 @@ def test_no_space(engine: FakeEngine, run: Callable[..., Ran]) -> None:
     missing = ("[]", "Error: No such image: x", 1)
     full = ("", "write /var/lib/docker/tmp/GetImageBlob123: no space left on device", 1)
     engine("docker", {"image inspect": missing, "pull": full})
-    told(run("images", "build", "resnet"), "the engine's disk is full", "docker system prune")
+    fails_with(run("images", "build", "resnet"), "the engine's disk is full", "docker system prune")
 
 
-def test_little_space_is_told_before_the_pull(tmp_path: Path) -> None:
+def test_little_space_is_reported_before_the_pull(tmp_path: Path) -> None:
     from encore.containers import building
     from encore.containers.engines import Engine
     from encore.errors import EncoreError
 
     with pytest.raises(EncoreError, match="GiB free in") as error:
-        building.check_space(Engine("docker", "docker", data=tmp_path), 1e9)
+        building.check_space(Engine(name="docker", program="docker", data=tmp_path), 1e9)
     assert "docker system prune" in error.value.remedy
 
 
@@ -230,15 +230,15 @@ def test_gpus_that_the_engine_refuses_at_the_start() -> None:
 def test_unknown_runtime_and_engine(run: Callable[..., Ran]) -> None:
     done = run(*RUN, "--runtime", "dokcer")
     assert done.returncode == 2 and "did you mean 'docker'?" in done.stderr
-    told_of = run("images", "build", "resnet", "--engine", "enroot")
-    assert told_of.returncode == 2 and "enroot does not build images" in told_of.stderr
+    refused = run("images", "build", "resnet", "--engine", "enroot")
+    assert refused.returncode == 2 and "enroot does not build images" in refused.stderr
 
 
 def test_push_without_registry_or_image(engine: FakeEngine, run: Callable[..., Ran]) -> None:
     engine("docker", {"image inspect": ("[]", "Error: No such image: x", 1)})
-    told(run("images", "push", "resnet"), "no registry given", "REGISTRY=")
+    fails_with(run("images", "push", "resnet"), "no registry given", "REGISTRY=")
     done = run("images", "push", "resnet", "--registry", "registry.example/team")
-    told(done, "docker has no image", "make build-resnet")
+    fails_with(done, "docker has no image", "make build-resnet")
 
 
 def test_folder_that_engines_would_take_apart() -> None:
@@ -271,7 +271,7 @@ MANIFESTS = (
 )
 
 
-def test_an_image_tells_the_same_versions_as_an_environment_and_is_asked_once(
+def test_an_image_has_the_same_versions_as_an_environment_and_is_asked_once(
     engine: FakeEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mxnet_python: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(folder))
@@ -319,7 +319,7 @@ def test_data_can_be_prepared_in_a_container(run: Callable[..., Ran], tmp_path: 
     assert done.returncode == 0, done.stderr
     assert f"source={tmp_path},target={tmp_path},readonly" in done.stdout
     assert f"source={tmp_path / 'out'},target={tmp_path / 'out'} " in done.stdout
-    told(run(*prepare, "--runtime", "docker"), "no docker on PATH", "apt-get install docker.io")
+    fails_with(run(*prepare, "--runtime", "docker"), "no docker on PATH", "apt-get install docker.io")
     assert not (tmp_path / "out").exists()
 
 

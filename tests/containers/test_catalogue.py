@@ -88,7 +88,7 @@ def test_lock_records_the_first_digest_and_refuses_another(tmp_path: Path) -> No
     images.hold_to_lock("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:bb", lock)
 
 
-def test_damaged_lock_is_told(tmp_path: Path) -> None:
+def test_damaged_lock_is_reported(tmp_path: Path) -> None:
     (tmp_path / "images.lock").write_text('{"images": 3}', encoding="utf-8")
     with pytest.raises(EncoreError, match="is damaged"):
         images.read_lock(tmp_path / "images.lock")

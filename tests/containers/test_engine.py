@@ -57,7 +57,7 @@ def run_in(engine: EngineUnderTest, job: Job, user: int = 0) -> None:
 
 @contextmanager
 def started(engine: EngineUnderTest, data: Path, results: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A run in the background, once both ranks have made steps; ended whatever happens."""
+    """Yield a run in the background, once both ranks have made steps; ended whatever happens."""
     command = [sys.executable, "-m", "encore.cli.app", "run", "resnet", "2", "--system", "cpu"]
     command += ["--runtime", engine.name, "--data", str(data), "--results", str(results), *LONG, *options]
     with (results.parent / "output.txt").open("wb") as output:
@@ -92,7 +92,7 @@ def state(results: Path) -> dict[str, str]:
 
 
 def shape(run: Path) -> set[str]:
-    """Files of a run folder, without what depends on the number of epochs and of ranks' lines."""
+    """Return files of a run folder, without what depends on the number of epochs and of ranks' lines."""
     names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     return {re.sub(r"step_\d+", "step_N", name) for name in names if "/checkpoint/" not in name}
 
@@ -142,7 +142,7 @@ def test_files_belong_to_the_caller(engine: EngineUnderTest, tmp_path: Path) -> 
     assert engine.left() == []
 
 
-def goes_on_from_its_checkpoint(engine: EngineUnderTest, run: Path) -> None:
+def resumes_from_its_checkpoint(engine: EngineUnderTest, run: Path) -> None:
     """Resume a run, see that it does not begin anew, and stop it again."""
     command = [sys.executable, "-m", "encore.cli.app", "run", "--resume", str(run)]
     child = subprocess.Popen(command, cwd=paths.ROOT, env=engine.environment, stdout=subprocess.DEVNULL)
@@ -175,7 +175,7 @@ def test_signal_writes_a_checkpoint_and_leaves_nothing(engine: EngineUnderTest, 
     assert engine.left() == []
     run = next(results.iterdir())
     assert list(run.glob("experiment_0/checkpoint/step_*"))
-    goes_on_from_its_checkpoint(engine, run)
+    resumes_from_its_checkpoint(engine, run)
 
 
 def test_rank_that_dies_ends_the_run_and_is_named(engine: EngineUnderTest, data: Path, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_rebuild_after_a_change_takes_seconds(docker: EngineUnderTest) -> None:
 
 
 def first_line_of_run(docker: EngineUnderTest, data: Path, results: Path) -> float:
-    """Seconds from `./run.sh` to the container's first line."""
+    """Return seconds from `./run.sh` to the container's first line."""
     command = ["./run.sh", "resnet", "2", "--system", "cpu", "--runtime", "docker", "--data", str(data)]
     began = time.monotonic()
     child = subprocess.Popen(
@@ -254,7 +254,7 @@ def first_line_of_run(docker: EngineUnderTest, data: Path, results: Path) -> flo
 
 
 def first_line_of_engine(docker: EngineUnderTest, results: Path) -> float:
-    """Seconds from the same command, given to the engine directly, to its first line."""
+    """Return seconds from the same command, given to the engine directly, to its first line."""
     content = json.loads((next(results.iterdir()) / "run.json").read_text(encoding="utf-8"))
     argv = content["command"]
     environment = {**docker.environment, **content["environment"]}

@@ -1,4 +1,4 @@
-"""The gate: what a machine is told before an image is pulled."""
+"""The gate: what a machine is checked for before an image is pulled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_everything_up_to_hopper_runs_the_last_mxnet_image(machine: str) -> None
     assert len(gpus(machine)) == 8
 
 
-def test_blackwell_is_told_what_there_is() -> None:
+def test_blackwell_without_an_image_is_refused() -> None:
     release = images.find_release("mxnet", "24.06")
     check = compatibility.check_gpus(release, gpus("b200"), BENCHMARK)[0]
     assert check.level == "FAIL"
@@ -38,7 +38,7 @@ def test_blackwell_is_told_what_there_is() -> None:
     assert "no implementation of resnet runs on Blackwell yet" in check.remedy
 
 
-def test_blackwell_is_told_of_an_implementation_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_implementation_is_named_for_blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = catalogue.choose("resnet")
     able = catalogue.Implementation(framework="pytorch", module="benchmarks.resnet.pytorch")
     implementations = {**choice.benchmark.implementations, "pytorch": able}
@@ -47,8 +47,8 @@ def test_blackwell_is_told_of_an_implementation_that_can(monkeypatch: pytest.Mon
     monkeypatch.setattr(catalogue, "choices", lambda: known)
     release = images.find_release("pytorch", "25.12").model_copy(update={"architectures": ("Blackwell",)})
     content = images.catalogue().model_copy(update={"release": (release,)})
-    told = compatibility.alternatives(benchmark, content, gpus("b200")[0])
-    assert told == "use resnet-pytorch on release 25.12, which runs on Blackwell"
+    remedy = compatibility.alternatives(benchmark, content, gpus("b200")[0])
+    assert remedy == "use resnet-pytorch on release 25.12, which runs on Blackwell"
 
 
 def test_mixed_machine_fails_for_the_gpu_that_cannot() -> None:

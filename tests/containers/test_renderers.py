@@ -21,7 +21,7 @@ BENCHMARKS = sorted(catalogue.choices())
 
 
 def options(command: Command, name: str) -> list[str]:
-    """Values of an option that may be given several times."""
+    """Return values of an option that may be given several times."""
     return [value for flag, value in zip(command.argv, command.argv[1:], strict=False) if flag == name]
 
 
@@ -44,7 +44,7 @@ MOUNTS: dict[str, Callable[[Command], set[tuple[str, str, bool]]]] = {
 
 
 def environment(runtime: str, command: Command) -> dict[str, str]:
-    """What the ranks see of the variables that Encore hands over."""
+    """Return what the ranks see of the variables that Encore hands over."""
     if runtime == "apptainer":
         prefix = "APPTAINERENV_"
         return {n.removeprefix(prefix): v for n, v in command.environment.items() if n.startswith(prefix)}

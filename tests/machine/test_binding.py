@@ -25,7 +25,7 @@ DGX1_NEAR = (Near(binding.parse_cpus("0-19,40-59"), None),) * 8
 
 
 def threads_of(cores: int) -> dict[int, tuple[int, ...]]:
-    """Two hardware threads a core, numbered as on DGX-1 and DGX A100: i and i + cores."""
+    """Return two hardware threads a core, numbered as on DGX-1 and DGX A100: i and i + cores."""
     return {cpu: (cpu % cores, cpu % cores + cores) for cpu in range(2 * cores)}
 
 

@@ -16,7 +16,7 @@ from encore.machine.fitness import Need
 
 
 def problems(*needs: Need) -> list[tuple[int, str]]:
-    """The answer of a process of its own, as srun and ssh start it."""
+    """Return the answer of a process of its own, as srun and ssh start it."""
     command = [sys.executable, "-m", "encore.machine.on_node", "check", fitness.question(needs)]
     done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True)
     found: list[tuple[int, str]] = [tuple(each) for each in json.loads(done.stdout)["problems"]]
@@ -37,7 +37,7 @@ def test_nothing_is_wrong_with_this_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "what", "expected", "told"),
+    ("kind", "what", "expected", "message"),
     [
         ("same", "LICENSE", "another digest", "LICENSE is missing or differs"),
         ("same", "no-such-file", "a digest", "no-such-file is missing or differs"),
@@ -51,10 +51,10 @@ def test_nothing_is_wrong_with_this_host(tmp_path: Path) -> None:
         ("image", "no-such-engine", "resnet", "no-such-engine"),
     ],
 )
-def test_what_a_host_lacks_is_named(kind: str, what: str, expected: str, told: str) -> None:
+def test_what_a_host_lacks_is_named(kind: str, what: str, expected: str, message: str) -> None:
     ((number, problem),) = problems(Need("gpus", "0", ""), Need(kind, what, "", expected))
     assert number == 1
-    assert told in problem
+    assert message in problem
 
 
 def test_data_of_other_content_is_another_data_set(tmp_path: Path) -> None:

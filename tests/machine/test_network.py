@@ -90,7 +90,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_the_kernel_tells_is_read(root: Path) -> None:
+def test_what_the_kernel_reports_is_read(root: Path) -> None:
     named = frozenset(path.name for path in (root / "sys/class/net").iterdir())
     found = network.read(root, named)
     assert found.interfaces == (

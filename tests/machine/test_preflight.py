@@ -1,4 +1,4 @@
-"""Preflight, GPUs as nvidia-smi tells them, and the choice of a system for a machine."""
+"""Preflight, GPUs as nvidia-smi reports them, and the choice of a system for a machine."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_gpus_that_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "told"),
+    ("gpus", "message"),
     [([], "none found"), (["A100"] * 4, "8 GPUs wanted, 4 found")],
 )
-def test_gpus_that_are_not_there(gpus: list[str], told: str) -> None:
+def test_gpus_that_are_not_there(gpus: list[str], message: str) -> None:
     (check,) = preflight.check_devices(configured("dgxa100", 8), machine(*gpus))
     assert check.level == "FAIL"
-    assert told in check.found
+    assert message in check.found
     assert check.remedy
     with pytest.raises(EncoreError):
         preflight.refuse_failed([check])

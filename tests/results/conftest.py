@@ -15,7 +15,7 @@ def public_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive of public logs, unpacked."""
     path = archive()
     if path is None:
-        pytest.skip("no archive of public logs: shared/mlperf/logs.tar.xz beside the project, or ENCORE_SHARED")
+        pytest.skip("no archive of public logs: shared/mlperf/logs.tar.xz next to the project, or ENCORE_SHARED")
     folder = tmp_path_factory.mktemp("public")
     with tarfile.open(path) as packed:
         members = [member for member in packed if member.isfile() and ".." not in member.name]

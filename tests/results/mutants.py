@@ -11,7 +11,7 @@ from encore.results.run_log import read_run
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """A few of the accidents that happen to logs."""
+    """Return a few of the accidents that happen to logs."""
     for _ in range(rng.randint(1, 3)):
         at, length = rng.randrange(len(data) + 1), rng.randint(0, 60)
         kind = rng.randrange(6)
@@ -33,7 +33,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 
 def times_of(data: bytes, keys: tuple[bytes, ...]) -> set[bytes]:
-    """The lines that hold the times, digits and all."""
+    """Return the lines that hold the times, digits and all."""
     return {line for line in data.split(b"\n") if any(key in line for key in keys)}
 
 

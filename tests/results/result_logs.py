@@ -1,4 +1,4 @@
-"""Small logs in each dialect, written by hand in the form of the public ones."""
+"""Small logs in each dialect, in the form of the public ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ START_MS = 1_592_669_288_183
 
 
 def mllog(key: str, value: object = None, time_ms: float = START_MS, **metadata: object) -> str:
-    """One event of v0.7 and later."""
+    """Return one event of v0.7 and later."""
     record = {
         "namespace": "",
         "time_ms": time_ms,
@@ -32,7 +32,7 @@ def resnet_v07(
     eval_samples: int = 50_000,
     **changed: object,
 ) -> str:
-    """A log that mlperf-logging's checker passes under ruleset 0.7.0; ``changed`` replaces values by key."""
+    """Return a log that mlperf-logging's checker passes under ruleset 0.7.0; ``changed`` replaces values by key."""
     values = {
         "submission_benchmark": "resnet",
         "submission_org": "Encore",
@@ -73,12 +73,12 @@ def resnet_v07(
 
 
 def v05(key: str, value: str = "", seconds: float = 1_541_720_386.718659639, benchmark: str = "resnet") -> str:
-    """One event of v0.5."""
+    """Return one event of v0.5."""
     return f":::MLPv0.5.0 {benchmark} {seconds:.9f} (/workspace/log_utils.py:49) {key}{value and ': ' + value}\n"
 
 
 def resnet_v05(minutes: float = 134.0, quality: float = 0.7497, stop: str = "") -> str:
-    """A v0.5 log as NVIDIA's: run_stop says nothing about success."""
+    """Return a v0.5 log as NVIDIA's: run_stop says nothing about success."""
     start = 1_541_720_386.718659639
     end = start + minutes * 60
     return (
@@ -99,12 +99,12 @@ def resnet_v05(minutes: float = 134.0, quality: float = 0.7497, stop: str = "") 
 
 
 def mll(key: str, value: object = None, seconds: float = 1_560_881_731.835, **metadata: object) -> str:
-    """One event of v0.6."""
+    """Return one event of v0.6."""
     return f":::MLL {seconds:.3f} {key}: {json.dumps({'value': value, 'metadata': metadata})}\n"
 
 
 def write_set(folder: Path, texts: list[str]) -> Path:
-    """The texts as result_0.txt, result_1.txt ... of a folder."""
+    """Return the texts as result_0.txt, result_1.txt ... of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(texts):
         (folder / f"result_{number}.txt").write_text(text, encoding="utf-8")
@@ -112,7 +112,7 @@ def write_set(folder: Path, texts: list[str]) -> Path:
 
 
 def archive() -> Path | None:
-    """The archive of public logs, where this project has it beside it."""
+    """Return the archive of public logs, where this project has it next to it."""
     shared = Path(os.environ.get("ENCORE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
     path = shared / "mlperf" / "logs.tar.xz"
     return path if path.is_file() else None

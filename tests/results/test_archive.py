@@ -61,7 +61,7 @@ def encore_run(folder: Path, count: int, first: int) -> Path:
 
 
 def test_run_folders_of_one_system_are_one_set(tmp_path: Path) -> None:
-    """Five runs, made in two goes, with their passports and the code beside them."""
+    """Five runs, made in two goes, with their passports and the code next to them."""
     folders = [encore_run(tmp_path / "a", 2, 0), encore_run(tmp_path / "b", 3, 10)]
     (package,) = write_archive(folders, tmp_path / "out")
     assert (package.sets, package.logs) == (1, 5)

@@ -39,7 +39,7 @@ def a100_run(
     epochs: int = 40,
     **changed: object,
 ) -> Path:
-    """A set of runs that says it is NVIDIA's DGX A100: evaluations every 4 epochs, target met at the last."""
+    """Return a set of runs that says it is NVIDIA's DGX A100: evaluations every 4 epochs, target met at the last."""
     quality = (*(0.3 + 0.01 * n for n in range(epochs // 4 - 1)), 0.7605)
     settings: dict[str, object] = {
         "submission_org": "MyLab",
@@ -232,7 +232,7 @@ def test_the_nearest_has_the_same_accelerator_and_count(tmp_path: Path) -> None:
     assert own.theirs.label == A100
 
 
-def test_a_wrong_name_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_a_wrong_name_is_reported_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(EncoreError) as error:
         verdict(a100_run(tmp_path), "v0.7/NVIDIA/dgxa100_ngc20.06_mxnt")
     assert A100 in str(error.value)
@@ -240,7 +240,7 @@ def test_a_wrong_name_is_told_with_the_nearest(tmp_path: Path) -> None:
         verdict(tmp_path, "v0.7/NVIDIA/dgxa100_ngc20.06_pytorch")
 
 
-def test_several_sets_are_told(tmp_path: Path) -> None:
+def test_several_sets_are_reported(tmp_path: Path) -> None:
     a100_run(tmp_path / "a")
     a100_run(tmp_path / "b")
     with pytest.raises(EncoreError, match="2 sets of runs"):

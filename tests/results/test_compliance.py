@@ -81,18 +81,18 @@ def test_findings_name_the_line_of_the_file_and_the_rule(tmp_path: Path) -> None
         ("sgd_opt_momentum", "exactly one sgd_opt_momentum event"),
     ],
 )
-def test_a_missing_event_is_told(missing: str, expected: str, tmp_path: Path) -> None:
+def test_a_missing_event_is_reported(missing: str, expected: str, tmp_path: Path) -> None:
     text = re.sub(rf'^.*"key": "{missing}".*\n', "", resnet_v07(), flags=re.MULTILINE)
     (finding,) = check_text(text, tmp_path).findings
     assert (finding.expected, finding.found) == (expected, "none")
 
 
-def test_every_line_that_breaks_a_rule_is_told(tmp_path: Path) -> None:
+def test_every_line_that_breaks_a_rule_is_reported(tmp_path: Path) -> None:
     text = resnet_v07().replace('"epoch_num": 4', '"epoch": 4')
     report = check_text(text, tmp_path)
-    told = {each.line for each in report.findings if "epoch_num" in each.expected}
-    assert len(told) == 5
-    assert all('"epoch": 4' in text.splitlines()[(line or 0) - 1] for line in told)
+    lines = {each.line for each in report.findings if "epoch_num" in each.expected}
+    assert len(lines) == 5
+    assert all('"epoch": 4' in text.splitlines()[(line or 0) - 1] for line in lines)
 
 
 def test_initialisation_of_more_than_twenty_minutes(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_events_that_two_processes_wrote_into_one_line_are_both_checked(tmp_path
     assert check_text(joined, tmp_path).passed
 
 
-def test_a_torn_event_is_a_finding(tmp_path: Path) -> None:
+def test_a_damaged_event_is_a_finding(tmp_path: Path) -> None:
     text = resnet_v07() + ':::MLLOG {"namespace": "", "time_ms": 15926\n'
     (finding,) = check_text(text, tmp_path).findings
     assert finding.kind == "reading"
@@ -225,7 +225,7 @@ def test_ruleset_as_people_write_it(ruleset: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "ruleset"), [("no log\n", None), (resnet_v07(), "0.8.0")])
-def test_bad_input_is_told(text: str, ruleset: str | None, tmp_path: Path) -> None:
+def test_bad_input_is_reported(text: str, ruleset: str | None, tmp_path: Path) -> None:
     with pytest.raises(EncoreError) as raised:
         check_text(text, tmp_path, ruleset)
     assert raised.value.remedy

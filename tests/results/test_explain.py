@@ -18,7 +18,7 @@ from tests.results.result_logs import START_MS, mllog, resnet_v07, v05, write_se
 
 
 def timed_log(train_s: float, evaluate_s: float, epochs: int = 4, start_s: float = 5.0, **values: object) -> str:
-    """A log with so many seconds of start, and per epoch of training and evaluation."""
+    """Return a log with so many seconds of start, and per epoch of training and evaluation."""
     head = resnet_v07(1.0, quality=()).splitlines(keepends=True)
     changed = [
         mllog(key, values[key], START_MS) if (key := json.loads(line[9:])["key"]) in values else line

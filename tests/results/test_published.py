@@ -100,7 +100,7 @@ def test_command_lists_as_json_csv_and_table() -> None:
         (["--round", "v9.9"], "name one of these"),
     ],
 )
-def test_a_wrong_name_is_told_with_the_nearest(options: list[str], meant: str) -> None:
+def test_a_wrong_name_is_reported_with_the_nearest(options: list[str], meant: str) -> None:
     result = CliRunner().invoke(app, ["published", *options])
     assert isinstance(result.exception, EncoreError)
     assert meant in result.exception.remedy

@@ -106,12 +106,12 @@ def test_a_mark_inside_an_event_is_text(tmp_path: Path) -> None:
     assert [event.key for event in events_of(line, tmp_path)] == ["submission_entry"]
 
 
-def test_a_torn_event_is_told_and_the_next_one_read(tmp_path: Path) -> None:
+def test_a_damaged_event_is_reported_and_the_next_one_read(tmp_path: Path) -> None:
     path = tmp_path / "result_0.txt"
     path.write_text(':::MLLOG {"namespace": "", "time_m' + mllog("run_start"))
-    torn: list[tuple[int, str]] = []
-    assert [event.key for event in read_events(path, lambda line, text: torn.append((line, text)))] == ["run_start"]
-    assert torn[0][0] == 1
+    damaged: list[tuple[int, str]] = []
+    assert [event.key for event in read_events(path, lambda line, text: damaged.append((line, text)))] == ["run_start"]
+    assert damaged[0][0] == 1
 
 
 def test_gzip_by_its_first_bytes_and_not_by_its_name(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ START = 1_592_669_288_183
 
 
 @pytest.mark.parametrize("piece", [':::MLLOG {"a', ":::MLL 1 a: {'", ":::MLPv0.5.0 a 1 (", ":::MLLOG {'", ":::ML"])
-def test_a_line_full_of_torn_events_is_read_in_linear_time(piece: str) -> None:
+def test_a_line_full_of_damaged_events_is_read_in_linear_time(piece: str) -> None:
     text = piece * (MAX_LINE // len(piece))
     start = time.perf_counter()
     list(parse_line(text))

@@ -25,7 +25,7 @@ HOSTILE = '</td><script>document.title="taken"</script>|<b>'
 
 
 def runs(folder: Path) -> list[Path]:
-    """Two sets: a DGX A100 and two of them; the second has a value that would be markup."""
+    """Return two sets: a DGX A100 and two of them; the second has a value that would be markup."""
     sets = []
     for name, platform, minutes in (("$one$", "1xNVIDIA DGX A100", 39.0), ("two", "2xNVIDIA DGX A100", 22.5)):
         texts = [

@@ -216,7 +216,7 @@ def test_suspicious_runs_are_flagged_and_still_counted_by_the_rule(tmp_path: Pat
     assert any("round number" in flag for flag in score.runs[4].flags)
 
 
-def test_the_same_log_twice_is_told(tmp_path: Path) -> None:
+def test_the_same_log_twice_is_reported(tmp_path: Path) -> None:
     score = only(write_set(tmp_path, [resnet_v07()] * 5))
     assert sum("is the same run as result_0.txt" in flag for flag in score.flags) == 4
 
@@ -235,7 +235,7 @@ def two_lines(key: str, later: int) -> tuple[str, str]:
     return line, line + mllog(key, time_ms=later)
 
 
-def test_evaluations_after_the_clock_has_stopped_are_told(tmp_path: Path) -> None:
+def test_evaluations_after_the_clock_has_stopped_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "result_0.txt"
     late = mllog("eval_stop", time_ms=START_MS + 90 * 60_000, epoch_num=9)
     path.write_text(resnet_v07(40.0) + late)
@@ -307,7 +307,7 @@ def test_a_run_folder_says_its_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", ["missing", "empty", "binary"])
-def test_bad_input_is_told(make: str, tmp_path: Path) -> None:
+def test_bad_input_is_reported(make: str, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     if make != "missing":
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""The cost model: known costs come back, intervals hold what they promise, published results beside it."""
+"""The cost model: known costs come back, intervals hold what they promise, published results next to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRUTH = {"compute": 7e-4, "fixed": 5e-3, "latency": 2e-5, "transfer": 1e-2, "tra
 
 
 def cost(algorithm: Algorithm, gpus: int, nodes: int, samples: float) -> float:
-    """The documented formula, written down a second time."""
+    """Return the documented formula, written down a second time."""
     per_node, rounds = gpus / nodes, math.ceil(math.log2(gpus))
     seconds = TRUTH["compute"] * samples + TRUTH["fixed"]
     if algorithm == "ring":
@@ -40,7 +40,7 @@ def cost(algorithm: Algorithm, gpus: int, nodes: int, samples: float) -> float:
 def observed(
     algorithm: Algorithm, scales: list[tuple[int, int]], noise: float, generator: np.random.Generator
 ) -> list[Point]:
-    """Points on (GPUs, nodes), with three batches each."""
+    """Return points on (GPUs, nodes), with three batches each."""
     return [
         Point(
             gpus=gpus,
@@ -79,7 +79,7 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
 
 
 def hidden_costs(generator: np.random.Generator) -> Callable[[int], float]:
-    """Costs drawn from what the model assumes before anything was measured: strong scaling, global batch 1."""
+    """Return costs drawn from what the model assumes before anything was measured: strong scaling, global batch 1."""
     draw = generator.lognormal
     fixed, transfer = (0.1 / 8 * draw(0.0, 1.0) for _ in range(2))
     latency = 1e-4 / 8 * draw(0.0, 1.0)
@@ -129,14 +129,14 @@ def test_epochs_follow_the_critical_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("points", "told"),
+    ("points", "message"),
     [
         ([Point(gpus=8, samples_per_gpu=1, time=1.0)], "at least two numbers of GPUs"),
         ([Point(gpus=1, samples_per_gpu=1, time=1.0), Point(gpus=2, samples_per_gpu=1)], "a positive time"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(points: list[Point], told: str) -> None:
-    with pytest.raises(EncoreError, match=told):
+def test_what_cannot_be_fitted_is_refused(points: list[Point], message: str) -> None:
+    with pytest.raises(EncoreError, match=message):
         fit_steps(points)
 
 
@@ -171,7 +171,7 @@ def test_a_step_of_a_published_result_is_its_time_over_its_steps() -> None:
     assert eight.point.time == pytest.approx(39.7797 * 60 / (41 * 1_281_167 / 3264), rel=1e-3)
 
 
-def test_the_error_table_tells_misses() -> None:
+def test_the_error_table_reports_misses() -> None:
     table = validation.error_table("ssd")
     check = validation.checks("ssd")[0]
     assert len(table.rows) == len(validation.checks("ssd"))

@@ -24,7 +24,7 @@ STUDY = "microway-dgx1-scaling"
 
 
 def drawn_jobs(seed: int, count: int, gpus: int) -> list[Job]:
-    """Jobs that gain from more GPUs as much as chance will have it."""
+    """Return jobs that gain from more GPUs as much as chance will have it."""
     generator = np.random.default_rng(seed)
     jobs = []
     for number in range(count):
@@ -37,7 +37,7 @@ def drawn_jobs(seed: int, count: int, gpus: int) -> list[Job]:
 
 
 def brute_force(jobs: list[Job], gpus: int) -> float:
-    """The least makespan over all orders and all choices, each run as early as its GPUs allow."""
+    """Return the least makespan over all orders and all choices, each run as early as its GPUs allow."""
     best = float("inf")
     for order in itertools.permutations(jobs):
         for chosen in itertools.product(*(job.options for job in order)):
@@ -89,7 +89,7 @@ def test_a_search_that_is_cut_short_says_so_and_is_no_worse_than_one_by_one() ->
 
 
 def partings(sizes: tuple[int, ...], gpus: int) -> Iterator[tuple[int, ...]]:
-    """Every number of slots of each size that fit."""
+    """Yield every number of slots of each size that fit."""
     ranges = [range(gpus // size + 1) for size in sizes]
     for counts in itertools.product(*ranges):
         if sum(n * size for n, size in zip(counts, sizes, strict=True)) <= gpus:
@@ -97,7 +97,7 @@ def partings(sizes: tuple[int, ...], gpus: int) -> Iterator[tuple[int, ...]]:
 
 
 def most_rounds(jobs: list[Job], gpus: int) -> float:
-    """The linear program over all partings at once."""
+    """Return the linear program over all partings at once."""
     sizes = (1, 2, 3, 4, 8)[: 5 if gpus >= 8 else 4]
     ways = list(partings(sizes, gpus))
     uses = [(job, option) for job in jobs for option in job.options]
@@ -186,7 +186,7 @@ def test_a_table_names_the_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("benchmark,gpus\nresnet,1\n", "has no column minutes"),
         ("benchmark,gpus,minutes\nresnet,1,0\n", "line 2: resnet,1,0"),
@@ -195,17 +195,17 @@ def test_a_table_names_the_gpus() -> None:
         ("", "has no column benchmark, gpus, minutes"),
     ],
 )
-def test_a_wrong_file_is_told(tmp_path: Path, content: str, told: str) -> None:
+def test_a_wrong_file_is_reported(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "curves.csv"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(EncoreError, match=told):
+    with pytest.raises(EncoreError, match=message):
         load_curves([str(path)])
 
 
 # -- the command ----------------------------------------------------------------------------------------
 
 
-def test_plan_tells_both_proposals(encore: Encore, tmp_path: Path) -> None:
+def test_plan_prints_both_proposals(encore: Encore, tmp_path: Path) -> None:
     done = encore("plan", "--gpus", "16", "resnet", "ssd", "ncf=3", "-o", str(tmp_path / "plan"))
     assert done.returncode == 0, done.stderr
     for part in ("Shortest total time", "Most runs a day", "interpolated", "no schedule of these choices"):
@@ -219,15 +219,15 @@ def test_plan_as_json_is_the_schedule(encore: Encore, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("benchmark,gpus,minutes\nresnet,1,8\nresnet,2,5\nssd,1,4\n", encoding="utf-8")
     done = encore("plan", "--gpus", "2", "resnet", "ssd", "--curves", str(path), "--json")
-    told = json.loads(done.stdout)
-    assert told["shortest"]["minutes"] == 8.0
-    assert told["shortest"]["is_shortest"]
-    assert told["shortest"]["one_after_the_other"] == 9.0
-    assert told["most_runs"]["rounds_per_day"] == pytest.approx(2 * 1440 / 12)
+    printed = json.loads(done.stdout)
+    assert printed["shortest"]["minutes"] == 8.0
+    assert printed["shortest"]["is_shortest"]
+    assert printed["shortest"]["one_after_the_other"] == 9.0
+    assert printed["most_runs"]["rounds_per_day"] == pytest.approx(2 * 1440 / 12)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--gpus", "0", "resnet"), "0 GPUs asked for"),
         (("--gpus", "8", "resnt"), "did you mean 'resnet'?"),
@@ -242,8 +242,8 @@ def test_plan_as_json_is_the_schedule(encore: Encore, tmp_path: Path) -> None:
         (("--gpus", "8", "resnet", "--curves", "./none.csv"), "there is no ./none.csv"),
     ],
 )
-def test_plan_refuses(encore: Encore, arguments: tuple[str, ...], told: str) -> None:
+def test_plan_refuses(encore: Encore, arguments: tuple[str, ...], message: str) -> None:
     done = encore("plan", *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

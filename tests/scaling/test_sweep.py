@@ -1,4 +1,4 @@
-"""Sweeps: the grid, real points on one and two ranks, resuming, the seam to a scheduler, what is told."""
+"""Sweeps: the grid, real points on one and two ranks, resuming, the seam to a scheduler, what is reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOWHERE = Here(lambda point, folder: pytest.fail("a point was run"), 600.0)
 
 
 def made_point(study: sweep_folder.Study, point: GridPoint, speed: float, status: Any = "not_reached") -> Path:
-    """A run folder of a point as a run of three epochs leaves it: the first one slow, the others fast."""
+    """Return a run folder of a point as a run of three epochs leaves it: the first one slow, the others fast."""
     passport = {"benchmark": "resnet", "round": "v0.7"}
     run = run_folder.create(study.folder(point), "resnet-mxnet-cpu", lambda path: passport, {}, {}, [1])
     experiment = run.experiments()[0]
@@ -75,7 +75,7 @@ def test_the_submitted_count_stays_as_submitted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--gpus", "1,x"), "--gpus 1,x"),
         (("--gpus", "0"), "whole numbers from 1 on"),
@@ -91,25 +91,26 @@ def test_the_submitted_count_stays_as_submitted() -> None:
         ((), "no numbers of GPUs given"),
     ],
 )
-def test_sweep_refuses(encore: Encore, tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_sweep_refuses(encore: Encore, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     first = () if "--resume" in arguments else ("resnet", "--results", str(tmp_path))
     done = encore("sweep", *first, *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert told in done.stderr
+    assert message in done.stderr
     assert not list(tmp_path.iterdir())
 
 
 # -- real points ----------------------------------------------------------------------------------------
 
 
-def test_a_sweep_is_run_told_and_not_run_again(encore: Encore, study: Study) -> None:
-    told, folder = study.printed, study.folder
-    rows = {row[0]: dict(zip(told["tables"][0]["columns"], row, strict=True)) for row in told["tables"][0]["rows"]}
+def test_a_sweep_is_run_reported_and_not_run_again(encore: Encore, study: Study) -> None:
+    printed, folder = study.printed, study.folder
+    runs, totals = printed["tables"][:2]
+    rows = {row[0]: dict(zip(runs["columns"], row, strict=True)) for row in runs["rows"]}
     assert set(rows) == {"1x1", "1x2"}
     assert [row["batch"] for row in rows.values()] == [64, 64]
     assert rows["1x1"]["speed-up"] == rows["1x1"]["efficiency"] == 1
     assert rows["1x2"]["efficiency"] == pytest.approx(rows["1x2"]["speed-up"] / 2)
-    assert told["tables"][1]["rows"][0][0] == 4
+    assert totals["rows"][0][0] == 4
     assert "Throughput by number of GPUs" in (folder / "report" / "report.md").read_text(encoding="utf-8")
     assert (folder / "report" / "speed-up.svg").exists()
     before = sorted(path for path in folder.glob("1x*/*/experiment_0/metrics.jsonl"))
@@ -226,7 +227,7 @@ def test_a_study_keeps_no_secret_and_is_read_back(tmp_path: Path) -> None:
     assert sweep_folder.open_study(study.path).grid.gpus == (1, 2)
 
 
-# -- what is told ---------------------------------------------------------------------------------------
+# -- what is reported -----------------------------------------------------------------------------------
 
 
 def test_throughput_leaves_out_what_warms_up(tmp_path: Path) -> None:

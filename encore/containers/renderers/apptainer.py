@@ -9,7 +9,7 @@ from encore.job import Command, Job
 
 
 def render(job: Job, container: Container) -> Command:
-    """The job as ``apptainer run``: network, memory and processes are the host's unless asked otherwise."""
+    """Return the job as ``apptainer run``: network, memory and processes are the host's unless asked otherwise."""
     binds = []
     for mount in job.mounts:
         binds += ["--bind", f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}"]
@@ -23,7 +23,7 @@ def render(job: Job, container: Container) -> Command:
             *job.outer,
             container.program or "apptainer",
             "run",
-            # A task of srun has the job's own environment already, and what Slurm told this rank alone.
+            # A task of srun has the job's own environment already, and what Slurm set for this rank alone.
             *([] if job.outer else ["--cleanenv"]),
             "--home",
             home,

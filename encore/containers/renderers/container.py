@@ -1,6 +1,6 @@
-"""What the container runtimes have in common: what they must know beside the job, and what they all pass on.
+"""What the container runtimes have in common: what they must know besides the job, and what they all pass on.
 
-All four share the host's process numbers and host name, so that a rank's sign of life means the same inside
+All four share the host's process numbers and host name, so that a rank's heartbeat means the same inside
 and outside: signals, the hang watch and the search for left-over processes need no second way.
 """
 
@@ -19,7 +19,7 @@ CODE = "/workspace/encore"
 """Folder of ``benchmarks/`` inside every image; NGC images keep the user's work in /workspace."""
 
 INSIDE = {"HOME": "/tmp", "PYTHONNOUSERSITE": "1", "PYTHONPATH": CODE}
-"""What every container gets beside the job's environment: the caller's home is not there, and packages that
+"""What every container gets in addition to the job's environment: the caller's home is not there, and packages that
 the caller installed for himself must not replace those of the image."""
 
 STACK_BYTES = 64 * 2**20
@@ -52,7 +52,7 @@ CLIENT_PREFIXES = ("APPTAINER_", "CONTAINERS_", "DBUS_", "DOCKER_", "ENROOT_", "
 
 
 def client_environment(job: Job, container: Container) -> dict[str, str]:
-    """Environment of the engine's client: its own settings, and the values of what the job passes on.
+    """Return the environment of the engine's client: its own settings, and the values of what the job passes on.
 
     Values travel this way and not on the command line, where every user of the machine could read them.
     """
@@ -65,11 +65,11 @@ def client_environment(job: Job, container: Container) -> dict[str, str]:
 
 
 def visible_devices(job: Job, container: Container) -> dict[str, str]:
-    """The caller's choice of GPUs: all are handed to the container, as on the host, and CUDA chooses."""
+    """Return the caller's choice of GPUs: all are handed to the container, as on the host, and CUDA chooses."""
     chosen = container.caller.get("CUDA_VISIBLE_DEVICES")
     return {"CUDA_VISIBLE_DEVICES": chosen} if chosen is not None and job.gpus else {}
 
 
 def inside(job: Job, container: Container) -> dict[str, str]:
-    """Variables whose values are no secret and differ from the client's own."""
+    """Return variables whose values are no secret and differ from the client's own."""
     return {**INSIDE, **visible_devices(job, container)}

@@ -8,7 +8,7 @@ from encore.job import Command, Job
 
 
 def render(job: Job, container: Container) -> Command:
-    """The job as ``docker run``; results belong to the caller."""
-    # A rootless engine maps root inside to the caller outside, and any other number to a stranger.
+    """Return the job as ``docker run``; results belong to the caller."""
+    # A rootless engine maps root inside to the caller outside, and any other number to another user.
     user = "0:0" if container.rootless else f"{container.user}:{container.group}"
     return oci.command(job, container, ["--user", user, *oci.gpu_options(job, container)], "docker")

@@ -9,7 +9,7 @@ from encore.job import Command, Job
 
 
 def render(job: Job, container: Container) -> Command:
-    """The job as ``enroot start``: network, memory and processes are the host's."""
+    """Return the job as ``enroot start``: network, memory and processes are the host's."""
     mounts = []
     for mount in job.mounts:
         flags = "x-create=dir,rbind" + (",ro" if mount.read_only else "")

@@ -11,7 +11,7 @@ from encore.job import PASSED_ON, Command, Job
 
 
 def render(job: Job, python: Path, caller: Mapping[str, str]) -> Command:
-    """The job as a command in the environment of ``python``; mounts are the folders themselves.
+    """Return the job as a command in the environment of ``python``; mounts are the folders themselves.
 
     ``caller`` is the environment of the user: only PASSED_ON and PATH are taken over from it.
     """

@@ -12,7 +12,7 @@ from encore.job import Command, Job
 
 
 def command(job: Job, container: Container, options: list[str], engine: str) -> Command:
-    """``docker run`` or ``podman run``; the container goes at its end, or by ``cleanup``."""
+    """Return ``docker run`` or ``podman run``; the container goes at its end, or by ``cleanup``."""
     program = container.program or engine
     return Command(
         argv=(
@@ -44,7 +44,7 @@ def _removal(job: Job, container: Container, program: str) -> tuple[str, ...]:
 
 
 def shared_options(job: Job, container: Container) -> list[str]:
-    """Everything but what the two engines do differently. No TTY: the output goes to a file."""
+    """Return everything but what the two engines do differently. No TTY: the output goes to a file."""
     return [
         "--rm",
         *(["--label", f"{LABEL}={container.name}"] if job.outer else ["--name", container.name]),
@@ -52,7 +52,7 @@ def shared_options(job: Job, container: Container) -> list[str]:
         "never",
         "--workdir",
         containers.CODE,
-        # Signs of life carry process number and host name: see encore/containers/renderers/container.py.
+        # Heartbeats carry process number and host name: see encore/containers/renderers/container.py.
         "--pid",
         "host",
         "--uts",
@@ -96,7 +96,7 @@ def _environment(job: Job, container: Container) -> list[str]:
 
 
 def gpu_options(job: Job, container: Container) -> list[str]:
-    """All GPUs of the node, or none for a job on the CPU."""
+    """Return all GPUs of the node, or none for a job on the CPU."""
     if not job.gpus:
         return []
     if container.gpu_access == "cdi":

@@ -10,8 +10,8 @@ from encore.job import Command, Job
 
 
 def render(job: Job, container: Container) -> Command:
-    """The job as ``podman run``; results belong to the caller."""
-    # SELinux (Red Hat) denies a container the caller's folders and the GPUs unless it is told not to.
+    """Return the job as ``podman run``; results belong to the caller."""
+    # SELinux (Red Hat) denies a container the caller's folders and the GPUs unless it is set not to.
     options = ["--user", f"{container.user}:{container.group}", "--security-opt", "label=disable"]
     if container.rootless:
         # The caller keeps his number inside, so that what he writes there is his outside.

@@ -9,7 +9,7 @@ from encore.job import Command, Job
 
 
 def render(job: Job, container: Container) -> Command:
-    """The job as options of srun; network, memory and processes are the host's."""
+    """Return the job as options of srun; network, memory and processes are the host's."""
     given = {**job.environment, **containers.inside(job, container)}
     mounts = ",".join(f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in job.mounts)
     # Without it the image's own value of a variable wins over the job's.
