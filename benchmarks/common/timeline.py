@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 @dataclass(frozen=True)
 class Timeline:
-    """A step is one update, a position the steps done; an epoch is what the log counts, a block ends with an evaluation."""
+    """Positions are steps done, a step is one update; the log counts epochs, and a block ends with an evaluation."""
 
     steps_per_epoch: int
     epochs: int
