@@ -67,7 +67,10 @@ def test_two_builders_do_not_meet(small: Environment, tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from encore import environment
-wanted = environment.Environment("small", Path({str(small.requirements)!r}), sys.executable, None, False, 0.01, "1")
+wanted = environment.Environment(
+    framework="small", requirements=Path({str(small.requirements)!r}), interpreter=sys.executable,
+    horovod=None, mpi=False, disk_gib=0.01, check="1",
+)
 environment.describe = lambda framework: wanted
 environment.ensure_environment("small", lambda text: print(text, flush=True))
 """
