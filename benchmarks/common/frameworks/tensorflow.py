@@ -8,9 +8,9 @@ from typing import Any, List, Optional, Sequence
 # Before the import: TensorFlow reports every library that it finds or misses otherwise.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# After DALI, for the reason that frameworks/mxnet.py gives; take hvd from here everywhere.
-import horovod.tensorflow as hvd
-import nvidia.dali.types  # noqa: F401
+# DALI first, for the reason that frameworks/mxnet.py gives; take hvd from here everywhere.
+import nvidia.dali.types  # noqa: F401  # isort: skip
+import horovod.tensorflow as hvd  # isort: skip
 import tensorflow as tf
 
 from benchmarks.common.checkpoints import load_arrays, save_arrays
