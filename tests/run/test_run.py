@@ -125,7 +125,7 @@ def test_two_ranks_agree_with_one(study: Study) -> None:
 def test_signal_writes_a_checkpoint_and_resume_is_exact(
     encore: Encore, digits: Path, tmp_path: Path, study: Study
 ) -> None:
-    """SIGINT in the second epoch; tests/run/test_status.py stops the same run in the first one by SIGTERM."""
+    """SIGINT in the second epoch; tests/run/test_status.py stops the same run by SIGTERM."""
     started = Started.run(digits, tmp_path, *TINY)
     folder = started.wait_for_step(30)
     ranks = started.ranks(folder)

@@ -65,8 +65,10 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     encore: Encore, digits: Path, tmp_path: Path, study: Study
 ) -> None:
     started = Started.run(digits, tmp_path, *TINY)
-    folder = started.wait_for_step(1)
+    folder = started.wait_for_step(25)
     run, ranks = folder.parent, started.ranks(folder)
+    for rank in ranks:
+        rank.suspend()  # in the second epoch: it must not end while it is looked at
     row = shown(encore, tmp_path)
     assert (row["state"], row["epochs"], row["job"]) == ("running", 2, None)
     assert row["targets"] == {"accuracy": 1.0}
@@ -81,6 +83,8 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     assert "it continues" in output
     assert started.process.poll() is None
 
+    for rank in ranks:
+        rank.resume()
     done = encore("cancel", str(run))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a checkpoint was written" in done.stdout
@@ -89,7 +93,7 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     assert_none_left(ranks)
     output, _ = watching.communicate(timeout=30)
     assert watching.returncode == ExitCode.INTERRUPTED, output
-    assert all("experiment 1/1: epoch 1/2" in text for text in begun)
+    assert all("experiment 1/1: epoch 2/2" in text for text in begun), begun
 
     row = shown(encore, tmp_path)
     assert row["state"] == "interrupted"
