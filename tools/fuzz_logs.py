@@ -1,4 +1,4 @@
-"""Long fuzzing of the reader and the scoring, beside the short runs of the tests.
+"""Long fuzzing of the reader and the scoring, in addition to the short runs of the tests.
 
     python -m tools.fuzz_logs lines 1000000      # random and mutated lines
     python -m tools.fuzz_logs coverage 300       # coverage-guided, needs atheris: seconds to run

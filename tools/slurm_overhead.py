@@ -2,7 +2,7 @@
 
     $ .venv/bin/python -m tools.slurm_overhead        # as root; 5 pairs on each number of nodes, about 5 minutes
 
-Whole commands in turn inside one job: `srun` by hand over the training command, with the environment that Encore
+Whole commands in turn inside one job: a bare `srun` of the training command, with the environment that Encore
 gives, and `encore run` with the same configuration, data and seed.
 """
 
@@ -40,19 +40,19 @@ def pairs(work: Path, nodes: int) -> list[float]:
     encore = [sys.executable, "-m", "encore.cli.app", "run", "resnet", "--seed", "1", "--nodes", str(nodes)]
     encore += ["--data", str(work / "digits"), "--results", str(work / "results"), *SHORT]
     shown = subprocess.run([*encore, "--dry-run", "--json"], capture_output=True, text=True, check=True, cwd=paths.ROOT)
-    told = json.loads(shown.stdout)
-    output = told["argv"][told["argv"].index("--output") + 1]
+    planned = json.loads(shown.stdout)
+    output = planned["argv"][planned["argv"].index("--output") + 1]
     differences = []
     for number in range(PAIRS):
         folder = work / f"hand_{nodes}_{number}"
         for rank in range(nodes):
             (folder / "ranks" / f"rank.{rank}").mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(told["configuration"]), encoding="utf-8")
-        by_hand = [word.replace(output, str(folder)) for word in told["argv"]]
-        hand = seconds(by_hand, told["environment"], 0)
+        (folder / "config.json").write_text(json.dumps(planned["configuration"]), encoding="utf-8")
+        bare = [word.replace(output, str(folder)) for word in planned["argv"]]
+        bare_seconds = seconds(bare, planned["environment"], 0)
         ours = seconds(encore, dict(os.environ), 3)
-        differences.append(ours - hand)
-        print(f"{nodes} nodes, pair {number + 1}: srun {hand:.2f} s, encore run {ours:.2f} s", flush=True)
+        differences.append(ours - bare_seconds)
+        print(f"{nodes} nodes, pair {number + 1}: srun {bare_seconds:.2f} s, encore run {ours:.2f} s", flush=True)
     return differences
 
 
@@ -60,7 +60,7 @@ def in_job(work: Path) -> None:
     """What the job does."""
     for nodes in NODES:
         median = statistics.median(pairs(work, nodes))
-        print(f"over srun by hand on {nodes} nodes: median {median:+.2f} s of {PAIRS} pairs", flush=True)
+        print(f"over a bare srun on {nodes} nodes: median {median:+.2f} s of {PAIRS} pairs", flush=True)
 
 
 def main() -> None:

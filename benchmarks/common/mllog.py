@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Dict, Mapping
 
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
@@ -19,6 +19,11 @@ from mlperf_logging.mllog.mllog import MLLogger
 def value_of(qualities: Mapping[str, float]) -> Any:
     """Return a single quality as its number, several by their names, as the rounds' logs have them."""
     return next(iter(qualities.values())) if len(qualities) == 1 else dict(qualities)
+
+
+def samples(train: int, evaluation: int) -> Dict[str, Any]:
+    """Return the events of the data set's sizes, logged once the input is open."""
+    return {constants.TRAIN_SAMPLES: train, constants.EVAL_SAMPLES: evaluation}
 
 
 class MLLog:

@@ -27,11 +27,6 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
     }
 
 
-def samples(train: int, evaluation: int) -> Dict[str, Any]:
-    """The sizes of the data set, logged once the input is open."""
-    return {constants.TRAIN_SAMPLES: train, constants.EVAL_SAMPLES: evaluation}
-
-
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
     """Evaluate every ``eval_interval`` steps and after the last one; an epoch holds its evaluations."""
     steps = config.epochs * steps_per_epoch

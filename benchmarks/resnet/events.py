@@ -41,11 +41,6 @@ def hyperparameters(config: Any, ranks: int, steps_per_epoch: int) -> Dict[str, 
     return events
 
 
-def samples(train: int, evaluation: int) -> Dict[str, Any]:
-    """The sizes of the data set, logged once the input is open."""
-    return {constants.TRAIN_SAMPLES: train, constants.EVAL_SAMPLES: evaluation}
-
-
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
     """Evaluate at the submitted epochs, which count from 0 here, and after the last one."""
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import MLLog
+from benchmarks.common.mllog import MLLog, samples
 from benchmarks.common.run import Run
 from benchmarks.dlrm import events
 from benchmarks.dlrm.pytorch.auc import area_under_curve
@@ -80,7 +80,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.timed(events.timeline(config, -(-data.train_rows // (config.batch_size * ranks.size)))):
         batches = TrainingInput(config, data, training.tables.mine, ranks, run.position)
         evaluation = EvaluationInput(config, data, training.tables.mine, ranks)
-        run.log(events.samples(data.train_rows, data.val_rows))
+        run.log(samples(data.train_rows, data.val_rows))
         # All ranks have the same MLPs, and tables of their own.
         run.keep(lambda: {"weights": training.weights}, lambda: {"tables": training.tables.weight})
         rate = torch.zeros((), device=ranks.context)

@@ -16,6 +16,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from benchmarks.common.frameworks import mxnet
+from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
 from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
@@ -62,7 +63,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.timed(events.timeline(config, steps)):
         batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(data, config, run.data, ranks)
-        run.log(events.samples(train_images, evaluation.total))
+        run.log(samples(train_images, evaluation.total))
         run.keep(partial(content, training), lambda: {"input": batches.checkpoint()})
         for _ in run.blocks():
             for step in run.steps():

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Dict, List, Optional, Tuple
 
 from benchmarks.common.frameworks import tensorflow
+from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
 from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
@@ -77,7 +78,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.timed(events.timeline(config, steps)):
         batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(data, config, run.data, ranks)
-        run.log(events.samples(train_images, evaluation.total))
+        run.log(samples(train_images, evaluation.total))
         run.keep(partial(content, training), partial(own_content, training, batches))
         for _ in run.blocks():
             for step in run.steps():
