@@ -39,6 +39,8 @@ class Subject:
     loops: Mapping[str, Loop]
     titles: Mapping[str, str] = field(default_factory=dict)
     """What to call a loop other than TITLES does."""
+    close: Callable[[], None] = lambda: None
+    """End the threads of the loops."""
 
 
 def repeated(call: Callable[[], Any]) -> Loop:
@@ -57,17 +59,15 @@ def training_loop(
     """Return a loop of steps on batches of ``next_batch`` with the reports of a training; ``step`` returns the loss."""
     stream, sums = MetricsStream(Path("/dev/null"), 0), framework.LaggedSums(ranks, "step")
     batch_size = config.batch_size * ranks.size
-    reports = StepReports(stream, sums, ranks, batch_size, 1 << 30, config.log_interval)
+    wait = framework.input_wait(ranks)
+    reports = StepReports(stream, sums, wait, ranks, batch_size, 1 << 30, config.log_interval)
 
     def loop(count: int) -> float:
-        started, waited = time.time(), 0.0
+        reports.start()
         for number in range(count):
-            before = time.time()
-            batch = next_batch()
-            waited += time.time() - before
-            reports.add(range(number, number + 1), step(batch), False, RATE)
+            reports.add(range(number, number + 1), step(reports.wait_for(next_batch)), False, RATE)
         framework.synchronize()
-        return waited / (time.time() - started)
+        return reports.input_share()
 
     return loop
 
@@ -123,7 +123,10 @@ def main(
     ranks = framework.start(config)
     subject = prepare(config, ranks, arguments.data)
     steps = 1 if epochs else arguments.steps
-    measured, share = measure(subject, framework.synchronize, steps, arguments.repeats)
+    try:
+        measured, share = measure(subject, framework.synchronize, steps, arguments.repeats)
+    finally:
+        subject.close()
     result = {"title": subject.title, "measured": measured, "input_share": share, "device": config.device}
     framework.finish()
     print(json.dumps(result))

@@ -1,14 +1,18 @@
 """Checkpoint folders that are either whole or not there, for any framework.
 
-``checkpoint/step_00000123/`` holds ``state.json`` and whatever files the framework writes. A folder is
-filled under a temporary name and renamed when it is complete, so that a crash never leaves half of one.
+``checkpoint/step_00000123/`` holds ``state.json`` and whatever files the framework writes, each with its SHA-256 in
+a file ``NAME.sha256`` beside it (``sha256sum --check`` reads it). A folder is filled under a temporary name and renamed
+when it is complete, so that a crash never leaves half of one. The last two are kept: where the newest is damaged, the
+one before it is used and the damaged one is set aside as ``damaged_00000123``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
@@ -17,6 +21,11 @@ import numpy as np
 from benchmarks.common.ranks import Ranks
 
 STATE_FILE = "state.json"
+SHARED_FILE = "shared"
+DIGEST = ".sha256"
+KEPT = 2
+"""Checkpoints that stay: the newest, and the one to go back to where that is damaged."""
+CHUNK = 1 << 24
 Content = Callable[[], Mapping[str, Any]]
 
 
@@ -32,21 +41,54 @@ class Checkpoints:
         self.found: Optional[Path] = None
 
     def find(self) -> Dict[str, Any]:
-        """Look for a checkpoint and return its state, empty if there is none; cut the logs back to that moment."""
-        self.found = max(self._folder.glob("step_*"), default=None)
+        """Look for a checkpoint and return its state, empty if there is none; cut the logs back to that moment.
+
+        Raises:
+            SystemExit: another number of ranks wrote it, or all that are there are damaged; says what to do.
+        """
+        candidates = sorted(self._folder.glob("step_*"), reverse=True)
         # No rank may look later than rank 0 starts to write a new one.
         self._framework.barrier()
-        if self.found is None:
-            return {}
-        state: Dict[str, Any] = json.loads((self.found / STATE_FILE).read_text(encoding="utf-8"))
+        for number, path in enumerate(candidates):
+            damage = self._damage(path)
+            if damage and self._ranks.rank == 0:
+                print(f"checkpoint {path.name} is damaged: {damage}", file=sys.stderr)
+            if self._framework.total([float(bool(damage))])[0] == 0:
+                # Where none is whole all stay: what is refused once is refused again, and not begun anew.
+                for damaged in candidates[:number] if self._ranks.rank == 0 else ():
+                    _set_aside(damaged)
+                return self._take(path)
+        if candidates:
+            raise SystemExit(
+                f"no checkpoint in {self._folder} is whole: this experiment cannot be resumed\n"
+                "  do this: start a new run; or restore the folder from a copy of your own"
+            )
+        return {}
+
+    def _damage(self, path: Path) -> str:
+        """Say what is wrong with the files that this rank reads; empty: nothing."""
+        names = (STATE_FILE, SHARED_FILE, f"rank_{self._ranks.rank}")
+        # Of another number of ranks this rank may have no file: that is refused, and no damage.
+        problem = _damage_of(path / STATE_FILE)
+        if problem or _read_state(path)["ranks"] != self._ranks.size:
+            return problem
+        problems = list(map(_damage_of, (path / name for name in names)))
+        if self._ranks.rank == 0:
+            state = _read_state(path)
+            problems += map(_damage_of_log, self._logs, state["log_lengths"], state["log_digests"])
+        return "; ".join(filter(None, problems))
+
+    def _take(self, path: Path) -> Dict[str, Any]:
+        state = _read_state(path)
         if state["ranks"] != self._ranks.size:
             raise SystemExit(
-                f"checkpoint {self.found} was written by {state['ranks']} ranks and this run has "
+                f"checkpoint {path} was written by {state['ranks']} ranks and this run has "
                 f"{self._ranks.size}: resume with the same number, or remove the checkpoint"
             )
         if self._ranks.rank == 0:
-            for path, length in zip(self._logs, state["log_lengths"]):
-                cut_log(path, length)
+            for log, length in zip(self._logs, state["log_lengths"]):
+                cut_log(log, length)
+        self.found = path
         return state
 
     def load(self) -> Dict[str, Any]:
@@ -54,7 +96,7 @@ class Checkpoints:
         if self.found is None:
             return {}
         own = self._framework.load(self.found / f"rank_{self._ranks.rank}")
-        return {**self._framework.load(self.found / "shared"), **own}
+        return {**self._framework.load(self.found / SHARED_FILE), **own}
 
     def mark_logs(self) -> None:
         """Remember the logs' lengths now: what comes later is logged again after a resume."""
@@ -65,31 +107,82 @@ class Checkpoints:
         """Write a checkpoint; return when it is whole. ``own`` is called on all ranks, then ``shared`` on rank 0."""
         mine, temporary = own(), self._folder / f"writing_{step:08d}"
         if self._ranks.rank == 0:
-            if temporary.exists():
-                shutil.rmtree(temporary)
+            for left in self._folder.glob("writing_*"):  # by a run that was killed meanwhile
+                shutil.rmtree(left)
             temporary.mkdir(parents=True)
-            self._framework.save(temporary / "shared", shared())
+            self._save(temporary / SHARED_FILE, shared())
         self._framework.barrier()
-        self._framework.save(temporary / f"rank_{self._ranks.rank}", mine)
+        self._save(temporary / f"rank_{self._ranks.rank}", mine)
         self._framework.barrier()
         if self._ranks.rank == 0:
-            state = {**state, "ranks": self._ranks.size, "log_lengths": self._lengths}
+            digests = list(map(_digest, self._logs, self._lengths))
+            logs = {"log_lengths": self._lengths, "log_digests": digests}
+            state = {**state, "ranks": self._ranks.size, **logs}
             publish(temporary, self._folder / f"step_{step:08d}", state)
         self._framework.barrier()
 
+    def _save(self, path: Path, content: Mapping[str, Any]) -> None:
+        self._framework.save(path, content)
+        _write_digest(path)
+
 
 def publish(temporary: Path, final: Path, state: Mapping[str, Any]) -> None:
-    """Write ``state``, make the checkpoint visible under its ``final`` name, remove the older ones."""
+    """Write ``state``, make the checkpoint visible under its ``final`` name, remove the older ones but KEPT."""
     with open(temporary / STATE_FILE, "w", encoding="utf-8") as file:
         json.dump(state, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    _write_digest(temporary / STATE_FILE)
     if final.exists():
         shutil.rmtree(final)
     temporary.rename(final)
-    for other in final.parent.glob("step_*"):
-        if other != final:
-            shutil.rmtree(other)
+    for old in sorted(final.parent.glob("step_*"))[:-KEPT] + sorted(final.parent.glob("damaged_*")):
+        shutil.rmtree(old)
+
+
+def _set_aside(path: Path) -> None:
+    aside = path.with_name(path.name.replace("step", "damaged"))
+    if aside.exists():
+        shutil.rmtree(aside)
+    path.rename(aside)
+
+
+def _read_state(path: Path) -> Dict[str, Any]:
+    state: Dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    return state
+
+
+def _digest(path: Path, length: int = sys.maxsize) -> str:
+    """Return the SHA-256 of a file, or of its beginning."""
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(min(CHUNK, length - file.tell())), b""):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def _damage_of_log(path: Path, length: int, digest: str) -> str:
+    """Say how the beginning of a log differs from what was written before a checkpoint; empty: not at all."""
+    if not path.exists() or path.stat().st_size < length:
+        return f"{path.name} is shorter than it was then"
+    return "" if _digest(path, length) == digest else f"{path.name} differs from what it was then"
+
+
+def _write_digest(path: Path) -> None:
+    Path(f"{path}{DIGEST}").write_text(f"{_digest(path)}  {path.name}\n", encoding="ascii")
+
+
+def _damage_of(path: Path) -> str:
+    """Say how a file differs from what was written; empty: not at all."""
+    try:
+        written = Path(f"{path}{DIGEST}").read_text(encoding="ascii").split()
+        if written == [_digest(path), path.name]:
+            return ""
+    except OSError as error:
+        return f"{Path(error.filename).name}: {error.strerror}"
+    except UnicodeDecodeError:
+        return f"{path.name}{DIGEST} is no checksum"
+    return f"{path.name} differs from its checksum"
 
 
 def cut_log(path: Path, length: int) -> None:

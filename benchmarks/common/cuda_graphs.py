@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 
 from benchmarks.common.frameworks import pytorch
 
 
+@lru_cache(maxsize=None)
+def side_stream() -> torch.cuda.Stream:
+    """Return the stream of every capture, also for what is built for one.
+
+    DistributedDataParallel keeps nodes of autograd that run on the stream on which it was built: if that is another one
+    than the capture's, PyTorch warns of needless synchronization and of captures that end.
+    """
+    return torch.cuda.Stream()
+
+
+@contextmanager
+def on_side_stream() -> Iterator[None]:
+    """Run what is inside on the side stream, after what was queued before and before what is queued next."""
+    side = side_stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
+
+
 class Captured:
     """``function`` over fixed memory; call it with tensors of the same shapes, on all ranks together.
 
-    ``warm_up`` runs before the capture on a stream of its own, as PyTorch's notes on CUDA graphs ask, with the same
+    ``warm_up`` runs before the capture on the same stream, as PyTorch's notes on CUDA graphs ask, with the same
     tensors; what it changes stays changed. A result is valid until the next call.
     """
 
@@ -20,15 +42,12 @@ class Captured:
         self, function: Callable[..., Any], example: Sequence[torch.Tensor], warm_up: Callable[..., None]
     ) -> None:
         self._held = [tensor.clone() for tensor in example]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with on_side_stream():
             warm_up(*self._held)
-        torch.cuda.current_stream().wait_stream(side)
         pytorch.barrier()
         self._graph = torch.cuda.CUDAGraph()
         # thread_local: what other threads ask of the device meanwhile does not end the capture.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, stream=side_stream(), capture_error_mode="thread_local"):
             self._result = function(*self._held)
 
     def __call__(self, *tensors: torch.Tensor) -> Any:

@@ -1,10 +1,11 @@
 """The metrics stream: one JSON object a line, written by rank 0, read by whoever follows the run.
 
 Kinds of record, by ``kind``:
-``start``  ranks, global_batch_size, steps_per_epoch, epochs, targets (by quality), resumed_step
+``start``  ranks, global_batch_size, steps_per_epoch, epochs, targets (by quality), resumed_step, environment (of
+           rank 0: see ``READ_BY``)
 ``step``   epoch (from 1), step (from 1 over the whole run), loss (mean since the last record), learning_rate
-``epoch``  epoch, samples_per_second (training alone), input_share (of the time, spent waiting for data); where a
-           training times its stages, their seconds as stages
+``epoch``  epoch, samples_per_second (training alone), input_share (of the time, in which the device was idle because
+           the next batch was not there); where a training times its stages, their seconds as stages
 ``eval``   epoch, qualities (by name), seconds; a benchmark may add figures, such as log_loss
 ``end``    outcome: reached, not_reached or interrupted
 Every record has ``time``, in Unix seconds.
@@ -14,14 +15,28 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 from benchmarks.common.ranks import Ranks
 
 T = TypeVar("T")
+
+# Variables that the frameworks and their libraries read, whoever set them: the image, its start, Encore or the user.
+# Not what a launcher tells each rank apart by, and no secret.
+READ_BY = re.compile(
+    r"(CUBLAS|CUDA|CUDNN|DALI|HCOLL|KMP|MKL|MXNET|NCCL|NHWC|NVIDIA_TF32|OMP|OPENCV|PYTORCH|TF|TORCH|TRITON|UCX|XLA)_"
+    r"|OMPI_MCA_(btl|coll|pml)|HOROVOD_(?!(RANK|SIZE|LOCAL|CROSS|HOSTNAME|GLOO|RENDEZVOUS|SECRET))"
+)
+
+
+def library_environment() -> Dict[str, str]:
+    """Return what this rank sees of the variables that change how the libraries compute and communicate."""
+    return {name: value for name, value in sorted(os.environ.items()) if READ_BY.match(name)}
 
 
 class MetricsStream:
@@ -40,41 +55,51 @@ class MetricsStream:
 class StepReports:
     """Losses of the steps and the speed of each part of the training, and the ranks' agreement to stop.
 
-    ``sums`` is a framework's LaggedSums, ``log_interval`` in steps, ``global_batch_size`` in samples of all ranks.
+    ``sums`` is a framework's LaggedSums, ``input_wait`` what its ``input_wait`` returns, ``log_interval`` in steps,
+    ``global_batch_size`` in samples of all ranks.
     """
 
     def __init__(
         self,
         metrics: MetricsStream,
         sums: Any,
+        input_wait: Any,
         ranks: Ranks,
         global_batch_size: int,
         steps_per_epoch: int,
         log_interval: int,
+        losses: Sequence[float] = (),
     ) -> None:
-        self._metrics, self._sums, self._ranks = metrics, sums, ranks.size
+        """Continue with the ``losses`` of steps that are reported and not in a record yet."""
+        self._metrics, self._sums, self._input_wait, self._ranks = metrics, sums, input_wait, ranks.size
         self._global_batch_size, self._steps_per_epoch = global_batch_size, steps_per_epoch
         self._log_interval = log_interval
         self._pending: List[Tuple[range, float]] = []
-        self._losses: List[float] = []
+        self.losses = list(losses)
         self.start()
 
     def start(self) -> None:
         """Start the clock of the speed."""
+        self._input_wait.take()
         self._samples, self._since = 0, time.time()
         self._stages: Dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time inside as that of a stage of the step; ``input`` is waiting for data."""
+        """Count the time inside as that of a stage of the step."""
         started = time.time()
         yield
         self._stages[name] = self._stages.get(name, 0.0) + time.time() - started
 
     def wait_for(self, call: Callable[[], T]) -> T:
-        """Call, and count the time as waiting for input."""
-        with self.stage("input"):
-            return call()
+        """Fetch a batch by ``call``, and count the time in which the device is idle."""
+        batch: T = self._input_wait.fetch(call)
+        return batch
+
+    def input_share(self) -> float:
+        """Return the share of the time since ``start`` in which the device waited for its next batch."""
+        share: float = self._input_wait.take() / max(time.time() - self._since, 1e-9)
+        return share
 
     def add(self, steps: range, loss: Any, stop: bool, learning_rate: float, samples: Optional[int] = None) -> bool:
         """Report ``steps`` with their mean loss; True when all ranks know that one of them was asked to stop.
@@ -95,7 +120,7 @@ class StepReports:
         fields: Dict[str, Any] = {
             "epoch": epoch + 1,
             "samples_per_second": round(self._samples / seconds, 2),
-            "input_share": round(self._stages.pop("input", 0.0) / seconds, 4),
+            "input_share": round(self.input_share(), 4),
         }
         if self._stages:
             fields["stages"] = {name: round(spent, 4) for name, spent in self._stages.items()}
@@ -111,15 +136,15 @@ class StepReports:
                 f"the loss is not finite at step {done}: found {loss}\n"
                 "  do this: start a new run with a lower learning_rate, or a lower loss_scale with precision=fp16"
             )
-        self._losses.append(loss)
+        self.losses.append(loss)
         interval = self._log_interval
         if done // interval > steps.start // interval or done % self._steps_per_epoch == 0:
             self._metrics.write(
                 "step",
                 epoch=steps.start // self._steps_per_epoch + 1,
                 step=done,
-                loss=sum(self._losses) / len(self._losses),
+                loss=sum(self.losses) / len(self.losses),
                 learning_rate=rate,
             )
-            self._losses = []
+            self.losses = []
         return sums[1] > 0

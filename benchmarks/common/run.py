@@ -27,7 +27,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List
 
 from benchmarks.common import configuration
 from benchmarks.common.checkpoints import Checkpoints, Content
-from benchmarks.common.metrics import MetricsStream, StepReports
+from benchmarks.common.metrics import MetricsStream, StepReports, library_environment
 from benchmarks.common.mllog import MLLog
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.stopping import Heartbeat, StopRequest
@@ -49,11 +49,13 @@ class Run:
         self._log_of = log
         self._log_paths = (output / "result.txt", output / "metrics.jsonl")
         self._checkpoints = Checkpoints(output / "checkpoint", self._log_paths, framework, self.ranks)
-        state = self._checkpoints.find()
+        with self._leaving_together():
+            state = self._checkpoints.find()
         self.position: int = state.get("step", 0)
         """Steps that are done."""
         self._evaluated: int = state.get("evaluated", 0)  # position of the last evaluation
         self._reached: bool = state.get("reached", False)
+        self._losses: List[float] = state.get("losses", [])  # of steps since the last record of the metrics stream
         self._shared: Content = dict
         self._own: Content = dict
         self._ended = self.interrupted = self._part_is_open = False
@@ -94,7 +96,8 @@ class Run:
         self._shared, self._own = shared, own
 
     def _save(self) -> None:
-        state = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
+        state: Dict[str, Any] = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
+        state["losses"] = self._reports.losses
         self._checkpoints.save(self.position, state, self._shared, self._own)
 
     # -- the logs, which are opened when there is something to log ----------------------------------------
@@ -136,6 +139,15 @@ class Run:
             self._log.run_stop(self._reached)
         self._metrics.write("end", outcome=outcome)
 
+    @contextmanager
+    def _leaving_together(self) -> Iterator[None]:
+        """Leave the other ranks where all of them end with a message: a rank that just exits may abort the others."""
+        try:
+            yield
+        except SystemExit:
+            self._framework.finish()
+            raise
+
     def finish(self) -> int:
         """Leave the other ranks and return the exit code."""
         self._framework.finish()
@@ -159,6 +171,7 @@ class Run:
         A resumed run begins where it was interrupted: in a part, or with its evaluation.
         """
         timeline, sums = self._timeline, self._framework.LaggedSums(self.ranks, "step")
+        wait = self._framework.input_wait(self.ranks)
         global_batch = self.config.batch_size * self.ranks.size
         self._metrics.write(
             "start",
@@ -168,9 +181,17 @@ class Run:
             steps_per_epoch=timeline.steps_per_epoch,
             targets=self.config.targets,
             resumed_step=self.position,
+            environment=library_environment(),
         )
         self._reports = StepReports(
-            self._metrics, sums, self.ranks, global_batch, timeline.steps_per_epoch, self.config.log_interval
+            self._metrics,
+            sums,
+            wait,
+            self.ranks,
+            global_batch,
+            timeline.steps_per_epoch,
+            self.config.log_interval,
+            self._losses,
         )
         self._logs_events = True
         self._stop.arm()
@@ -209,11 +230,13 @@ class Run:
             samples: of all ranks; default: the global batch size.
         """
         self._heartbeat.beat(self._current.stop - 1)
-        if self._reports.add(self._current, loss, self._stop.requested, learning_rate, samples):
+        with self._leaving_together():
+            stop = self._reports.add(self._current, loss, self._stop.requested, learning_rate, samples)
+        if stop:
             self.interrupted = self._ended = True
 
     def wait_for(self, call: Callable[[], T]) -> T:
-        """Call, and count the time as waiting for input."""
+        """Fetch a batch by ``call``, and count the time in which the device is idle as waiting for input."""
         return self._reports.wait_for(call)
 
     def stage(self, name: str) -> ContextManager[None]:
@@ -239,7 +262,8 @@ class Run:
         """End a part of an epoch: at the epoch's end, at an evaluation, or when the run is to stop."""
         self._part_is_open = False
         epoch, done = divmod(self.position - 1, self._timeline.steps_per_epoch)
-        self._reports.end(epoch)
+        with self._leaving_together():
+            self._reports.end(epoch)
         if done + 1 == self._timeline.steps_per_epoch:
             if not self._timeline.evaluates_inside_epochs:
                 self._log.epoch_stop(epoch)

@@ -1,6 +1,8 @@
 """Learning rate schedules as pure functions of the step, the same for every framework.
 
-All of them start with a linear warm-up from 0 (Goyal et al. 2017, arXiv 1706.02677, section 2.2).
+``step`` counts from 0. The submissions count the update that they are about to make, from 1 (MXNet's
+Optimizer.num_update, and LearningRateScheduler in NVIDIA's DLRM of v0.7), so that the first step has a rate and the
+last one the end value. All start with a linear warm-up (Goyal et al. 2017, arXiv 1706.02677, section 2.2).
 """
 
 from __future__ import annotations
@@ -9,28 +11,33 @@ from typing import Sequence
 
 
 def warmup_factor(step: int, warmup_steps: int) -> float:
-    """Return the share of the base learning rate at ``step`` (counted from 0) of a linear warm-up, in [0, 1]."""
-    if warmup_steps <= 0 or step >= warmup_steps:
+    """Return the share of the base learning rate at ``step`` of a linear warm-up, in (0, 1]."""
+    if step + 1 >= warmup_steps:
         return 1.0
-    return step / warmup_steps
+    return (step + 1) / warmup_steps
+
+
+def decay_factor(step: int, start: int, steps: int, power: float) -> float:
+    """Return (1 - progress) ** power of a decay over ``steps`` updates after the first ``start`` ones."""
+    progress = max(0.0, (step + 1 - start) / max(1, steps))
+    return float((1.0 - min(1.0, progress)) ** power)
 
 
 def polynomial(step: int, *, base: float, end: float, warmup_steps: int, total_steps: int, power: float) -> float:
-    """Warm up to ``base``, then decay to ``end`` at ``total_steps`` along (1 - progress) ** power.
+    """Warm up to ``base``, then decay to ``end`` at the last of ``total_steps`` along (1 - progress) ** power.
 
-    With power 2 this is the "pow2" schedule of the v0.6 and v0.7 ResNet submissions
-    (lars_opt_learning_rate_decay_poly_power in the logs; You et al. 2017, arXiv 1708.03888).
+    With power 2 this is PolySchedule, "pow2", of NVIDIA's ResNet submissions since v0.6 (common/fit.py;
+    lars_opt_learning_rate_decay_poly_power in the logs; You et al. 2017, arXiv 1708.03888).
     """
-    if step < warmup_steps:
+    if step + 1 <= warmup_steps:
         return base * warmup_factor(step, warmup_steps)
-    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-    return end + (base - end) * (1.0 - progress) ** power
+    return end + (base - end) * decay_factor(step, warmup_steps, total_steps - warmup_steps, power)
 
 
 def stepwise(step: int, *, base: float, factor: float, warmup_steps: int, boundaries: Sequence[int]) -> float:
-    """Warm up to ``base``, then multiply by ``factor`` at each of the ``boundaries`` (in steps).
+    """Warm up to ``base``, then multiply by ``factor`` after each of the ``boundaries`` (in steps).
 
-    The schedule of the v0.5 ResNet submissions: factor 0.1 at epochs 30, 60 and 80.
+    The schedule of the v0.5 ResNet submissions: factor 0.1 after 30, 60 and 80 epochs (MXNet's MultiFactorScheduler).
     """
     passed = sum(step >= boundary for boundary in boundaries)
     return base * warmup_factor(step, warmup_steps) * factor**passed

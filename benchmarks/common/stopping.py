@@ -6,12 +6,17 @@ import faulthandler
 import os
 import signal
 import socket
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Optional
 
 HEARTBEAT_SECONDS = 0.05
+"""Between two writings of a rank that makes steps."""
+ALIVE_SECONDS = 0.5
+"""The same of one that makes none."""
 
 
 class StopRequest:
@@ -42,25 +47,37 @@ class StopRequest:
 
 
 class Heartbeat:
-    """Write ``PID HOST STEP UNIX_TIME`` of one rank to a small file, at most 20 times a second.
+    """Keeps ``PID HOST STEP UNIX_TIME ALIVE`` of one rank in a small file: the time of the step, and of the writing.
 
-    The launcher compares the files to find a rank that died or hangs, on any node that shares the folder.
-    It must be this often: while one rank hangs, the others come a few steps further and no more.
+    The launcher compares the files to find a rank that died or hangs, on any node that shares the folder. A thread
+    writes them, so that the last step before a wait is in the file, and so that a rank that waits for another one still
+    shows that it is alive; one that is stopped does not.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(folder / f"rank_{rank}", "w", encoding="ascii")  # noqa: SIM115
-        self._next = 0.0
         self._host = socket.gethostname()
         self.beat(-1)
+        self._write()
+        threading.Thread(target=self._follow, name="heartbeat", daemon=True).start()
 
     def beat(self, step: int) -> None:
         """Record that this rank has come to ``step`` (-1 while it starts)."""
-        now = time.time()
-        if now < self._next:
-            return
-        self._next = now + HEARTBEAT_SECONDS
+        self._last = step, time.time()
+
+    def _follow(self) -> None:
+        written, alive = self._last, time.time()
+        while True:
+            time.sleep(HEARTBEAT_SECONDS)
+            if self._last != written or time.time() - alive >= ALIVE_SECONDS:
+                written, alive = self._last, time.time()
+                # A full disk is reported by what writes records and checkpoints.
+                with suppress(OSError):
+                    self._write()
+
+    def _write(self) -> None:
+        step, when = self._last
         self._file.seek(0)
-        self._file.write(f"{os.getpid()} {self._host} {step} {now:.3f}\n".ljust(96))
+        self._file.write(f"{os.getpid()} {self._host} {step} {when:.3f} {time.time():.3f}\n".ljust(112))
         self._file.flush()

@@ -7,18 +7,15 @@ and the fastest of what is there is found by a short measurement on tensors of t
 from __future__ import annotations
 
 import importlib
-import statistics
-import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from benchmarks.common.frameworks import pytorch
+from benchmarks.common import kernels
 
 Build = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 Measure = Callable[[Build, Sequence[torch.nn.Parameter]], float]
-WARMUP, MEASURED = 2, 5
-"""Steps of each candidate."""
 
 
 def find_apex() -> Any:
@@ -65,24 +62,12 @@ def choose(
     measurement decides for all ranks.
     """
     if wanted == "auto":
-        wanted = _fastest(candidates, parameters, measure or seconds_of_step)
+        timed = measure or seconds_of_step
+        measures = {name: partial(timed, build, parameters) for name, build in candidates.items()}
+        wanted, _ = kernels.fastest(measures, parameters[0].device)
     if wanted not in candidates:
         raise ValueError(f"optimizer implementation {wanted!r} is not here: use auto or one of {sorted(candidates)}")
     return wanted, candidates[wanted](parameters)
-
-
-def _fastest(candidates: Dict[str, Build], parameters: Sequence[torch.nn.Parameter], measure: Measure) -> str:
-    names = sorted(candidates)
-    seconds: List[float] = []
-    for name in names:
-        try:
-            seconds.append(measure(candidates[name], parameters))
-        except (RuntimeError, TypeError, ValueError):
-            # An implementation that refuses this device, type or option is no candidate.
-            seconds.append(float("inf"))
-    best = torch.tensor([min(range(len(names)), key=seconds.__getitem__)], device=parameters[0].device)
-    pytorch.broadcast([best])
-    return names[int(best.item())]
 
 
 def seconds_of_step(build: Build, parameters: Sequence[torch.nn.Parameter]) -> float:
@@ -90,12 +75,42 @@ def seconds_of_step(build: Build, parameters: Sequence[torch.nn.Parameter]) -> f
     copies = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in parameters]
     for copy in copies:
         copy.grad = torch.full_like(copy, 1e-3)
-    optimizer = build(copies)
-    times = []
-    for _ in range(WARMUP + MEASURED):
-        pytorch.synchronize()
-        started = time.perf_counter()
-        optimizer.step()
-        pytorch.synchronize()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[WARMUP:])
+    return kernels.seconds(build(copies).step)
+
+
+# -- state in place: a captured graph holds these very tensors ----------------------------------------
+
+
+@torch.no_grad()
+def reset(optimizer: torch.optim.Optimizer) -> None:
+    """Set the state to that of a fresh optimizer, in the same tensors."""
+    for tensor in _tensors(optimizer.state_dict()).values():
+        tensor.zero_()
+
+
+@torch.no_grad()
+def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give the optimizer a checkpoint's ``state_dict``, in the same tensors where it has a state already.
+
+    ``load_state_dict`` puts new tensors in their place, which a graph captured before would never see.
+    """
+    held = _tensors(optimizer.state_dict())
+    if not held:
+        optimizer.load_state_dict(dict(saved))
+        return
+    new = _tensors(saved)
+    if set(new) != set(held):
+        raise ValueError(f"the checkpoint's optimizer has {sorted(new)[:4]} ..., this one {sorted(held)[:4]} ...")
+    for key, tensor in held.items():
+        tensor.copy_(new[key])
+
+
+def _tensors(content: Mapping[str, Any]) -> Dict[Tuple[str, int, str], torch.Tensor]:
+    """What changes from step to step in a ``state_dict``, which holds the tensors themselves."""
+    state = [(at, name, value) for at, each in content["state"].items() for name, value in each.items()]
+    found = {("state", at, name): value for at, name, value in state if torch.is_tensor(value)}
+    # apex counts the steps of a group, not of a parameter.
+    for at, group in enumerate(content["param_groups"]):
+        if torch.is_tensor(group.get("step")):
+            found["group", at, "step"] = group["step"]
+    return found

@@ -9,7 +9,6 @@ the last row of the last block is zero.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Iterator, Sequence, Tuple
 
 import numpy as np
 
@@ -24,11 +23,12 @@ BLOCK_ROWS = 1024
 """Divides the submitted global batch of 55,296."""
 WORD = np.dtype("<i4")
 ROW_BYTES = COLUMNS * WORD.itemsize
+BLOCK_BYTES = BLOCK_ROWS * ROW_BYTES
 
 
 def file_bytes(rows: int) -> int:
     """Size of a file with so many rows."""
-    return -(-rows // BLOCK_ROWS) * BLOCK_ROWS * ROW_BYTES
+    return -(-rows // BLOCK_ROWS) * BLOCK_BYTES
 
 
 def create(path: Path, rows: int) -> None:
@@ -46,7 +46,7 @@ def open_blocks(path: Path, rows: int, writable: bool = False) -> np.memmap:
     size = path.stat().st_size
     if size != file_bytes(rows):
         raise ValueError(f"{path} has {size:,} bytes, {rows:,} rows need {file_bytes(rows):,}")
-    shape = (size // (ROW_BYTES * BLOCK_ROWS), COLUMNS, BLOCK_ROWS)
+    shape = (size // BLOCK_BYTES, COLUMNS, BLOCK_ROWS)
     return np.memmap(path, dtype=WORD, mode="r+" if writable else "r", shape=shape)
 
 
@@ -59,12 +59,3 @@ def write_column(blocks: np.ndarray, column: int, first_row: int, values: np.nda
         count = min(BLOCK_ROWS - lane, len(words) - done)
         blocks[block, column, lane : lane + count] = words[done : done + count]
         done += count
-
-
-def outside(blocks: np.ndarray, sizes: Sequence[int], chosen: Sequence[int]) -> Iterator[Tuple[int, int, int]]:
-    """Yield tables of the ``chosen`` blocks with an index below 0 or past the table: table, least, largest index."""
-    for table, size in enumerate(sizes):
-        column = blocks[list(chosen), FIRST_TABLE + table]
-        least, most = int(column.min()), int(column.max())
-        if least < 0 or most >= size:
-            yield table, least, most

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.common.schedules import warmup_factor
+from benchmarks.common.schedules import decay_factor, warmup_factor
 
 
 def learning_rate(config: Any, step: int) -> float:
-    """Warm up from 0, stay, and decay from ``decay_start_step`` over ``decay_steps`` to the end value.
+    """Warm up, stay, and decay after ``decay_start_step`` steps over ``decay_steps`` to the end value.
 
-    The decay is base * (1 - progress) ** power, as in the v0.7 submissions; ``step`` counts from 0 over the whole
-    run.
+    As LearningRateScheduler of NVIDIA's v0.7 submission has it (dlrm/implementations/pytorch/scripts/utils.py);
+    ``step`` counts from 0 over the whole run.
     """
+    base = config.learning_rate * warmup_factor(step, config.warmup_steps)
     if config.decay_steps == 0 or step < config.decay_start_step:
-        return config.learning_rate * warmup_factor(step, config.warmup_steps)
-    progress = min(1.0, (step - config.decay_start_step) / config.decay_steps)
-    return max(config.end_learning_rate, config.learning_rate * (1.0 - progress) ** config.decay_power)
+        return float(base)
+    factor = decay_factor(step, config.decay_start_step, config.decay_steps, config.decay_power)
+    return max(config.end_learning_rate, config.learning_rate * factor)

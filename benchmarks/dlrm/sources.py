@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from shlex import quote
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -21,12 +22,17 @@ HELD_OUT = 1 / 7
 SUFFIXES = (".txt", ".csv", ".tsv")
 CHUNK = 8 << 20
 """Bytes read at once."""
+TAIL = 1 << 16
+"""Bytes at the end of a file that are searched for its last row: many times a row."""
+GZIP = b"\x1f\x8b"
+"""How a compressed file begins, whatever its name (RFC 1952)."""
 
 Report = Callable[[int], None]
+Note = Callable[[str], None]
 
 
 class Range(NamedTuple):
-    """Bytes of a file that begin and end with whole lines."""
+    """Bytes of a file that begin and end with whole lines; the last line of a file may lack its newline."""
 
     path: str
     begin: int
@@ -48,28 +54,30 @@ class Source(NamedTuple):
     """How the splits were cut, for the passport."""
 
 
-def list_source(origin: Path, validation_fraction: Optional[float], report: Report) -> Source:
-    """Find Criteo's files in a folder, or take the file that is named; ``report`` gets the bytes looked at."""
+def list_source(origin: Path, validation_fraction: Optional[float], report: Report, note: Note) -> Source:
+    """Find Criteo's files in a folder, or take the file that is named; ``report`` gets the bytes looked at.
+
+    ``note`` gets what is there and not used.
+    """
     if origin.is_file():
         return _single(origin, validation_fraction, report)
-    compressed = sorted(path.name for path in origin.glob("*.gz"))
     days = {int(path.name[4:]): path for path in origin.iterdir() if re.fullmatch(r"day_\d+", path.name)}
     if days:
         return _days(days, report)
     for suffix in SUFFIXES:
         train, test = origin / f"train{suffix}", origin / f"test{suffix}"
         if train.exists():
-            # Kaggle's own test.txt has no labels.
-            if test.exists() and _columns(test) == COLUMNS:
+            if not test.exists():
+                return _single(train, validation_fraction, report)
+            columns = _columns(test)
+            if columns == COLUMNS:
                 splits = (_whole(train),), (_whole(test),)
                 return Source(origin.name, *splits, f"{train.name}; {test.name} held out")
+            # Kaggle's own test.txt has no labels.
+            note(f"{test} is not used: its first row has {columns} fields, and a label makes it {COLUMNS}")
             return _single(train, validation_fraction, report)
-    if compressed:
-        raise Problem(
-            f"{origin} has compressed files: {', '.join(compressed[:3])}",
-            "text that can be read from any place",
-            "unpack them: gunzip day_*.gz",
-        )
+    for path in sorted(origin.iterdir()):
+        _refuse_compressed(path)
     raise Problem(
         f"{origin} has no day_0 and no train.txt, train.csv or train.tsv",
         "Criteo's day_0 to day_23, or train.txt",
@@ -89,15 +97,16 @@ def _days(days: Dict[int, Path], report: Report) -> Source:
     train = tuple(_whole(days[number]) for number in range(last))
     held = _whole(days[last])
     # With the odd line: 89,137,319 lines of the Terabyte logs' day 23.
-    lines = (_count_lines(days[last], report) + 1) // 2
-    held = held._replace(end=_offset_of_line(days[last], lines, report))
+    lines = (_count_lines(held, report) + 1) // 2
+    held = held._replace(end=_offset_of_line(held, lines, report))
     name = TERABYTE if last + 1 == DAYS else f"criteo-{last + 1}-days"
     return Source(name, train, (held,), f"days 0 to {last - 1}; the first {lines:,} lines of day {last} held out")
 
 
 def _single(path: Path, fraction: Optional[float], report: Report) -> Source:
     """Hold out the last lines of one file."""
-    lines = _count_lines(path, report)
+    whole = _whole(path)
+    lines = _count_lines(whole, report)
     held = round(lines * (HELD_OUT if fraction is None else fraction))
     if not 0 < held < lines:
         raise Problem(
@@ -105,8 +114,7 @@ def _single(path: Path, fraction: Optional[float], report: Report) -> Source:
             "lines to train on and lines to evaluate on",
             "a larger file, or another --validation-fraction",
         )
-    cut = _offset_of_line(path, lines - held, report)
-    whole = _whole(path)
+    cut = _offset_of_line(whole, lines - held, report)
     return Source(
         path.stem if path.parent.name in ("", ".") else path.parent.name,
         (whole._replace(end=cut),),
@@ -116,40 +124,64 @@ def _single(path: Path, fraction: Optional[float], report: Report) -> Source:
 
 
 def _whole(path: Path) -> Range:
-    """Return all of a file; one that ends within a row was cut short."""
-    size = path.stat().st_size
-    if size == 0:
+    """Return all of a file but blank lines at its end; one that ends within a row was cut short."""
+    _refuse_compressed(path)
+    end, tail, rows = path.stat().st_size, b"", b""
+    with path.open("rb") as file:
+        while end and not rows:
+            begin = max(0, end - TAIL)
+            file.seek(begin)
+            tail = file.read(end - begin)
+            rows = tail.rstrip(b"\r\n")
+            end = begin + len(rows)
+    if not rows:
         raise Problem(f"{path} is empty", "rows of clicks", "download it again")
-    with path.open("rb") as file:
-        file.seek(max(0, size - (1 << 16)))
-        tail = file.read()
-    if tail[-1] != NEWLINE:
-        last = tail.rsplit(b"\n", 1)[-1]
-        found = f"{path} ends within a row: {last.count(TAB) + 1} of {COLUMNS} fields, and no line end"
+    newline = tail.find(b"\n", len(rows))
+    if newline >= 0:
+        return Range(str(path), 0, end + newline + 1 - len(rows))
+    fields = rows.rsplit(b"\n", 1)[-1].count(TAB) + 1
+    if fields != COLUMNS:
+        found = f"{path} ends within a row: {fields} of {COLUMNS} fields, and no line end"
         raise Problem(found, "whole rows: the file was cut short", "download or unpack it again")
-    return Range(str(path), 0, size)
+    return Range(str(path), 0, end)
 
 
-def _chunks(path: Path, report: Report) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
+def _refuse_compressed(path: Path) -> None:
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(GZIP)) == GZIP:
+                named = path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
+                unpack = f"gunzip {quote(str(named))}"
+                if named != path:
+                    unpack = f"mv {quote(str(path))} {quote(str(named))} && {unpack}"
+                raise Problem(f"{path} is compressed by gzip", "text that can be read from any place", unpack)
+
+
+def _chunks(whole: Range, report: Report) -> Iterator[bytes]:
+    with open(whole.path, "rb") as file:
+        while file.tell() < whole.end:
+            chunk = file.read(min(CHUNK, whole.end - file.tell()))
             yield chunk
             report(len(chunk))
 
 
 def _columns(path: Path) -> int:
+    _refuse_compressed(path)
     with path.open("rb") as file:
         return file.readline().count(TAB) + 1
 
 
-def _count_lines(path: Path, report: Report) -> int:
-    return sum(chunk.count(b"\n") for chunk in _chunks(path, report))
+def _count_lines(whole: Range, report: Report) -> int:
+    lines, last = 0, b"\n"
+    for chunk in _chunks(whole, report):
+        lines, last = lines + chunk.count(b"\n"), chunk[-1:]
+    return lines + (last != b"\n")
 
 
-def _offset_of_line(path: Path, line: int, report: Report) -> int:
+def _offset_of_line(whole: Range, line: int, report: Report) -> int:
     """Return the byte at which a line (from 0) begins."""
     begin = 0
-    for chunk in _chunks(path, report):
+    for chunk in _chunks(whole, report):
         count = chunk.count(b"\n")
         if line <= count:
             ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == NEWLINE)

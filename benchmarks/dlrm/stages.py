@@ -87,7 +87,9 @@ def read_lines(text: Range) -> Iterator[bytes]:
             file.readline()
         while file.tell() < text.end:
             piece = file.read(min(PIECE_BYTES, text.end - file.tell()))
-            yield piece if piece[-1] == NEWLINE else piece + file.readline()
+            if piece[-1] != NEWLINE:
+                piece += file.readline()
+            yield piece if piece[-1] == NEWLINE else piece + b"\n"
 
 
 def parse_part(part: Part, report: Report) -> Tuple[int, int]:

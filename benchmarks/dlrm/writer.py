@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shutil
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -58,7 +59,8 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     source = None
     facts: Any = (VERSION, synthetic.NAME, args.name, *options)
     if args.origin is not None:
-        source = sources.list_source(args.origin, args.validation_fraction, progress.counter("scan"))
+        counter = progress.counter("scan")
+        source = sources.list_source(args.origin, args.validation_fraction, counter, progress.note)
         source = source._replace(name=args.name or source.name)
         facts = [VERSION, source.name, source.made, *options]
         for path, begin, end in (*source.train, *source.val):
@@ -71,6 +73,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     task = plan(listing.source or _synthetic_source(args, scratch), args, scratch, progress)
     parse(task)
     malformed = judge_malformed(task, args.skip_corrupt)
+    check_labels(task.parts["val"])
     task.run(workers.Stage("tables", "tables", stages.list_values, lambda table: 1), task.tables)
     rows = shuffle(task, args.seed)
     with (scratch / VALUES).open("wb") as output:
@@ -99,7 +102,7 @@ def _synthetic_source(args: argparse.Namespace, scratch: Path) -> Source:
     folder = scratch / synthetic.NAME
     folder.mkdir(exist_ok=True)
     synthetic.write_text(folder, args.seed)
-    source = sources.list_source(folder, args.validation_fraction, lambda size: None)
+    source = sources.list_source(folder, args.validation_fraction, lambda size: None, lambda text: None)
     return source._replace(name=args.name or synthetic.NAME)
 
 
@@ -135,14 +138,16 @@ def judge_malformed(task: Task, skip: bool) -> int:
     """Count malformed rows; refuse more of them than an accident explains."""
     malformed = lines = 0
     first = ""
+    lines_before: Dict[str, int] = defaultdict(int)  # of each file; its parts come in order
     for split in SPLITS:
         rows = 0
         for part in task.parts[split]:
             facts = stages.read_facts(part)
             malformed, lines, rows = malformed + facts.malformed, lines + facts.lines, rows + facts.rows
             if facts.malformed and not first:
-                place = f"line {facts.first_malformed + 1:,} after byte {part.text.begin:,}"
-                first = f"the first is {place} of {part.text.path}"
+                number = lines_before[part.text.path] + facts.first_malformed + 1
+                first = f"the first is line {number:,} of {part.text.path}"
+            lines_before[part.text.path] += facts.lines
         if rows == 0:
             expected = "a label, 13 integers, 26 hexadecimal values"
             remedy = f"look at {task.parts[split][0].text.path}"
@@ -157,6 +162,17 @@ def judge_malformed(task: Task, skip: bool) -> int:
     if malformed:
         task.progress.note(f"left out: {found}")
     return malformed
+
+
+def check_labels(parts: Sequence[Part]) -> None:
+    """Refuse evaluation rows of one label alone: their AUC has no value."""
+    labels = {label for part in parts for piece in stages.read_column(part, 0) for label in np.unique(piece)}
+    if len(labels) < 2:
+        raise Problem(
+            f"all rows to evaluate on, in {parts[0].text.path}, have label {int(labels.pop())}",
+            "clicks (1) and none (0) among them: the AUC compares the two",
+            "hold out other rows: another file, or another --validation-fraction",
+        )
 
 
 def shuffle(task: Task, seed: int) -> Dict[str, int]:

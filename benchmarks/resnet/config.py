@@ -37,24 +37,26 @@ class Hyperparameters:
 
     # The loss
     label_smoothing: float = 0.1  # probability mass given evenly to all classes, 0 to 1
-    loss_scale: float = 128.0  # factor on the loss so that fp16 gradients do not underflow
+    loss_scale: float = 128.0  # factor on a rank's mean loss; batch_size makes it the sum, as in NVIDIA's submissions
 
     # The optimizer
     batch_size: int = 208  # images per rank and step
+    accumulation_steps: int = 1  # forward and backward passes a step, each over batch_size / accumulation_steps images
     optimizer: Literal["sgd", "lars"] = "lars"  # sgd has momentum; lars is arXiv 1708.03888
     learning_rate: float = 7.4  # base value, after warm-up, for the global batch
     end_learning_rate: float = 0.0001  # value at the end of the pow2 schedule
     schedule: Literal["pow2", "step"] = "pow2"  # polynomial of power 2, or drops at decay_epochs
-    warmup_epochs: float = 5.0  # linear from 0
+    warmup_epochs: float = 5.0  # linear up to the base value
     decay_epochs: Tuple[int, ...] = ()  # for "step": the learning rate drops after these epochs
     decay_factor: float = 0.1  # for "step": what it is multiplied with
-    momentum: float = 0.9  # of both optimizers
+    momentum: float = 0.9  # of both optimizers; lars corrects it where the learning rate changes
     weight_decay: float = 5e-5  # L2 penalty added to the gradient
-    no_weight_decay: Tuple[str, ...] = ("gamma", "beta", "bias")  # parameters without it, by ending
+    no_weight_decay: Tuple[str, ...] = ("gamma", "beta")  # parameters without it, by ending; with lars as submitted
     lars_eta: float = 0.001  # trust coefficient
     lars_epsilon: float = 0.0  # added to the denominator of the trust ratio
 
     # Ranks
+    warm_up_steps: int = 3  # on noise, before the clock: compiles, chooses kernels, opens connections; 0 does none
     gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
 
     # Evaluation
@@ -68,11 +70,20 @@ class Hyperparameters:
     crop_area: Tuple[float, ...] = (0.05, 1.0)  # smallest and largest share of the image in a training crop
     crop_ratio: Tuple[float, ...] = (0.75, 1.3333333333333333)  # width to height of a training crop
     mirror: bool = True  # flip half of the training images left to right
-    dali_threads: int = 3  # CPU threads per rank that decode and augment
-    dali_prefetch: int = 3  # batches kept ready
+    # DALI's: "submitted" is a flag of NVIDIA's common/dali.py, the values are in its config_*.sh (v0.5 to v4.0).
+    dali_threads: int = 3  # CPU threads per rank that decode and augment; submitted: dali-threads, 3, on H100 6 to 8
+    dali_prefetch: int = 3  # batches kept ready; submitted: dali-prefetch-queue, 2 to 5
     dali_shuffle_buffer: int = 4096  # records from which the next one is drawn
     dali_decoder_cache_mb: int = 0  # whole decoded images kept in GPU memory; 0 decodes only the crop
-    dali_hw_decoder_load: float = 0.0  # share of images for the GPU's JPEG unit, where there is one
+    dali_hw_decoder_load: float = 0.0  # share of images for the GPU's JPEG unit; submitted: A100 0 to 0.7, H100 0.99
+    dali_nvjpeg_padding_mb: int = 256  # nvJPEG's buffers, per thread 1 on the GPU, 2 pinned; v0.5 on DGX-1 64, else 256
+    dali_preallocate_width: int = 5980  # pixels for which the JPEG unit has memory; submitted since v2.1
+    dali_preallocate_height: int = 6430  # pixels, the same; together ImageNet's largest image
+    dali_decoder_hint: int = 0  # bytes per decoded image reserved at the start; submitted since v2.1: 1315942
+    dali_crop_hint: int = 0  # bytes per resized crop; submitted since v2.1: 165581
+    dali_normalize_hint: int = 0  # bytes per normalized image; submitted since v2.1: 441549
+    dali_temp_hint: int = 0  # bytes per batch for resizing's intermediate image; submitted: 871491 x batch_size
+    dali_pinned_mb: int = 0  # pinned memory reserved at the start, per rank; v4.0: 20480
     dali_mmap: bool = True  # map the record file; off is better on network file systems
 
     # Reports
@@ -86,17 +97,24 @@ class Hyperparameters:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
-        at_least(self, 1, "batch_size", "epochs", "log_interval", "dali_threads", "dali_prefetch")
-        at_least(self, 0, "eval_batch_size")
+        at_least(self, 1, "batch_size", "accumulation_steps", "epochs", "log_interval", "dali_threads", "dali_prefetch")
+        at_least(self, 0, "eval_batch_size", "warm_up_steps", "dali_decoder_cache_mb", "dali_nvjpeg_padding_mb")
+        at_least(self, 0, "dali_pinned_mb", "dali_decoder_hint", "dali_crop_hint", "dali_normalize_hint")
+        at_least(self, 0, "dali_temp_hint", "dali_preallocate_width", "dali_preallocate_height", "dali_hw_decoder_load")
         at_least(self, 2, "num_classes")
         at_least(self, 16, "image_size")
         fraction(self, "quality_target")
         refuse(
             ("dali_decoder_cache_mb needs device=gpu", self.device == "cpu" and self.dali_decoder_cache_mb > 0),
+            ("dali_hw_decoder_load must lie in 0..1", self.dali_hw_decoder_load > 1),
+            (
+                f"batch_size={self.batch_size} must be a multiple of accumulation_steps={self.accumulation_steps}",
+                self.batch_size % self.accumulation_steps != 0,
+            ),
             ("schedule=step needs decay_epochs", self.schedule == "step" and not self.decay_epochs),
             ("eval_offset must lie in 0..eval_period-1", not 0 <= self.eval_offset < self.eval_period),
             (
-                f"warmup_epochs={self.warmup_epochs:g} must lie in 0..epochs={self.epochs}",
+                f"warmup_epochs={self.warmup_epochs:g} must lie in 0..epochs={self.epochs}: set warmup_epochs",
                 not 0 <= self.warmup_epochs <= self.epochs,
             ),
             ("label_smoothing must lie in 0..1", not 0 <= self.label_smoothing < 1),

@@ -15,7 +15,7 @@ from benchmarks.common.timeline import Timeline, by_epochs
 
 def initialization(config: Any) -> Dict[str, Any]:
     """What is logged as the model is built."""
-    return {constants.MODEL_BN_SPAN: config.batch_size}
+    return {constants.MODEL_BN_SPAN: config.batch_size // config.accumulation_steps}
 
 
 def hyperparameters(config: Any, ranks: int, steps_per_epoch: int) -> Dict[str, Any]:

@@ -6,7 +6,7 @@ import io
 import warnings
 from typing import NamedTuple, Optional
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 # A photograph of 200 megapixels is no attack here, and an odd EXIF block no reason to worry.
 Image.MAX_IMAGE_PIXELS = None
@@ -58,6 +58,9 @@ def encode(data: bytes, encoding: Encoding) -> bytes:
                 image.load()
                 return data
             return _save(image, encoding.resize if shrinks else None, encoding.quality or DEFAULT_QUALITY)
+    except UnidentifiedImageError:
+        # Pillow's own text names the buffer in memory, and whoever reads this names the file.
+        raise CorruptImage("no image of a format that Pillow reads") from None
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
         # What Pillow's many decoders raise on bytes that break their format.
         raise CorruptImage(str(error) or type(error).__name__) from None

@@ -6,10 +6,11 @@ normalize. Evaluation: resize the shorter side, crop the centre, normalize; ever
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
-from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import Pipeline, backend, fn, pipeline_def, types
 
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.config import Hyperparameters
@@ -19,9 +20,15 @@ from benchmarks.resnet.config import Hyperparameters
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
 
+# Newer releases default to an executor whose outputs have no stream, so that a copy of them would block (data.py).
+EXECUTOR = {"exec_dynamic": False} if "exec_dynamic" in inspect.signature(Pipeline.__init__).parameters else {}
+
 
 def _read(config: Hyperparameters, data: Path, split: str, ranks: Ranks, **options: Any) -> Tuple[Any, Any]:
-    """Read the encoded images and labels of this rank's shard."""
+    """Read the encoded images and labels of this rank's shard; labels are made where the images are."""
+    if config.dali_decoder_cache_mb:
+        # As submitted: the cache hits only if a rank has the same images in every epoch, and then needs no file.
+        options.update(stick_to_shard=True, skip_cached_images=True, lazy_init=True)
     jpegs, labels = fn.readers.mxnet(
         path=[str(data / f"{split}.rec")],
         index_path=[str(data / f"{split}.idx")],
@@ -31,14 +38,27 @@ def _read(config: Hyperparameters, data: Path, split: str, ranks: Ranks, **optio
         name="reader",
         **options,
     )
-    return jpegs, labels
+    return jpegs, labels.gpu() if config.device == "gpu" else labels
 
 
 def _decoder(config: Hyperparameters) -> Dict[str, Any]:
-    options = {"device": "mixed" if config.device == "gpu" else "cpu", "output_type": types.RGB}
+    if config.device == "cpu":
+        return {"device": "cpu", "output_type": types.RGB}
+    padding = config.dali_nvjpeg_padding_mb * 1024 * 1024
+    options = {"device": "mixed", "output_type": types.RGB, "hw_decoder_load": config.dali_hw_decoder_load}
+    # Not affine: DALI would tie the threads of each rank to the same cores.
+    options.update(device_memory_padding=padding, host_memory_padding=padding, affine=False)
+    options.update(preallocate_width_hint=config.dali_preallocate_width)
+    options.update(preallocate_height_hint=config.dali_preallocate_height)
     if config.dali_decoder_cache_mb:
         options.update(cache_size=config.dali_decoder_cache_mb, cache_type="threshold", cache_threshold=0)
-    return options
+    return {**options, **_hint(config.dali_decoder_hint)}
+
+
+def _hint(bytes_per_sample: int, temporary: int = 0) -> Dict[str, int]:
+    """Sizes for which an operator reserves memory at the start; of 0 DALI is not informed."""
+    hints = {"bytes_per_sample_hint": bytes_per_sample, "temp_buffer_hint": temporary}
+    return {name: size for name, size in hints.items() if size}
 
 
 def _normalize(images: Any, config: Hyperparameters, mirror: Any) -> Any:
@@ -51,21 +71,18 @@ def _normalize(images: Any, config: Hyperparameters, mirror: Any) -> Any:
         std=list(STD),
         mirror=mirror,
         pad_output=config.pad_channels,
+        **_hint(config.dali_normalize_hint),
     )
 
 
 def _random_crop(jpegs: Any, config: Hyperparameters, seed: int) -> Any:
     """Crop and resize: either decode only the region of interest, or whole images that a cache keeps."""
-    options = _decoder(config)
+    options, hints = _decoder(config), _hint(config.dali_crop_hint, config.dali_temp_hint)
     area, ratio, side = list(config.crop_area), list(config.crop_ratio), config.image_size
     crop = {"random_area": area, "random_aspect_ratio": ratio, "num_attempts": 100, "seed": seed}
-    if config.device == "gpu":
-        options["hw_decoder_load"] = config.dali_hw_decoder_load
-        # ImageNet's largest image, so that the decoder never reallocates (DALI's ResNet-50 example).
-        options.update(preallocate_width_hint=5980, preallocate_height_hint=6430)
     if config.dali_decoder_cache_mb:
-        return fn.random_resized_crop(fn.decoders.image(jpegs, **options), size=(side, side), **crop)
-    return fn.resize(fn.decoders.image_random_crop(jpegs, **options, **crop), resize_x=side, resize_y=side)
+        return fn.random_resized_crop(fn.decoders.image(jpegs, **options), size=(side, side), **crop, **hints)
+    return fn.resize(fn.decoders.image_random_crop(jpegs, **options, **crop), resize_x=side, resize_y=side, **hints)
 
 
 @pipeline_def
@@ -81,10 +98,10 @@ def _training(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
 def _evaluation(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
     # Every evaluation sees the same shard, padded to the same number of batches on all ranks;
     # the padding is not counted.
-    padding = {"stick_to_shard": True, "pad_last_batch": True}
-    jpegs, labels = _read(config, data, "val", ranks, random_shuffle=False, **padding)
+    jpegs, labels = _read(config, data, "val", ranks, stick_to_shard=True, pad_last_batch=True)
     images = fn.decoders.image(jpegs, **_decoder(config))
-    return _normalize(fn.resize(images, resize_shorter=config.eval_resize), config, 0), labels
+    hints = _hint(config.dali_crop_hint, config.dali_temp_hint)
+    return _normalize(fn.resize(images, resize_shorter=config.eval_resize, **hints), config, 0), labels
 
 
 def _seed(config: Hyperparameters, ranks: Ranks) -> int:
@@ -101,6 +118,7 @@ def _build(definition: Any, config: Hyperparameters, data: Path, ranks: Ranks, g
         device_id=gpu if config.device == "gpu" else None,
         prefetch_queue_depth=config.dali_prefetch,
         seed=_seed(config, ranks),
+        **EXECUTOR,
         **options,
     )
     pipeline.build()
@@ -111,6 +129,8 @@ def training_pipeline(
     config: Hyperparameters, data: Path, ranks: Ranks, gpu: int = 0, checkpoint: Optional[bytes] = None
 ) -> Any:
     """Build the endless training pipeline on a GPU by its number, or exactly resume a ``checkpoint`` of one."""
+    if config.device == "gpu" and config.dali_pinned_mb:
+        backend.PreallocatePinnedMemory(config.dali_pinned_mb * 1024 * 1024)
     options = {"batch_size": config.batch_size, "enable_checkpointing": True, "checkpoint": checkpoint}
     return _build(_training, config, data, ranks, gpu, **options)
 

@@ -8,12 +8,14 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from encore import paths
+from encore import data, paths
+from encore.cli.data import describe
 
 
 def write_pictures(folder: Path) -> None:
@@ -87,17 +89,23 @@ def passport(folder: Path) -> dict[str, Any]:
 
 
 @every_benchmark
-def test_a_folder_is_claimed_by_one_preparation(benchmark: str, source: Path, tmp_path: Path) -> None:
-    parts = tmp_path / "to" / "parts"
-    parts.mkdir(parents=True)
-    with (parts / "lock").open("wb") as lock:
+def test_of_two_preparations_the_second_waits(benchmark: str, source: Path, tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    (to / "parts").mkdir(parents=True)
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}.prepare", "--workers", "1", "--progress", "json"]
+    command += ["--from", str(source), "--name", "mine", "--to", str(to)]
+    with (to / "parts" / "lock").open("wb") as lock, ThreadPoolExecutor(2) as threads:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        code, lines = prepare(benchmark, source, tmp_path / "to")
-        assert code == 2
-        assert problem(lines) == f"another preparation is writing in {tmp_path / 'to'}"
-        assert [path.name for path in parts.iterdir()] == ["lock"]
-    assert prepare(benchmark, source, tmp_path / "to")[0] == 0
-    assert not parts.exists()
+        children = [subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        for child in children:
+            assert child.stdout is not None
+            assert any("another preparation is writing" in line for line in child.stdout)
+        assert [path.name for path in (to / "parts").iterdir()] == ["lock"]
+        fcntl.lockf(lock, fcntl.LOCK_UN)
+        said = [out for out, _ in threads.map(subprocess.Popen.communicate, children)]
+    assert [child.returncode for child in children] == [0, 0]
+    assert sum("nothing to do" in each for each in said) == 1
+    assert not (to / "parts").exists()
 
 
 @every_benchmark
@@ -188,6 +196,16 @@ def test_a_change_is_found(benchmark: str, source: Path, tmp_path: Path) -> None
 
 
 OWN = {"resnet": ("--resize", "256"), "dlrm": ("--index-limit", "9")}
+
+
+@every_benchmark
+def test_only_images_have_classes_and_an_index(benchmark: str, source: Path, tmp_path: Path) -> None:
+    code, lines = prepare(benchmark, source, tmp_path / "to")
+    assert code == 0
+    has = benchmark == "resnet"
+    assert any(line.get("phase") == "index" for line in lines) == has
+    described = describe(data.read_passport(tmp_path / "to"))
+    assert ("classes" in described) == has, described
 
 
 @pytest.mark.parametrize("owner", OWN)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import gzip
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable
@@ -18,7 +21,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.dlrm import schedule
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.progress import Progress
+from benchmarks.dlrm import schedule, sources, stages, writer
+from benchmarks.dlrm.placement import place
 from encore import catalogue, configuration, data, paths
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
 from tests.trainings import InFramework, result
@@ -36,7 +42,7 @@ def clicks(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def prepare(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+def prepare(python: Path | str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [str(python), "-m", "benchmarks.dlrm.prepare", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
 
@@ -85,6 +91,7 @@ def test_input(in_pytorch: InFramework, pytorch_python: Path, tmp_path: Path) ->
     assert prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "to").returncode == 0
     found = result(in_pytorch("dlrm_data.py", str(tmp_path / "to")))
     assert found["parse"] is True
+    assert found["read"] is True
     assert set(found["malformed"]) == {
         *("label 2", "no label", "a field short", "a field long", "negative id", "nine digits"),
         *("no hexadecimal", "no integer", "larger than 32 bits", "sign alone", "empty"),
@@ -92,19 +99,50 @@ def test_input(in_pytorch: InFramework, pytorch_python: Path, tmp_path: Path) ->
     for shuffle in ("blocks", "rows"):
         assert set(found[shuffle].values()) == {True}, (shuffle, found[shuffle])
     assert found["evaluated"] == found["counts"][1]
-    assert found["too large"].startswith("the embedding tables need 512.0 GB on the fullest of 8 ranks")
-    assert "lower --index-limit" in found["too large"]
-    assert "use more ranks" in found["more ranks"]
-    assert max(found["placed"]) == 39979771, "the submission's largest table has a rank of its own"
-    assert found["each once"] is True
+    assert found["trained"] is True, "and no row was read before run_start, which would have ended the process"
+    assert found["changed by the warm-up"] == 0.0
+    assert found["threads"].pop("running") == min(2, len(os.sched_getaffinity(0))), "prefetch = 2"
+    assert found["threads"] == {"closed": 0, "after an error": 0, "after the training": 0}
+    assert "do not fit: rank 0 saved 4 rows, and the recorded placement gives it 6" in found["another placement"]
+    assert "gives it 0" in found["no placement"]
+
+
+SUBMITTED_SIZES = (
+    *(39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10),
+    *(2208, 11938, 155, 4, 976, 14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36),
+)
+"""Rows of the tables, as NVIDIA's v0.7 submission has them in dlrm/config/mlperf_40m.limit.json."""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16, 40])
+def test_placement_is_balanced(ranks: int) -> None:
+    placed = place(SUBMITTED_SIZES, ranks)
+    assert sorted(table for tables in placed for table in tables) == list(range(26))
+    # What a rank looks up, sends and updates is in proportion to its tables.
+    assert all(abs(len(tables) - 26 / ranks) < 1 for tables in placed)
+    rows = [sum(SUBMITTED_SIZES[table] for table in tables) for tables in placed]
+    alone = ranks >= 8
+    assert max(rows) < max(SUBMITTED_SIZES) + 100_000 if alone else max(rows) < 1.4 * sum(SUBMITTED_SIZES) / ranks
+
+
+def test_placement_keeps_within_memory() -> None:
+    assert [len(tables) for tables in place([10, 3, 3, 3], 2)] == [2, 2]
+    # Two tables each would need 13 rows on the first rank.
+    assert place([10, 3, 3, 3], 2, row_bytes=4, memory=40) == ((0,), (1, 2, 3))
+    with pytest.raises(Problem, match=r"512\.0 GB on the fullest of 8 ranks") as found:
+        place((10**9, *[5] * 25), 8, 512, 36e9)
+    assert "lower --index-limit" in str(found.value)
+    with pytest.raises(Problem, match="use more ranks"):
+        place([10**7] * 26, 1, 512, 36e9)
 
 
 def test_learning_rate_is_the_submitted_one() -> None:
     choice = catalogue.choose("dlrm")
     system = catalogue.find_system(choice, "dgxa100", "v0.7")
     config = SimpleNamespace(**configuration.resolve(choice, system, 1, 8, []).plain())
-    found = [schedule.learning_rate(config, step) for step in (0, 1375, 2750, 49314, 49315, 63201, 77087, 90000)]
-    assert found == pytest.approx([0, 12, 24, 24, 24, 6, 0, 0])
+    found = [schedule.learning_rate(config, step) for step in (0, 1374, 2749, 49314, 49315, 63200, 77086, 90000)]
+    # Its LearningRateScheduler counts the first step as 1.
+    assert found == pytest.approx([24 / 2750, 12, 24, 24, 24 * (27771 / 27772) ** 2, 6, 0, 0])
 
 
 # -- preparing -----------------------------------------------------------------------------------------
@@ -172,17 +210,74 @@ def test_bad_sources_are_refused(pytorch_python: Path, tmp_path: Path) -> None:
     # Negative ids, as a wrong export of signed hashes has them.
     cut.write_text(whole.replace("\t000000", "\t-00000"), encoding="ascii")
     told = refusal(tmp_path / "raw")
-    assert "are malformed; the first is line 1 after byte 0 of" in told
+    assert "are malformed; the first is line 1 of" in told
     done = prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "to", "--skip-corrupt")
     assert done.returncode == 0, done.stderr
     assert passport(tmp_path / "to")["facts"]["malformed"] == 200
     assert "holds the data set criteo-3-days, made from another source" in refusal(tmp_path / "raw", "--seed", 5)
     (tmp_path / "empty").mkdir()
     assert "no day_0 and no train.txt" in refusal(tmp_path / "empty")
-    (tmp_path / "empty" / "day_0.gz").write_bytes(b"")
-    assert "compressed files" in refusal(tmp_path / "empty")
     named = refusal(tmp_path / "raw", "--name", "criteo-1tb", "--overwrite", "--skip-corrupt")
     assert "expected: 4,195,197,692 + 89,137,319" in named
+
+
+def test_how_a_text_ends_does_not_matter(tmp_path: Path) -> None:
+    text = "".join(row(number) for number in range(70))
+    text_file = tmp_path / "train.txt"
+    for content in (text, text[:-1], text + "\n" * 70_000, text + "\r\n\r\n", text[:-1] + "\r"):
+        text_file.write_bytes(content.encode())
+        source = sources.list_source(tmp_path, None, lambda size: None, lambda text: None)
+        splits = [
+            b"".join(line for part in sources.ranges(split, 1000) for line in stages.read_lines(part))
+            for split in (source.train, source.val)
+        ]
+        assert [split.count(b"\n") for split in splits] == [60, 10]
+        assert b"".join(splits).replace(b"\r", b"") == text.encode()
+
+
+def test_a_malformed_row_has_the_number_of_its_line_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "PART_BYTES", 2000)
+    rows = [row(number) for number in range(70)]
+    for number in (41, 65):  # in a later part of training, and in the rows that are held out
+        (tmp_path / "train.txt").write_text("".join([*rows[:number], "x\n", *rows[number + 1 :]]))
+        with pytest.raises(Problem, match=f"the first is line {number + 1} of {tmp_path / 'train.txt'}"):
+            judged(tmp_path)
+
+
+def judged(folder: Path) -> int:
+    """Parse a folder's text, in this process, and return how many rows are malformed."""
+    source = sources.list_source(folder, None, lambda size: None, lambda text: None)
+    scratch = folder / "to" / "parts"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    args = argparse.Namespace(index_limit=100, seed=0, frequency_threshold=0, workers=1)
+    task = writer.plan(source, args, scratch, Progress(as_json=True))
+    for part in (*task.parts["train"], *task.parts["val"]):
+        stages.parse_part(part, lambda done, size: None)
+    return writer.judge_malformed(task, skip=False)
+
+
+def test_what_cannot_be_evaluated_or_read_is_refused_and_what_is_not_used_reported(tmp_path: Path) -> None:
+    rows = [row(number) for number in range(70)]
+    text = tmp_path / "train.txt"
+    text.write_text("".join([*rows[:60], *("0" + each[1:] for each in rows[60:])]))
+    (tmp_path / "test.txt").write_text("".join(each[2:] for each in rows))
+    done = prepare(sys.executable, "--from", tmp_path, "--to", f"{tmp_path}-to")
+    assert done.returncode == 2
+    assert f"all rows to evaluate on, in {text}, have label 0" in done.stderr
+    assert f"{tmp_path / 'test.txt'} is not used: its first row has 39 fields" in done.stderr
+    for name in ("train.txt", "test.txt"):
+        (tmp_path / name).write_bytes(gzip.compress(text.read_bytes()))
+        done = prepare(sys.executable, "--from", tmp_path, "--to", f"{tmp_path}-to")
+        assert done.returncode == 2
+        assert f"{tmp_path / name} is compressed by gzip" in done.stderr
+        assert f"gunzip {tmp_path / name}.gz" in done.stderr
+        text.write_text("".join(rows))
+    (tmp_path / "train.txt").rename(tmp_path / "day_0.gz")
+    (tmp_path / "day_0.gz").write_bytes(gzip.compress(b"rows"))
+    assert "day_0.gz is compressed" in prepare(sys.executable, "--from", tmp_path, "--to", f"{tmp_path}-to").stderr
 
 
 # -- training ------------------------------------------------------------------------------------------
@@ -286,7 +381,7 @@ def test_stopped_and_resumed_run_is_an_unbroken_one(
     children[-1].send_signal(signal.SIGTERM)  # one rank is told, all stop at the same step
     assert [code for code, _ in finish(children)] == [0] * ranks
     assert records(metrics, "end")[-1]["outcome"] == "interrupted"
-    assert [path.name[:5] for path in (output / "checkpoint").iterdir()] == ["step_"]
+    assert {path.name[:5] for path in (output / "checkpoint").iterdir()} == {"step_"}
     ended = finish(start_ranks(pytorch_python, config, clicks, output, ranks))
     assert [code for code, _ in ended] == [0] * ranks, ended
     assert losses(metrics) == losses(unbroken(ranks, *settings))
@@ -294,12 +389,13 @@ def test_stopped_and_resumed_run_is_an_unbroken_one(
     assert evaluations(metrics) == evaluations(unbroken(ranks, *settings))
 
 
-def test_bad_data_is_told_before_the_clock_starts(pytorch_python: Path, clicks: Path, tmp_path: Path) -> None:
-    def refusal(folder: Path, ranks: int = 1) -> str:
+def test_bad_data_is_refused(pytorch_python: Path, clicks: Path, tmp_path: Path) -> None:
+    def refusal(folder: Path, ranks: int = 1, code: int = 2) -> str:
         output = tmp_path / f"{folder.name}-{ranks}"
         ended = train(pytorch_python, folder, output, ranks)
-        assert [code for code, _ in ended] == [2] * ranks, ended
-        assert not (output / "result.txt").exists()
+        assert [found for found, _ in ended] == [code] * ranks, ended
+        # Only the rows themselves are looked at after the clock has started.
+        assert (output / "result.txt").exists() == (code == 1)
         assert "Traceback" not in ended[0][1]
         return ended[0][1]
 
@@ -311,10 +407,10 @@ def test_bad_data_is_told_before_the_clock_starts(pytorch_python: Path, clicks: 
     with (folder / "train.bin").open("r+b") as file:
         file.seek((1 + 13 + 4) * 1024 * 4)  # the first index of the fifth table
         file.write((-7).to_bytes(4, "little", signed=True))
-    assert "train.bin has indices from -7 to" in refusal(folder, 2)
+    assert "train.bin has indices from -7 to" in refusal(folder, code=1)
     folder = changed("truncated")
     os.truncate(folder / "train.bin", (folder / "train.bin").stat().st_size - 4096)
-    assert "train.bin has" in refusal(folder)
+    assert "train.bin has" in refusal(folder, 2)
     folder = changed("huge")
     facts = passport(folder)
     facts["facts"]["table_sizes"][0] = 10**13

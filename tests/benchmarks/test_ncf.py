@@ -9,7 +9,7 @@ import sys
 import tarfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,15 @@ def test_network_is_the_papers(in_pytorch: InFramework) -> None:
     assert 0 < found["bf16"] < 0.05
 
 
+@pytest.mark.parametrize("kernel", ["plain", "fused"])
+def test_checkpoint_reaches_the_tensors_of_a_captured_graph(in_pytorch: InFramework, kernel: str) -> None:
+    found = result(in_pytorch("ncf_model.py"))["resumed"][kernel]
+    # exp_avg, exp_avg_sq and step of 4 tables, 2 layers with biases and 3 tensors of the last one
+    assert found == {
+        "tensors": 3 * 13, "the same tensors": True, "the same weights": True, "fresh after the warm-up": True,
+    }  # fmt: skip
+
+
 def test_sampler(in_pytorch: InFramework) -> None:
     one = result(in_pytorch("ncf_sampler.py"))
     two = result(in_pytorch("ncf_sampler.py", ranks=2))
@@ -59,6 +68,13 @@ def test_sampler(in_pytorch: InFramework) -> None:
     assert one["chi-squared per item"] == pytest.approx(1.0, abs=0.15)
     assert one["evaluation draws a known item"] is False
     assert one["evaluation draws every other item"] is True
+
+
+def test_no_pair_is_read_before_the_clock_starts(in_pytorch: InFramework) -> None:
+    found = result(in_pytorch("ncf_sampler.py"))
+    assert found["generated samples that cannot be"] == 0
+    assert found["the same tensors"] is True
+    assert found["the samples of the data set"] is True
 
 
 def test_ties(in_pytorch: InFramework) -> None:
@@ -171,7 +187,7 @@ def prepare(source: Path, to: Path, *more: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
 
 
-def rows(separator: str, ratings: list[tuple[int, ...]] = RATINGS) -> str:
+def rows(separator: str, ratings: Sequence[tuple[object, ...]] = RATINGS) -> str:
     return "".join(separator.join(map(str, row)) + "\n" for row in ratings)
 
 
@@ -200,6 +216,39 @@ def test_the_three_formats_of_movielens_are_read_alike(tmp_path: Path) -> None:
     assert data.check_data(tmp_path / "set_zip", "ncf") == passport
 
 
+def change_ids(prefix: str) -> list[tuple[object, ...]]:
+    """RATINGS with other ids in the same order."""
+    return [(f"{prefix}{user:02}", f"{prefix}{item:02}", *rest) for user, item, *rest in RATINGS]
+
+
+def test_what_does_not_matter_in_a_file_of_ratings(tmp_path: Path) -> None:
+    header = "userId,movieId,rating,timestamp\n"
+    swapped = "".join(f"{item},{user},{time},{stars}\n" for user, item, stars, time in RATINGS)
+    quoted = "".join(f'"{user}","{item}","{stars}","{time}"\r\n' for user, item, stars, time in RATINGS)
+    more = "".join(f'{n},{user},{item},{stars},{time},"a, b"\n' for n, (user, item, stars, time) in enumerate(RATINGS))
+    sources = {
+        "plain": header + rows(","),
+        "no header": rows(","),
+        "another order": "movieId,userId,timestamp,rating\n" + swapped,
+        "byte order mark": "\ufeff" + header + rows(","),
+        "quotes and Windows' line ends": header + quoted,
+        "more columns": "n,user_id,ITEM_ID,rating,timestamp,note\n" + more,
+        "blank lines": "\n" + header + "\n" + rows(",") + "\n\n",
+        "leading zeros": header + rows(",", change_ids("0")),
+        "ids above 2**53": header + rows(",", change_ids("900719925474099")),
+        "ids of text": header + rows(",", change_ids("film-")),
+    }
+    found = {}
+    for name, text in sources.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "ratings.csv").write_bytes(text.encode())
+        done = prepare(folder, tmp_path / f"{name} set", "--name", "mine")
+        assert done.returncode == 0, (name, done.stderr)
+        found[name] = data.read_passport(tmp_path / f"{name} set").id
+    assert len(set(found.values())) == 1, found
+
+
 def write_ratings(folder: Path, ratings: list[tuple[object, ...]]) -> Path:
     folder.mkdir(parents=True)
     (folder / "ratings.dat").write_text("".join("::".join(map(str, row)) + "\n" for row in ratings))
@@ -211,9 +260,16 @@ def write_ratings(folder: Path, ratings: list[tuple[object, ...]]) -> Path:
     [
         (lambda rows: [*rows[:-1], "6::10::4"], "line 30: '6::10::4'"),
         (lambda rows: [*rows, "-7::1::4::99"], "line 31: '-7::1::4::99'"),
-        (lambda rows: [*rows, "1::1::4::99"], "1 pairs twice, the first is user 0 with item 0"),
-        (lambda rows: [*rows, "9::1::4::99"], "1 users with a single rating"),
-        (lambda rows: [*rows, *(f"9::{item}::4::{item}" for item in range(1, 11))], "user 6 has met all 10 items"),
+        (lambda rows: [*rows, "1::1::4::99"], "line 31: user 1 rates item 1 again, as in line 1"),
+        (lambda rows: [*rows, "9::1::4::99"], "1 users with a single rating, the first is user 9 in line 31"),
+        (lambda rows: [*rows, *(f"9::{item}::4::{item}" for item in range(1, 11))], "user 9 has met all 10 items"),
+        (lambda rows: [*rows[:5], "1::77::4::9::5", "1::78::4", *rows[5:]], "line 7: '1::78::4'"),
+        (lambda rows: [*rows, "2::99::nan::99"], "line 31: '2::99::nan::99'"),
+        (lambda rows: [*rows, "2::99::inf::99"], "line 31: '2::99::inf::99'"),
+        (lambda rows: [*rows, "2::99::4::nan"], "line 31: '2::99::4::nan'"),
+        (lambda rows: [*rows, "2::99::6::99"], "line 31: '2::99::6::99'"),
+        (lambda rows: [*rows, "::99::4::99"], "line 31: '::99::4::99'"),
+        (lambda rows: ["userId::movieId::timestamp", *rows], "no column rating in its header"),
         (lambda rows: ["nothing here"], "begins with 'nothing here"),
     ],
 )  # fmt: skip
@@ -264,8 +320,10 @@ def test_the_papers_files(tmp_path: Path) -> None:
     [
         ("x.test.rating", "0\t3\n0\t4\n", "lists user 0 2 times"),
         ("x.test.rating", "1\t3\n2\t4\n", "does not list the users 0, 1, 2 ... in order"),
-        ("x.test.rating", "0\t3\n1\t-4\n", "has the id -4"),
-        ("x.train.rating", "0\t1\n0\t1\n1\t0\n", "1 pairs twice"),
+        ("x.test.rating", "0\t3\n1\t-4\n", "line 2: '1\\t-4'"),
+        ("x.train.rating", "0\t1\n1\t0\n0\t1\n", "line 3: user 0 with item 1, as in line 1"),
+        ("x.train.rating", "0\t1\n1\t4294967297\n", "line 2: '1\\t4294967297'"),
+        ("x.test.negative", "(0,3)\t0\t4\t5\n(1,4)\t1\t2\t4294967297\n", "line 2 does not fit"),
         ("x.train.rating", "0\t1\n7\t1\n", "has user 7"),
         ("x.train.rating", "0\t3\n1\t1\n", "trains on 1 of the held-out pairs"),
         ("x.train.rating", "0 1\n", "user TAB item"),

@@ -49,7 +49,10 @@ def test_parity_with_mxnet(framework: str, mxnets: Path, digits: Path, request: 
     assert found["gradient 50"] < 0.1
     assert found["rates"] == 0.0
     assert found["sgd"] < 1e-5
-    assert found["lars"] < 1e-5
+    # MXNet's multi_sum_sq adds the squares of 2.4 million weights one by one in fp32, from which its rates follow.
+    assert found["lars"] < 1e-4
+    assert found["rule sgd"] < 1e-5, "NVIDIA's update rule, worked out in NumPy"
+    assert found["rule lars"] < 1e-5
     assert found["first images"] == 0.0, "both read the same crops in the same order"
     assert max(found["losses by step"][:8]) < 1e-3
     assert max(found["losses by step"]) < 0.1

@@ -28,7 +28,26 @@ def test_network(in_pytorch: InFramework) -> None:
     assert found["other seed"] > 0.1
     assert found["NHWC"] < 1e-5
     assert 0 < found["bf16"] < 0.05
-    assert found["warm-up keeps"] is True
+    assert found["changed by a warm-up"] == []
+    assert found["accumulated"] == pytest.approx([0.0, 0.0], abs=1e-5)
+    assert found["all-reduces"] == [1, 1], "all passes of a step send their gradients once"
+    assert found["compiled graphs"] == 1, "the whole network, not block by block"
+    assert found["capturable"] < 1e-6
+    # The overflow of the first step is in the second one's loss, which is read two steps later.
+    assert found["overflow"] == [[4, "the loss is not finite at step 2: found nan"]] * 2
+    assert found["group"] == {"cpu": "{}", "cuda": "{'device_id': device(type='cuda', index=0)}"}
+
+
+def test_what_the_installed_pytorch_lacks_is_reported(in_pytorch: InFramework) -> None:
+    found = result(in_pytorch("pytorch_network.py"))
+    assert found["cpu"] is True, "on a CPU neither compiled nor captured"
+    assert found["lacks"] == [None, None]
+    best, without = found["settled"]
+    assert best == ["default", True, ""]
+    assert without[:2] == ["none", False]
+    for text in ("compile=none, which is slower: no compiler", "cuda_graph=false, which is slower: no graphs"):
+        assert text in without[2]
+    assert "compile=default: no compiler\n  do this: set compile=none" in without[2]
 
 
 def test_evaluation_counts_each_image_once_whatever_the_ranks(in_pytorch: InFramework, digits: Path) -> None:
@@ -46,6 +65,7 @@ def test_impossible_settings_are_refused(encore: Encore) -> None:
         ("precision=fp16", "set precision=fp32 or precision=bf16"),
         ("precision=tf32", "set precision=fp32 or precision=bf16"),
         ("cuda_graph=true", "cuda_graph needs device=gpu"),
+        ("accumulation_steps=3", "must be a multiple of accumulation_steps=3"),
         ("bucket_mb=0", "bucket_mb must be at least 1"),
         ("compile=fast", "default"),
     ):
@@ -55,8 +75,9 @@ def test_impossible_settings_are_refused(encore: Encore) -> None:
 
 
 def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    """torch.compile over two ranks, bf16, LARS, a scaled loss, fp16 on the wire, small buckets."""
+    """torch.compile over two ranks, bf16, LARS, a scaled loss, two passes a step, fp16 on the wire, small buckets."""
     changed = {
+        "accumulation_steps": "2",
         "compile": "default",
         "precision": "bf16",
         "optimizer": "lars",

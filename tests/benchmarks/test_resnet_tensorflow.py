@@ -29,6 +29,14 @@ def test_network(in_tensorflow: InFramework) -> None:
     assert found["scaled loss"] < 1e-5
     assert 0 < found["bf16"] < 0.05
     assert found["XLA"] < 1e-4
+    assert found["losses with NaN are finite"] == [False, False]
+    assert found["changed by a warm-up"] == [[], 1], "nothing, and steps of other rates are not traced again"
+    assert found["accumulated"] == pytest.approx([0.0, 0.0, 0.0], abs=1e-5)
+    # The overflow of a step shows in what it reports, which is read two steps later.
+    assert found["overflow"] == [3, "the loss is not finite at step 1: found nan"]
+    assert found["sums"] == [None, None, [2.0, 0.0], [4.0, 0.0], [6.0, 2.0]]
+    assert found["visible"] == ["5", "3"], "a rank that sees one GPU only has that one"
+    assert found["compiles"] == [False, True, False, True, True, False]
     assert len(found["zeroed"]) == 8
     assert all(name.endswith("norm2.gamma") for name in found["zeroed"])
 
@@ -61,8 +69,9 @@ def test_system_of_another_framework_is_not_a_submitted_configuration(encore: En
 
 
 def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    """LARS, bf16, a scaled loss, fp16 on the wire in groups: two ranks, one epoch."""
+    """LARS, bf16, a scaled loss, two passes a step, fp16 on the wire in groups: two ranks, one epoch."""
     changed = {
+        "accumulation_steps": "2",
         "optimizer": "lars",
         "learning_rate": "4.0",
         "precision": "bf16",

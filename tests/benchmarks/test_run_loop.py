@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +18,7 @@ import pytest
 
 from benchmarks.common import checkpoints
 from benchmarks.common import timeline as timelines
+from benchmarks.common.input_wait import InputWait
 from benchmarks.common.mllog import MLLog, V05Log
 from benchmarks.common.ranks import Lagged, Ranks
 from benchmarks.common.run import Run
@@ -53,6 +57,7 @@ FRAMEWORK = SimpleNamespace(
     save=checkpoints.save_arrays,
     load=checkpoints.load_arrays,
     LaggedSums=Sums,
+    input_wait=lambda ranks: InputWait(),
 )
 
 
@@ -69,8 +74,10 @@ class Config:
 class Training:
     """A training whose only weight counts its steps; ``qualities`` gives those of each evaluation."""
 
-    def __init__(self, output: Path, timeline: Timeline, targets: Mapping[str, float], log: Any = MLLog) -> None:
-        self.run = Run(Config(targets), FRAMEWORK, Path("data"), output, log)
+    def __init__(
+        self, output: Path, timeline: Timeline, targets: Mapping[str, float], log: Any = MLLog, log_interval: int = 1
+    ) -> None:
+        self.run = Run(Config(targets, log_interval=log_interval), FRAMEWORK, Path("data"), output, log)
         self.timeline = timeline
         self.weight = int(self.run.saved["weight"]) if self.run.resumed else 0
         self.evaluated: list[int] = []
@@ -181,6 +188,17 @@ def test_every_quality_must_reach_its_target(tmp_path: Path) -> None:
     assert records(tmp_path / "metrics.jsonl", "start")[0]["targets"] == {"box": 0.377, "mask": 0.339}
 
 
+def test_the_start_notes_what_the_libraries_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a launcher's variables none that differ from rank to rank, and no secret."""
+    seen = {"NCCL_DEBUG": "WARN", "HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_btl": "^openib"}
+    others = {"HOROVOD_RANK": "0", "HOROVOD_SECRET_KEY": "x", "OMPI_MCA_ess_base_jobid": "7", "MY_TOKEN": "hush"}
+    for name, value in {**seen, **others}.items():
+        monkeypatch.setenv(name, value)
+    Training(tmp_path, by_epochs(1), {"hit_rate": 0.1}).go(lambda position: {"hit_rate": 0.2})
+    noted = records(tmp_path / "metrics.jsonl", "start")[0]["environment"]
+    assert {name: noted.get(name) for name in (*seen, *others)} == {**seen, **dict.fromkeys(others)}
+
+
 def test_lines_of_the_oldest_round(tmp_path: Path) -> None:
     training = Training(tmp_path, by_epochs(1), {"hit_rate": 0.1}, partial(V05Log, benchmark="ncf"))
     assert training.go(lambda weight: {"hit_rate": 0.2}) == "reached"
@@ -197,18 +215,19 @@ def test_lines_of_the_oldest_round(tmp_path: Path) -> None:
 def test_a_stopped_run_resumes_as_if_it_had_not_stopped(
     tmp_path: Path, timeline: Timeline, place: tuple[int | None, int | None]
 ) -> None:
+    start = partial(Training, timeline=timeline, targets={"accuracy": 0.5})
     batch, step = place
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     for folder in (whole, broken):
         folder.mkdir()
-    Training(whole, timeline, {"accuracy": 0.5}).go(NEVER)
+    start(whole).go(NEVER)
 
     def stop_at(wanted: int | None) -> Callable[[int], None]:
         return lambda number: signal.raise_signal(signal.SIGTERM) if number == wanted else None
 
-    first = Training(broken, timeline, {"accuracy": 0.5})
+    first = start(broken)
     assert first.go(NEVER, stop_at(step), stop_at(batch)) == "interrupted"
-    second = Training(broken, timeline, {"accuracy": 0.5})
+    second = start(broken)
     assert second.run.resumed
     assert second.weight == first.weight
     assert second.go(NEVER) == "not_reached"
@@ -218,12 +237,92 @@ def test_a_stopped_run_resumes_as_if_it_had_not_stopped(
         assert [each[field] for each in found] == [each[field] for each in expected]
 
 
+def test_a_run_stopped_between_two_records_has_the_same_mean_losses(tmp_path: Path) -> None:
+    timeline = timelines.by_epochs(SimpleNamespace(epochs=1, checkpoint_interval=0), 12, lambda epoch: True)
+    start = partial(Training, tmp_path, timeline, {"accuracy": 0.5}, log_interval=5)
+    first = start()
+    assert first.go(NEVER, lambda step: step == 5 and signal.raise_signal(signal.SIGTERM)) == "interrupted"
+    assert first.weight == 8, "between the records of steps 5 and 10"
+    assert start().go(NEVER) == "not_reached"
+    found = [(each["step"], each["loss"]) for each in records(tmp_path / "metrics.jsonl", "step")]
+    assert found == [(5, 2.0), (10, 7.0), (12, 10.5)]
+
+
 def test_checkpoints_are_kept_at_their_interval_and_found(tmp_path: Path) -> None:
     training = Training(tmp_path, by_epochs(5, interval=2), {"accuracy": 0.5})
+    (tmp_path / "checkpoint" / "writing_00000004").mkdir(parents=True)  # left by a run that was killed
     training.go(NEVER)
-    (kept,) = (tmp_path / "checkpoint").iterdir()
-    state = json.loads((kept / checkpoints.STATE_FILE).read_text(encoding="utf-8"))
-    assert (state["step"], state["evaluated"]) == (12, 12)
+    kept = sorted((tmp_path / "checkpoint").iterdir())
+    states = [json.loads((each / checkpoints.STATE_FILE).read_text(encoding="utf-8")) for each in kept]
+    assert [(state["step"], state["evaluated"]) for state in states] == [(6, 6), (12, 12)]
+    for each in kept:
+        names = sorted(path.name for path in each.glob("*.sha256"))
+        assert names == ["rank_0.sha256", "shared.sha256", "state.json.sha256"]
+        subprocess.run(["sha256sum", "--check", "--strict", *names], cwd=each, check=True, capture_output=True)
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "flipped": flip,
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: os.truncate(path, 0),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("name", ["shared", "rank_0", "state.json", "shared.sha256"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
+) -> None:
+    timeline = by_epochs(6, interval=2)
+
+    def stop(step: int) -> None:
+        if step == 13:
+            signal.raise_signal(signal.SIGTERM)
+
+    assert Training(tmp_path, timeline, {"accuracy": 0.5}).go(NEVER, stop) == "interrupted"
+    older, newest = sorted((tmp_path / "checkpoint").iterdir())
+    DAMAGES[damage](newest / name)
+    again = Training(tmp_path, timeline, {"accuracy": 0.5})
+    assert f"checkpoint {newest.name} is damaged: {name.removesuffix(checkpoints.DIGEST)}" in capsys.readouterr().err
+    assert f"step_{again.weight:08d}" == older.name
+    assert again.go(NEVER) == "not_reached"
+    assert [each["step"] for each in records(tmp_path / "metrics.jsonl", "step")] == list(range(1, 19))
+    assert not list((tmp_path / "checkpoint").glob("damaged_*"))
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_ends_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeline = by_epochs(4, interval=2)
+    Training(tmp_path, timeline, {"accuracy": 0.5}).go(NEVER)
+    for each in (tmp_path / "checkpoint").iterdir():
+        flip(each / "rank_0")
+    left: list[bool] = []
+    monkeypatch.setattr(FRAMEWORK, "finish", lambda: left.append(True))
+    for _ in range(2):  # and not begun anew the second time
+        with pytest.raises(SystemExit, match=r"cannot be resumed\n  do this: start a new run"):
+            Training(tmp_path, timeline, {"accuracy": 0.5})
+    assert left == [True, True], "a rank that just exits aborts the others"
+
+
+def test_a_log_that_changed_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timeline = by_epochs(4, interval=2)
+    Training(tmp_path, timeline, {"accuracy": 0.5}).go(NEVER)
+    content = (tmp_path / "metrics.jsonl").read_bytes()
+    for damage, said in ((lambda path: os.truncate(path, 10), "is shorter than"), (flip, "differs from what")):
+        (tmp_path / "metrics.jsonl").write_bytes(content)
+        damage(tmp_path / "metrics.jsonl")
+        with pytest.raises(SystemExit, match="cannot be resumed"):
+            Training(tmp_path, timeline, {"accuracy": 0.5})
+        assert f"metrics.jsonl {said} it was then" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
@@ -265,10 +364,10 @@ def test_stages_of_a_step_are_timed(tmp_path: Path) -> None:
         for _ in run.blocks():
             for _ in run.steps():
                 with run.stage("forward"):
-                    loss = run.wait_for(lambda: 1.0)
-                run.report(loss, 0.1)
+                    run.wait_for(lambda: time.sleep(0.02))
+                run.report(1.0, 0.1)
             if run.evaluates():
                 run.evaluated({"accuracy": 1.0})
     (epoch,) = records(tmp_path / "metrics.jsonl", "epoch")
     assert set(epoch["stages"]) == {"forward"}
-    assert 0 <= epoch["input_share"] < 1
+    assert 0.5 < epoch["input_share"] <= 1

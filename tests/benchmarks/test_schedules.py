@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.resnet import schedule
+from benchmarks.resnet.config import Hyperparameters
+from encore import catalogue
+
+FOLDER = Path(schedule.__file__).parent / "systems"
+READ = [catalogue.read_toml(path) for path in sorted(FOLDER.glob("*.toml"))]
+SYSTEMS = [system for system in READ if system["kind"] == "submitted" and system["round"] <= "v0.7"]
 
 
 def config(**changes: Any) -> SimpleNamespace:
@@ -27,16 +34,29 @@ def config(**changes: Any) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     ("step", "rate"),
-    [(0, 0.0), (10, 4.0), (19, 7.6), (20, 8.0), (60, 0.5 + 7.5 * 0.25), (100, 0.5), (120, 0.5)],
+    [(0, 0.4), (9, 4.0), (18, 7.6), (19, 8.0), (59, 0.5 + 7.5 * 0.25), (99, 0.5), (120, 0.5)],
 )
 def test_pow2(step: int, rate: float) -> None:
     assert schedule.learning_rate(config(), step, 10) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize(("step", "rate"), [(0, 0.0), (10, 4.0), (39, 8.0), (40, 0.8), (60, 0.08), (99, 0.08)])
+@pytest.mark.parametrize(("step", "rate"), [(0, 0.4), (9, 4.0), (39, 8.0), (40, 0.8), (60, 0.08), (99, 0.08)])
 def test_step(step: int, rate: float) -> None:
     assert schedule.learning_rate(config(schedule="step"), step, 10) == pytest.approx(rate)
 
 
 def test_no_warmup_starts_at_the_base_rate() -> None:
-    assert schedule.learning_rate(config(warmup_epochs=0), 0, 10) == 8.0
+    assert schedule.learning_rate(config(warmup_epochs=0, schedule="step"), 0, 10) == 8.0
+    assert schedule.learning_rate(config(warmup_epochs=0), 0, 10) == pytest.approx(0.5 + 7.5 * 0.99**2)
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system["system"] + system["round"])
+def test_systems_have_the_optimizer_that_was_submitted(system: dict[str, Any]) -> None:
+    """set_wd_mult of MXNet's SGD and of SGDwFASTLARS; SoftmaxOutput sums over the batch; v0.7 alone warms up."""
+    values = system["config"]
+    by_default = Hyperparameters()
+    without = {"sgd": ["beta", "bias"], "lars": ["gamma", "beta"]}[values["optimizer"]]
+    assert sorted(values.get("no_weight_decay", by_default.no_weight_decay)) == sorted(without)
+    assert values["loss_scale"] == values["batch_size"]
+    warm_up_steps = values.get("warm_up_steps", by_default.warm_up_steps)
+    assert (warm_up_steps > 0) == (system["round"] == "v0.7")

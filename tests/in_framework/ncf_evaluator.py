@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import torch
 
+from benchmarks.common.data import passport
 from benchmarks.common.ranks import Ranks
 from benchmarks.ncf.pytorch import data, evaluation
 from benchmarks.ncf.pytorch.config import Config
@@ -75,7 +76,8 @@ def evaluate(network: NeuMF, data_set: data.DataSet) -> dict[str, float]:
 
 
 def main() -> None:
-    data_set = data.load(Path(sys.argv[1]), torch.device("cpu"))
+    folder = Path(sys.argv[1])
+    data_set = data.load(folder, data.synthetic(passport.read(folder), torch.device("cpu")))
     models = {"GMF": gmf(read_weights(sys.argv[2])), "MLP": mlp(read_weights(sys.argv[3]))}
     print(json.dumps({name: evaluate(network, data_set) for name, network in models.items()}))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
+import numpy as np
 import torch
 
+from benchmarks.common import torch_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
-from benchmarks.ncf.pytorch import data, model
+from benchmarks.ncf.pytorch import data, model, training
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.train import train_step
-from benchmarks.ncf.pytorch.training import assemble
+from benchmarks.ncf.pytorch.training import assemble, build, content
 
 USERS, ITEMS, PAIRS, FACTORS = 40, 30, 500, 4
 HELD_OUT = 29
@@ -60,9 +63,9 @@ def compare(first_layer: str, kernel: str) -> dict:
     gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
     found["gradients"] = max(relative(gradients[name], values[name].grad) for name in values)
     network.zero_grad()
-    training = assemble(config, network, sampler, CPU)
-    train_step(training, 0)
-    found["loss"] = abs(float(training.losses[0]) / float(expected_loss.detach()) - 1)
+    made = assemble(config, network, sampler, CPU)
+    train_step(made, 0)
+    found["loss"] = abs(float(made.losses[0]) / float(expected_loss.detach()) - 1)
     errors = []
     for name, parameter in network.named_parameters():
         gradient = values[name].grad
@@ -85,7 +88,9 @@ def small_data() -> data.DataSet:
     met[:, HELD_OUT] = False
     pairs = met.nonzero().int()
     held_out = torch.full((USERS,), HELD_OUT, dtype=torch.int32)
-    return data.DataSet(USERS, ITEMS, pairs[:, 0], pairs[:, 1], held_out, None, {})  # type: ignore[arg-type]
+    return data.DataSet(
+        USERS, ITEMS, pairs[:, 0], pairs[:, 1], held_out, np.zeros((USERS, 1)), {"users": USERS, "items": ITEMS}
+    )
 
 
 def bf16_error() -> float:
@@ -106,13 +111,66 @@ def bf16_error() -> float:
     return max(relative(low, exact) for exact, low in zip(*found))
 
 
+class HeldCapture:
+    """A capture that knows the optimizer's tensors by their memory, as a CUDA graph does."""
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, function, example, warm_up) -> None:
+        warm_up(*example)
+        self.memory = memory(self.optimizer)
+
+
+def memory(optimizer: torch.optim.Optimizer) -> list:
+    return [value.data_ptr() for state in optimizer.state.values() for value in state.values()]
+
+
+def resumed_capture(kernel: str) -> dict:
+    """Does a checkpoint reach the tensors that a graph holds, and do they train on like those never stopped?"""
+    settings = {
+        "precision": "fp32", "factors": FACTORS, "layers": LAYERS, "batch_size": 100, "optimizer_kernel": kernel,
+    }  # fmt: skip
+    eager, graphed = Config(device="cpu", **settings), Config(device="gpu", **settings)
+    sampler = data.Sampler(small_data(), 100, 4, CPU)
+    whole = build(eager, USERS, ITEMS, sampler, CPU, {}, train_step)
+    sampler.draw_epoch(1)
+    for step in range(3):
+        train_step(whole, step)
+    saved = copy.deepcopy(content(whole))
+    candidates, assembled = torch_optimizers.adam_candidates, training.assemble
+
+    def assemble_and_watch(*arguments):
+        made = assembled(*arguments)
+        HeldCapture.optimizer = made.optimizer
+        return made
+
+    training.Captured, training.assemble = HeldCapture, assemble_and_watch
+    # PyTorch refuses a capturable optimizer on a CPU.
+    torch_optimizers.adam_candidates = lambda *options, capturable: candidates(*options)
+    fresh = build(graphed, USERS, ITEMS, sampler, CPU, {}, train_step)
+    resumed = build(graphed, USERS, ITEMS, sampler, CPU, saved, train_step)
+    torch_optimizers.adam_candidates, training.assemble = candidates, assembled
+    sampler.draw_epoch(2)
+    for step in range(3):
+        train_step(whole, step)
+        train_step(resumed, step)
+    pairs = zip(whole.network.parameters(), resumed.network.parameters())
+    return {
+        "tensors": len(resumed.graph.memory),
+        "the same tensors": memory(resumed.optimizer) == resumed.graph.memory,
+        "the same weights": all(torch.equal(ours, theirs) for ours, theirs in pairs),
+        "fresh after the warm-up": all(not v.any() for s in fresh.optimizer.state.values() for v in s.values()),
+    }
+
+
 def main() -> None:
     found = {
         f"{first_layer}, {kernel}": compare(first_layer, kernel)
         for first_layer in ("tables", "rows", "auto")
         for kernel in ("plain", "fused")
     }
-    print(json.dumps({"steps": found, "bf16": bf16_error()}))
+    resumed = {kernel: resumed_capture(kernel) for kernel in ("plain", "fused")}
+    print(json.dumps({"steps": found, "bf16": bf16_error(), "resumed": resumed}))
 
 
 if __name__ == "__main__":

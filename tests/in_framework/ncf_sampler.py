@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,6 +82,30 @@ def places_under_ties() -> dict:
     return {"places": found, "gains of places 0, 9, 10": gains.tolist()}
 
 
+def before_the_clock(data_set: data.DataSet) -> dict:
+    """What works on generated pairs before the data set is read, and on the same tensors with its pairs afterwards."""
+    users, items = data_set.users, data_set.items
+    content = {"facts": data_set.facts, "splits": {"train": {"count": len(data_set.train_users)}}}
+    ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    generated = data.synthetic(content, ranks.context)
+    sampler = data.Sampler(generated, BATCH, NEGATIVES, ranks)
+    drawn = samples_of_epoch(sampler, 5)
+    held = [value for value in vars(sampler).values() if torch.is_tensor(value)][:3]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("train_users", "train_items", "test_items"):
+            np.save(f"{folder}/{name}.npy", getattr(data_set, name).numpy())
+        np.save(f"{folder}/test_negatives.npy", np.asarray(data_set.negatives))
+        loaded = data.load(Path(folder), generated)
+    sampler.index()
+    return {
+        "generated samples that cannot be": sum(not (0 <= u < users and 0 <= i < items) for u, i, _ in drawn),
+        "the same tensors": all(a is b for a, b in zip(loaded[2:5], generated[2:5]))
+        and all(any(each is now for now in vars(sampler).values()) for each in held),
+        "the samples of the data set": samples_of_epoch(sampler, 1)
+        == samples_of_epoch(data.Sampler(data_set, BATCH, NEGATIVES, ranks), 1),
+    }
+
+
 def main() -> None:
     ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
     data_set = small_data()
@@ -93,6 +119,7 @@ def main() -> None:
     if ranks.size == 1:
         found.update(statistics(sampler, data_set))
         found.update(places_under_ties())
+        found.update(before_the_clock(data_set))
         users, items = data_set.train_users.numpy(), data_set.train_items.numpy()
         drawn = draw_negatives(users, items, data_set.test_items.numpy(), ITEMS, 500, seed=1)
         known = set(map(tuple, found["pairs"])) | {(user, HELD_OUT) for user in range(USERS)}

@@ -59,16 +59,39 @@ def initial(seed):
     return network
 
 
-class NgcOperators(SimpleNamespace):
-    """Symbols as NVIDIA's MXNet offers them."""
+class NgcOperators:
+    """Symbols with the arguments that NVIDIA's submissions hand to them, and no others."""
 
     @staticmethod
-    def BatchNorm():
-        """BatchNorm(data, ..., act_type=None)"""
+    def BatchNorm(data, act_type, axis, eps, momentum, fix_gamma):
+        assert (act_type, axis, fix_gamma) == ("relu", 3, False)
 
     @staticmethod
-    def BatchNormAddRelu():
-        """BatchNormAddRelu(data, addend, ...)"""
+    def BatchNormAddRelu(data, addend, axis, eps, momentum, fix_gamma):
+        assert (axis, fix_gamma) == (3, False)
+
+
+class OldOperators:
+    """An MXNet whose documentation alone knows of the fused operator."""
+
+    @staticmethod
+    def BatchNorm(data, axis, eps, momentum, fix_gamma):
+        """There is no act_type."""
+
+
+def fused_arguments():
+    """What the network's fused blocks hand to NVIDIA's operators."""
+    found = []
+
+    def operator(**arguments):
+        found.append(sorted(arguments))
+
+    layers = model.Layers(gpu, model.FusedOperators(True, True))
+    operators = SimpleNamespace(BatchNorm=operator, BatchNormAddRelu=operator)
+    parameters = dict.fromkeys(("gamma", "beta", "running_mean", "running_var"))
+    layers.norm_relu(8).hybrid_forward(operators, None, **parameters)
+    layers.norm_add_relu(8).hybrid_forward(operators, None, None, **parameters)
+    return found
 
 
 gpu = dataclasses.replace(Config(), device="gpu", layout="NHWC", precision="fp16")
@@ -81,6 +104,11 @@ print(
             "strides": strides_of_first_bottleneck(),
             "fused on NGC": choice(gpu, NgcOperators()),
             "fused upstream": choice(gpu, mx.sym),
+            "fused by documentation": choice(gpu, OldOperators()),
+            "reported upstream": model.missing_operators(gpu),
+            "reported on NGC": model.missing_operators(gpu, NgcOperators()),
+            "reported on a CPU": model.missing_operators(BASE),
+            "arguments of a fused block": fused_arguments(),
             "fused in fp32": choice(dataclasses.replace(gpu, precision="fp32"), NgcOperators()),
             "loss error": max(loss_error(0.0), loss_error(0.1)),
             "same seed": float(mx.nd.abs(first(image) - second(image)).max().asscalar()),

@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.resnet import weights
 from benchmarks.resnet.schedule import learning_rate
+from tests.in_framework import sgd_and_lars
 
 OPTIMIZER_STEPS = 10
 LOSSES = 50
@@ -64,7 +65,9 @@ def made_gradients(config):
 
 def optimizer_config(config_class, name):
     """Strong enough that every term of the formula can be seen in the result."""
-    return config_of(config_class, optimizer=name, weight_decay=0.01, lars_eta=0.1, lars_epsilon=1e-3)
+    without = {"sgd": ("beta", "bias"), "lars": ("gamma", "beta")}[name]
+    strong = {"weight_decay": 0.01, "lars_eta": 0.1, "lars_epsilon": 1e-3}
+    return config_of(config_class, optimizer=name, no_weight_decay=without, **strong)
 
 
 def rates(config):
@@ -90,8 +93,13 @@ def run(config_class, framework: SimpleNamespace, data):
         found.update({f"exported {depth} {name}": array for name, array in framework.exported(config, arrays).items()})
     for name in ("sgd", "lars"):
         config = optimizer_config(config_class, name)
-        steps = framework.optimized(config, made_weights(config), list(made_gradients(config)), rates(config))
-        found.update({f"{name} {tensor}": steps[tensor] for tensor in weights.trained_names(config)})
+        # Rates of a warm-up and of the decay after it.
+        made, changing = list(made_gradients(config)), [sgd_and_lars.rate_at(step, 0.4, 12, 4) for step in range(1, 11)]
+        steps = framework.optimized(config, made_weights(config), made, changing)
+        start = {tensor: made_weights(config)[tensor] for tensor in weights.trained_names(config)}
+        rule = sgd_and_lars.trained(start, made, changing, config)
+        found.update({f"{name} {tensor}": steps[tensor] for tensor in start})
+        found[f"rule {name}"] = np.array([np.linalg.norm(steps[t] - rule[t]) / np.linalg.norm(rule[t]) for t in start])
     # A small rate: at a large one every rounding grows from step to step, and no two machines agree for long.
     config = config_of(
         config_class,
@@ -113,6 +121,7 @@ def differences(found, path):
     with np.load(path) as file:
         other = {name: file[name] for name in file.files}
     worst = {}
+    rules = {name: float(found.pop(name).max()) for name in list(found) if name.startswith("rule")}
     for name, array in found.items():
         kind = " ".join(name.split(" ")[:2]) if name.startswith(("gradient", "first")) else name.split(" ")[0]
         scale = np.linalg.norm(other[name])
@@ -121,5 +130,6 @@ def differences(found, path):
     by_step = np.abs(found["losses"] - other["losses"]) / other["losses"]
     worst["losses by step"] = [float(value) for value in by_step]
     worst["last losses"] = [float(found["losses"][-10:].mean()), float(other["losses"][-10:].mean())]
-    worst["same names"] = sorted(found) == sorted(other)
+    worst["same names"] = sorted([*found, *rules]) == sorted(other)
+    worst.update(rules)
     return worst

@@ -23,7 +23,7 @@ config = dataclasses.replace(
 )  # fmt: skip
 run = some_run(config, pytorch)
 ranks = run.ranks
-training = build(config, ranks, {}, train.forward_backward)
+training = build(config, ranks, {}, train.whole_step)
 network = training.network
 # Ranks that saw other images have other statistics; they must evaluate with the mean, which is a fresh
 # network's here.

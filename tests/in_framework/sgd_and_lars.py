@@ -1,37 +1,46 @@
-"""SGD with momentum and LARS as benchmarks/common/optimizers.py defines them, in plain NumPy."""
+"""NVIDIA's update rules in plain NumPy, written from the submitted code and not from this project's definition.
+
+lars: SGDwFASTLARS (v0.7, NVIDIA/benchmarks/resnet/implementations/mxnet/common/fit.py) with 54 tensors a call, the
+    operators multi_lars and lars_multi_mp_sgd_mom_update, and PolySchedule.
+sgd: mx.optimizer.SGD with its own set_wd_mult, operator multi_mp_sgd_mom_update.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.common.optimizers import UNSCALED, has_suffix, weight_decay_of
+
+def decays(name: str, optimizer: str) -> bool:
+    """Whether set_wd_mult leaves weight decay to a parameter."""
+    if optimizer == "lars":
+        return name.endswith(("weight", "bias"))  # the only bias is that of fc1
+    return name.endswith(("weight", "gamma"))
 
 
-def lars_factor(weight: np.ndarray, gradient: np.ndarray, decay: float, eta: float, epsilon: float) -> float:
-    """What LARS multiplies the learning rate of one tensor with."""
-    weight_norm = float(np.linalg.norm(weight))
-    gradient_norm = float(np.linalg.norm(gradient))
-    if weight_norm == 0.0 or gradient_norm == 0.0:
-        return 1.0
-    return eta * weight_norm / (gradient_norm + decay * weight_norm + epsilon)
+def rate_at(iteration: int, base: float, iterations: int, warmup: int, end: float = 0.0001) -> float:
+    """PolySchedule; MXNet's num_update is 1 at the first update."""
+    if iteration <= warmup:
+        return base * iteration / warmup
+    left = 1 - (iteration - warmup) / (iterations - warmup)
+    return end + (base - end) * left * left
 
 
-def step(
-    weights: dict,
-    momenta: dict,
-    gradients: dict,
-    rate: float,
-    config: object,
-) -> tuple:
-    """One step of config.optimizer on all tensors, in float64: the new weights and momenta."""
-    new_weights, new_momenta = {}, {}
-    for name, weight in weights.items():
-        weight = weight.astype("float64")
-        gradient = gradients[name].astype("float64")
-        decay = weight_decay_of(name, config)
-        local = rate
-        if config.optimizer == "lars" and not has_suffix(name, UNSCALED):
-            local *= lars_factor(weight, gradient, decay, config.lars_eta, config.lars_epsilon)
-        new_momenta[name] = config.momentum * momenta[name] - local * (gradient + decay * weight)
-        new_weights[name] = weight + new_momenta[name]
-    return new_weights, new_momenta
+def trained(weights: dict, gradients: list, rates: list, config: object) -> dict:
+    """The weights after a step with each of ``gradients`` (averaged) and ``rates``, in float64."""
+    weights = {name: weight.astype("float64") for name, weight in weights.items()}
+    states = {name: np.zeros(weight.shape) for name, weight in weights.items()}
+    last_lr = rates[0]
+    for gradient, lr in zip(gradients, rates):
+        for name, weight in weights.items():
+            grad = gradient[name].astype("float64")
+            wd = config.weight_decay if decays(name, config.optimizer) else 0.0
+            new_lr, momentum = lr, config.momentum
+            if config.optimizer == "lars" and name.endswith("weight"):
+                momentum = config.momentum * (lr / last_lr)  # in the first call of a step alone
+                w_norm, g_norm = np.sqrt((weight * weight).sum()), np.sqrt((grad * grad).sum())
+                if w_norm > 0 and g_norm > 0:
+                    new_lr = lr * config.lars_eta * w_norm / (g_norm + wd * w_norm + config.lars_epsilon)
+            states[name] = momentum * states[name] - new_lr * (grad + wd * weight)
+            weights[name] = weight + states[name]
+        last_lr = lr
+    return weights

@@ -23,7 +23,7 @@ import re
 import shutil
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -199,13 +199,23 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
     check_places(data_set, args.to, args.origin)
     source = writer.list_source(args, progress)
     if is_complete(data_set, args.to, source.fingerprint, args.overwrite):
-        progress.note(f"nothing to do: {args.to} was made from the same source with the same options")
-        progress.end(args.to / FILE_NAME, str(args.to / FILE_NAME))
-        return 0
-    with claim(data_set, args.to, source.fingerprint, progress) as scratch:
-        content = writer.write(source, args, scratch, progress)
-        path = publish(data_set, content, source.fingerprint, scratch, progress)
+        return _nothing_to_do(args.to, progress)
+    with claim(args.to, progress) as (scratch, waited):
+        if waited and is_complete(data_set, args.to, source.fingerprint, overwrite=False):
+            return _nothing_to_do(args.to, progress)
+        _resume_or_start_over(data_set, args.to, source.fingerprint, progress)
+        try:
+            content = writer.write(source, args, scratch, progress)
+            path = publish(data_set, content, source.fingerprint, scratch, progress)
+        finally:
+            _remove_unfinished(scratch)  # it may be what fills the disk
     progress.end(path, f"{path}: {content.name}, {content.summary}")
+    return 0
+
+
+def _nothing_to_do(to: Path, progress: Progress) -> int:
+    progress.note(f"nothing to do: {to} was made from the same source with the same options")
+    progress.end(to / FILE_NAME, str(to / FILE_NAME))
     return 0
 
 
@@ -258,21 +268,41 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
 
 
 @contextmanager
-def claim(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> Iterator[Path]:
-    """Hold the folder for this process alone, and yield the folder of what is unfinished in it."""
-    scratch = to / PARTS
-    scratch.mkdir(exist_ok=True)
-    with (scratch / "lock").open("wb") as lock:
+def claim(to: Path, progress: Progress) -> Iterator[Tuple[Path, bool]]:
+    """Hold the folder for this process alone; yield the folder of what is unfinished in it, and whether it waited.
+
+    Another preparation may hold it: this one waits for its end, which takes the lock's file with it.
+    """
+    scratch, waited = to / PARTS, False
+    while True:
+        scratch.mkdir(exist_ok=True)
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            found = f"another preparation is writing in {to}"
-            raise Problem(found, "one at a time", "wait for its end") from None
-        _resume_or_start_over(data_set, to, fingerprint, progress)
-        try:
-            yield scratch
-        finally:
-            _remove_unfinished(scratch)  # it may be what fills the disk
+            lock = (scratch / "lock").open("wb")
+        except FileNotFoundError:
+            continue  # the other one has just ended
+        with lock:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                if not waited:
+                    progress.note(f"another preparation is writing in {to}: waiting for its end")
+                waited = True
+                fcntl.lockf(lock, fcntl.LOCK_EX)
+            if _is_file(scratch / "lock", os.fstat(lock.fileno())):
+                try:
+                    yield scratch, waited
+                finally:
+                    with suppress(OSError):
+                        (scratch / "lock").unlink()
+                        scratch.rmdir()  # fails where something unfinished is in it
+                return
+
+
+def _is_file(path: Path, known: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), known)
+    except FileNotFoundError:
+        return False
 
 
 def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> None:
@@ -298,7 +328,7 @@ def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progres
 
 def _remove_unfinished(scratch: Path) -> None:
     """Remove what a killed worker was writing."""
-    for path in scratch.glob("*.*"):
+    for path in scratch.glob("*.*"):  # none where the scratch folder is gone, after the work
         if path.suffix[1:].isdigit():
             path.unlink()
 

@@ -2,6 +2,6 @@
 
 ``start(config)`` joins the ranks, ``finish()`` leaves them; ``barrier()`` and ``total(values)`` wait for all ranks,
 ``broadcast(...)`` gives them rank 0's weights; ``LaggedSums`` adds up losses and stop votes without a wait;
-``save(path, content)`` and ``load(path)`` write and read one file of a checkpoint; ``synchronize()`` waits for
-the device.
+``input_wait(ranks)`` measures how long the device waits for data; ``save(path, content)`` and ``load(path)`` write and
+read one file of a checkpoint; ``synchronize()`` waits for the device.
 """

@@ -9,6 +9,7 @@ import nvidia.dali.plugin.mxnet  # noqa: F401
 from mxnet.gluon.parameter import ParameterDict
 
 from benchmarks.common.checkpoints import load_arrays, save_arrays
+from benchmarks.common.input_wait import InputWait
 from benchmarks.common.ranks import Lagged, Ranks
 
 # Horovod opens its library with global symbols. DALI carries a C++ runtime of its own: opened after
@@ -16,7 +17,19 @@ from benchmarks.common.ranks import Lagged, Ranks
 # and take hvd from here everywhere.
 import horovod.mxnet as hvd  # isort: skip
 
-__all__ = ["LaggedSums", "barrier", "broadcast", "finish", "hvd", "load", "save", "start", "synchronize", "total"]
+__all__ = [
+    "LaggedSums",
+    "barrier",
+    "broadcast",
+    "finish",
+    "hvd",
+    "input_wait",
+    "load",
+    "save",
+    "start",
+    "synchronize",
+    "total",
+]
 
 save, load = save_arrays, load_arrays
 
@@ -24,7 +37,10 @@ save, load = save_arrays, load_arrays
 def start(config: Any) -> Ranks:
     """Initialize Horovod; each rank takes the GPU of its local rank, or the CPU."""
     hvd.init()
-    context = mx.gpu(hvd.local_rank()) if config.device == "gpu" else mx.cpu()
+    context = mx.cpu()
+    if config.device == "gpu":
+        # One visible GPU a rank is how srun's --gpus-per-task hands them out.
+        context = mx.gpu(hvd.local_rank() if mx.context.num_gpus() > 1 else 0)
     return Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), context)
 
 
@@ -37,6 +53,11 @@ def finish() -> None:
 def synchronize() -> None:
     """Wait for the device."""
     mx.nd.waitall()
+
+
+def input_wait(ranks: Ranks) -> InputWait:
+    """Return what measures the waiting for data: the engine computes while a batch is fetched, on any device."""
+    return InputWait(mx.nd.waitall)
 
 
 def total(values: Any) -> List[float]:

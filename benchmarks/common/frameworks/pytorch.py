@@ -8,16 +8,20 @@ own and the job gives MASTER_ADDR and MASTER_PORT. With none of them a process i
 from __future__ import annotations
 
 import datetime
+import inspect
 import os
 import random
+from collections import deque
 from pathlib import Path
-from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, ContextManager, Deque, Dict, Iterable, List, Mapping, Optional, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.input_wait import InputWait
 from benchmarks.common.ranks import Lagged, Ranks
 
+T = TypeVar("T")
 TIMEOUT = datetime.timedelta(minutes=10)
 """For one collective; the launcher's own watch for ranks that hang is shorter."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -54,9 +58,17 @@ def start(config: Any) -> Ranks:
             # CUDA graphs with DistributedDataParallel).
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     if size > 1:
-        backend = "nccl" if config.device == "gpu" else "gloo"
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT)
+        # NCCL takes one rank per GPU; through Gloo ranks can share one, for a check on a machine that has no more.
+        backend = os.environ.get("ENCORE_BACKEND") or ("nccl" if config.device == "gpu" else "gloo")
+        options = group_options(context) if backend == "nccl" else {}
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT, **options)
     return Ranks(rank, size, local_rank, local_size, context)
+
+
+def group_options(context: torch.device) -> Dict[str, torch.device]:
+    """Bind NCCL to the rank's GPU, so that it connects at once and never guesses the GPU; since PyTorch 2.3."""
+    known = inspect.signature(dist.init_process_group).parameters
+    return {"device_id": context} if context.type == "cuda" and "device_id" in known else {}
 
 
 def finish() -> None:
@@ -71,6 +83,42 @@ def synchronize() -> None:
     """Wait for the device."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+
+
+def input_wait(ranks: Ranks) -> Any:
+    """Return what measures the waiting for data: a step on the CPU is done when it returns, one on a GPU is queued."""
+    return StreamWait() if ranks.context.type == "cuda" else InputWait()
+
+
+class StreamWait:
+    """InputWait of a CUDA stream, by events before and after each fetch: all that it has between them is the fetch."""
+
+    def __init__(self) -> None:
+        self._fetches: Deque[Tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._milliseconds = 0.0
+
+    def fetch(self, call: Callable[[], T]) -> T:
+        """Return what ``call`` does, and count the time in which the stream waits for it."""
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        fetched = call()
+        after.record()
+        self._fetches.append((before, after))
+        while self._fetches and self._fetches[0][1].query():
+            self._count()
+        return fetched
+
+    def take(self) -> float:
+        """Return the seconds since the last call of this; wait for the last fetch."""
+        while self._fetches:
+            self._fetches[0][1].synchronize()
+            self._count()
+        seconds, self._milliseconds = self._milliseconds / 1000, 0.0
+        return seconds
+
+    def _count(self) -> None:
+        before, after = self._fetches.popleft()
+        self._milliseconds += before.elapsed_time(after)
 
 
 def autocast(device: torch.device, precision: str) -> ContextManager[Any]:
@@ -90,7 +138,8 @@ def total(values: Any) -> List[float]:
     """Sum ``values`` over all ranks and wait for it; leaves ``values`` as they are."""
     tensor = torch.as_tensor(values, dtype=None if torch.is_tensor(values) else torch.float64)
     if size() > 1:
-        tensor = tensor.clone()
+        # NCCL carries nothing that lies on a CPU.
+        tensor = tensor.cuda() if dist.get_backend() == "nccl" and not tensor.is_cuda else tensor.clone()
         dist.all_reduce(tensor)
     return [float(value) for value in tensor.reshape(-1).tolist()]
 

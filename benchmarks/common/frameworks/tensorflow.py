@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, List, Optional, Sequence
 
 # Before the import: TensorFlow reports every library that it finds or misses otherwise.
@@ -14,9 +15,13 @@ import horovod.tensorflow as hvd  # isort: skip
 import tensorflow as tf
 
 from benchmarks.common.checkpoints import load_arrays, save_arrays
+from benchmarks.common.input_wait import InputWait
 from benchmarks.common.ranks import Lagged, Ranks
 
 save, load = save_arrays, load_arrays
+
+_sender = ThreadPoolExecutor(1, "lagged sums")
+"""Sums for which the training does not wait: TensorFlow returns from Horovod's operators when they are done."""
 
 
 def start(config: Any) -> Ranks:
@@ -40,6 +45,8 @@ def _show_one_gpu(local_rank: int) -> None:
     """Hide the other GPUs from CUDA itself: DLPack takes DALI's and TensorFlow's device numbers for the same."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     every = visible.split(",") if visible else []
+    if len(every) == 1:
+        return  # what Slurm's --gpus-per-task leaves to each rank
     if every and local_rank >= len(every):
         raise SystemExit(f"local rank {local_rank}, but CUDA_VISIBLE_DEVICES={visible}: start fewer ranks")
     os.environ["CUDA_VISIBLE_DEVICES"] = every[local_rank] if every else str(local_rank)
@@ -47,12 +54,23 @@ def _show_one_gpu(local_rank: int) -> None:
 
 def finish() -> None:
     """Leave Horovod."""
+    _sender.shutdown()
     hvd.shutdown()
 
 
 def synchronize() -> None:
     """Wait for the device."""
     tf.test.experimental.sync_devices()
+
+
+def input_wait(ranks: Ranks) -> InputWait:
+    """Return what measures the waiting for data: a step on the CPU is done when it returns, one on a GPU is queued."""
+    return InputWait(_finish_queued if "GPU" in ranks.context else None)
+
+
+def _finish_queued() -> None:
+    """Wait for what is queued on the GPU so far, but, other than ``synchronize``, not for DALI's work there."""
+    tf.square(1.0).numpy()
 
 
 def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> List[tf.Tensor]:
@@ -113,8 +131,9 @@ class LaggedSums:
 
     def send(self, loss: Optional[tf.Tensor], stop: bool) -> Optional[List[float]]:
         """Send without waiting; return the sums of some steps ago, None at first."""
-        sums = _sum(tf.stack([0.0 if loss is None else loss, float(stop)]), self._name)
-        return self._lagged.send(lambda: [float(value) for value in sums.numpy()])
+        values = tf.stack([0.0 if loss is None else loss, float(stop)])
+        sums = _sender.submit(lambda: _sum(values, self._name).numpy().tolist())
+        return self._lagged.send(sums.result)
 
 
 def _sum(values: tf.Tensor, name: str) -> tf.Tensor:

@@ -9,6 +9,7 @@ the result as JSON.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Callable, Sequence
@@ -23,9 +24,10 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.dlrm.blocks import NUMBERS
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch, TrainingInput, free_memory, open_data
-from benchmarks.dlrm.pytorch.model import ALIGNMENT, mlp
+from benchmarks.dlrm.pytorch.model import mlp
+from benchmarks.dlrm.pytorch.operators import ALIGNMENT
 from benchmarks.dlrm.pytorch.train import train_step
-from benchmarks.dlrm.pytorch.training import Step, build, captured
+from benchmarks.dlrm.pytorch.training import build, ready, synthetic_batch
 
 
 class PlainNetwork(nn.Module):
@@ -52,16 +54,6 @@ class PlainNetwork(nn.Module):
         return self.top(padded).squeeze(1)
 
 
-def synthetic_batch(config: Config, sizes: Sequence[int], device: torch.device) -> Batch:
-    """One batch of noise on the device."""
-    rows = config.batch_size
-    return Batch(
-        torch.rand(rows, NUMBERS, device=device),
-        torch.randint(0, 2, (rows,), device=device).float(),
-        torch.stack([torch.randint(0, size, (rows,), device=device) for size in sizes]),
-    )
-
-
 def bare_step(config: Config, sizes: Sequence[int], ranks: Ranks, batch: Batch) -> Callable[[], None]:
     """A step of a plain PyTorch loop with the same network and batch."""
     network = PlainNetwork(config, sizes).to(ranks.context)
@@ -83,11 +75,13 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data = open_data(folder, config, ranks.size, free_memory(ranks))
     sizes = data.table_sizes
-    batch = synthetic_batch(config, sizes, ranks.context)
-    real, alone = (TrainingInput(config, data, range(len(sizes)), ranks, 0) for _ in range(2))
-    train: Step = partial(train_step, build(config, sizes, ranks, {}))
-    if config.cuda_graph:
-        train = captured(train, ranks.context, batch)
+    batch = synthetic_batch(config, sizes, ranks)
+    training = build(config, sizes, ranks, {})
+    train = ready(partial(train_step, training), training, sizes)
+    inputs = ExitStack()
+    real, alone = (
+        inputs.enter_context(closing(TrainingInput(config, data, range(len(sizes)), ranks, 0))) for _ in range(2)
+    )
     rate = torch.zeros((), device=ranks.context)
 
     def step(batch: Batch) -> torch.Tensor:
@@ -102,7 +96,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     layers = " and ".join("-".join(map(str, widths)) for widths in (config.bottom_mlp, config.top_mlp))
     title = f"DLRM, MLPs {layers}, batch {config.batch_size}, {config.precision}, one {config.device}"
     titles = {"bare": "plain PyTorch, synthetic data", "input": "input alone"}
-    return bench.Subject(title, config.batch_size, loops, titles)
+    return bench.Subject(title, config.batch_size, loops, titles, inputs.close)
 
 
 if __name__ == "__main__":

@@ -46,11 +46,13 @@ class Config:
 
     # How it is computed
     embedding_update: Literal["scatter", "sorted"] = "scatter"  # sorted adds in a fixed order on a GPU too
+    kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured before the first step, plain on CPUs
     cuda_graph: bool = True  # on a GPU: capture a step once and replay it
+    warm_up_steps: int = 3  # on noise, before the clock: chooses kernels, opens connections; 0 does none
 
     # The input
     shuffle: Literal["blocks", "rows"] = "blocks"  # order of 1,024-row blocks, or of rows held on the device
-    prefetch: int = 2  # batches read ahead by a thread; 0 reads in the loop
+    prefetch: int = 2  # groups of steps (8 MB) read ahead, each by a thread; 0 reads in the loop
     cache_eval_data: bool = True  # keep the evaluation rows on the device after the first pass
 
     # Evaluation
@@ -70,7 +72,7 @@ class Config:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 1, "batch_size", "eval_batch_size", "epochs", "eval_interval", "log_interval")
-        at_least(self, 0, "prefetch", "warmup_steps", "decay_steps")
+        at_least(self, 0, "prefetch", "warm_up_steps", "warmup_steps", "decay_steps")
         above_zero(self, "loss_scale")
         fraction(self, "quality_target")
         refuse(

@@ -5,55 +5,63 @@ The order of an epoch follows from the seed and the epoch alone, so that a run c
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import count, takewhile
 from pathlib import Path
-from typing import Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Deque, Generator, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from benchmarks.common.data import passport
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 from benchmarks.dlrm import blocks
-from benchmarks.dlrm.blocks import BLOCK_ROWS, FIRST_TABLE, NUMBERS, TABLES
-from benchmarks.dlrm.placement import place
+from benchmarks.dlrm.blocks import BLOCK_ROWS, NUMBERS, TABLES
+from benchmarks.dlrm.placement import Placement, place
 from benchmarks.dlrm.pytorch.config import Config
+from benchmarks.dlrm.reading import Reader, Rows, Task, epoch_order, read_ahead
 
-CHECKED_BLOCKS = 256
-"""Blocks of a split whose indices are looked at before the clock starts, spread over the file."""
+MEMORY_SHARE = 0.9
+"""Of a rank's free memory, for its tables; the rest is for the MLPs, the activations and the batches."""
 
 
 class Batch(NamedTuple):
     """One step's rows on this rank's device."""
 
     numbers: torch.Tensor
-    """(batch_size, 13) of this rank's rows."""
+    """(batch_size, 13) of this rank's rows; may be in memory column by column, as it is on the disk."""
     labels: torch.Tensor
     """(batch_size,) float of this rank's rows."""
     indices: torch.Tensor
-    """(my tables, global batch) int64 of all ranks' rows."""
+    """(my tables, global batch) int32 of all ranks' rows."""
+
+
+Batches = Generator[Batch, None, None]
 
 
 class DataSet(NamedTuple):
     """A prepared data set, looked over."""
 
-    train: np.ndarray
-    val: np.ndarray
+    train: np.memmap
+    val: np.memmap
     train_rows: int
     val_rows: int
     table_sizes: Tuple[int, ...]
+    placement: Placement
 
 
 def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataSet:
-    """Open a data set and refuse what would fail later; ``memory`` is a rank's, in bytes.
+    """Open a data set without reading a row; ``memory`` is what is free on every rank, in bytes.
 
     Raises:
-        Problem: files that do not fit the passport, indices outside their tables, tables larger than memory.
+        Problem: files that do not fit the passport, tables larger than memory.
     """
-    remedy = f"python -m benchmarks.dlrm.prepare --verify {directory}"
     try:
         content = passport.read(directory)
         facts = content["facts"]
@@ -63,183 +71,175 @@ def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataS
             raise ValueError(f"{len(sizes)} tables, blocks of {facts['block_rows']} rows")
         opened = {split: blocks.open_blocks(directory / f"{split}.bin", rows[split]) for split in rows}
     except (Problem, OSError, KeyError, TypeError, ValueError) as error:
+        remedy = f"python -m benchmarks.dlrm.prepare --verify {directory}"
         raise Problem(f"{directory} is no data set of dlrm: {error}", "", remedy) from None
-    for split, stored in opened.items():
-        chosen = np.unique(np.linspace(0, len(stored) - 1, CHECKED_BLOCKS).astype(int))
-        for table, least, most in blocks.outside(stored, sizes, chosen.tolist()):
-            found = f"{split}.bin has indices from {least:,} to {most:,} for table {table}"
-            raise Problem(found, f"0 to {sizes[table] - 1:,}", remedy)
-    check_memory(sizes, config, ranks, memory)
-    return DataSet(opened["train"], opened["val"], rows["train"], rows["val"], sizes)
-
-
-def check_memory(sizes: Sequence[int], config: Config, ranks: int, memory: int) -> None:
-    """Refuse tables that do not fit into a rank's memory, or leave none for anything else."""
-    row_bytes = config.bottom_mlp[-1] * 4
-    needed = row_bytes * max(sum(sizes[table] for table in tables) for tables in place(sizes, ranks))
-    if needed > memory * 0.9:
-        fits = max(sizes) * row_bytes < memory * 0.9
-        remedy = "use more ranks" if fits else "prepare with a lower --index-limit"
-        raise Problem(
-            f"the embedding tables need {needed / 1e9:,.1f} GB on the fullest of {ranks} ranks",
-            f"at most {memory * 0.9 / 1e9:,.1f} GB, nine tenths of what is free",
-            f"{remedy}, or set a narrower bottom_mlp",
-        )
+    placement = place(sizes, ranks, config.bottom_mlp[-1] * 4, memory * MEMORY_SHARE)
+    return DataSet(opened["train"], opened["val"], rows["train"], rows["val"], sizes, placement)
 
 
 def free_memory(ranks: Ranks) -> int:
-    """Bytes that this rank may fill: its GPU's, or its share of the machine's."""
+    """Bytes that any rank may fill: its GPU's, or its share of the machine's; asked on all ranks together."""
     if ranks.context.type == "cuda":
-        return int(torch.cuda.mem_get_info(ranks.context)[0])
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 // ranks.local_size
-    return 1 << 62
+        free = int(torch.cuda.mem_get_info(ranks.context)[0])
+    else:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 62)
+        free //= ranks.local_size
+    if ranks.size == 1:
+        return free
+    # All ranks must place the tables alike.
+    least = torch.tensor(free, device=ranks.context)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return int(least)
 
 
-def epoch_order(seed: int, epoch: int, rows: int) -> np.ndarray:
-    """The blocks of a split in the order of an epoch; one that is not full comes last."""
-    full = rows // BLOCK_ROWS
-    order = np.random.default_rng([seed, epoch]).permutation(full)
-    return order if full * BLOCK_ROWS == rows else np.append(order, full)
+class Words(NamedTuple):
+    """Memory for the batches of a task as they are read: in one piece, so that one copy brings it to a GPU."""
+
+    whole: torch.Tensor
+    tables: int
+    own_words: int
+    """At its end, for this rank's numbers and labels."""
+
+    @classmethod
+    def empty(cls, tables: int, words: int, own_words: int, pinned: bool = False) -> Words:
+        """Return memory of any content; PyTorch keeps pinned memory and hands it out again once its copy is done."""
+        return cls(torch.empty(words + own_words, dtype=torch.int32, pin_memory=pinned), tables, own_words)
+
+    def parts(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Memory for indices, and for numbers and labels in the bits of float32."""
+        indices, own = self.whole.split((len(self.whole) - self.own_words, self.own_words))
+        return indices, own
+
+    def batch(self, rows: Rows, own_rows: Rows) -> Batch:
+        """The batch as the network takes it."""
+        indices, own = self.parts()
+        floats = own_rows.of(own.view(torch.float32), NUMBERS + 1)
+        return Batch(floats[:NUMBERS].t(), floats[NUMBERS], rows.of(indices, self.tables))
 
 
-def read(
-    content: np.ndarray, order: np.ndarray, columns: Sequence[int], first: int, count: int, rows: int
-) -> np.ndarray:
-    """Words (columns, count) from place ``first`` of the ordered rows on; behind the last row comes the first."""
-    parts = []
-    while count:
-        first %= rows
-        some = min(count, rows - first)
-        begin, end = first // BLOCK_ROWS, -(-(first + some) // BLOCK_ROWS)
-        taken = content[order[begin:end][:, None], np.asarray(columns)]
-        lane = first - begin * BLOCK_ROWS
-        parts.append(taken.transpose(1, 0, 2).reshape(len(columns), -1)[:, lane : lane + some])
-        first, count = first + some, count - some
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+class Loaded(NamedTuple):
+    """A task that was read."""
+
+    words: Words
+    take: Callable[[], Words]
+    """Gives its words to the computation."""
+    places: List[Tuple[Rows, Rows]]
+    """Of its batches."""
 
 
-class Reader(NamedTuple):
-    """Batches of one split for one rank, as tensors on the CPU."""
+class Loader:
+    """Brings batches of one split to this rank's device."""
 
-    content: np.ndarray
-    rows: int
-    batch_size: int
-    tables: Sequence[int]
-    ranks: Ranks
+    def __init__(
+        self, split: np.memmap, rows: int, batch_size: int, data: DataSet, tables: Sequence[int], ranks: Ranks
+    ) -> None:
+        self._reader = Reader(split, rows, batch_size, tables, data.table_sizes, ranks)
+        on_gpu = ranks.context.type == "cuda"
+        self._stream = torch.cuda.Stream(ranks.context) if on_gpu else None
+        self._empty = partial(Words.empty, len(tables), *self._reader.words, on_gpu)
+        self._used: Deque[Words] = deque()
+        self._threads = max(1, len(os.sched_getaffinity(0)) // ranks.local_size)
+        self.tasks = self._reader.tasks
 
-    def batch(self, order: np.ndarray, step: int) -> Batch:
-        """Read the rows of ``step``: the global batch's indices, this rank's labels and numbers."""
-        size = self.batch_size
-        total = size * self.ranks.size
-        mine = step * total + self.ranks.rank * size
-        words = read(self.content, order, range(FIRST_TABLE), mine, size, self.rows)
-        own = torch.from_numpy(np.ascontiguousarray(words))
-        columns = [FIRST_TABLE + table for table in self.tables]
-        indices = read(self.content, order, columns, step * total, total, self.rows)
-        return Batch(
-            own[1 : 1 + NUMBERS].view(torch.float32).t().contiguous(),
-            own[0].float(),
-            torch.from_numpy(indices.astype(np.int64)),
-        )
+    def batches(
+        self, tasks: Iterable[Task], order_of: Callable[[int], np.ndarray], ahead: int, reuse: bool = False
+    ) -> Batches:
+        """Yield the batches of ``tasks``, read up to ``ahead`` tasks early.
 
+        Args:
+            tasks: of the split.
+            order_of: blocks in the order of an epoch.
+            ahead: tasks; 0 reads when a batch is asked for.
+            reuse: fill the memory of a batch on the CPU anew once the next is asked for. New memory costs a page fault
+                every 4 KiB. Memory on a GPU is PyTorch's to hand out again.
+        """
 
-class TrainingInput:
-    """An endless stream of training batches on this rank's device, from ``first_step`` of the run on."""
+        def load(task: Task) -> Loaded:
+            return self._load(order_of(task.epoch), task)
 
-    def __init__(self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> None:
-        self._seed = config.seed
-        self._rows = data.train_rows
-        self._steps_per_epoch = -(-data.train_rows // (config.batch_size * ranks.size))
-        self._step = first_step
-        self._device = ranks.context
-        if config.shuffle == "rows":
-            held = HeldRows(config, data, tables, ranks)
-            self.next: Callable[[], Batch] = lambda: held.batch(*self._place())
-        else:
-            reader = Reader(data.train, data.train_rows, config.batch_size, tables, ranks)
-            self.next = self._streamed(reader, config.prefetch)
+        with closing(read_ahead(load, tasks, ahead, self._threads)) as loaded:
+            for words, take, places in loaded:
+                there = take()
+                for place in places:
+                    yield there.batch(*place)
+                if reuse and self._stream is None:
+                    self._used.append(words)
 
-    def _place(self) -> Tuple[int, int]:
-        """Epoch and step in it of the next batch."""
-        place = divmod(self._step, self._steps_per_epoch)
-        self._step += 1
-        return place
-
-    def _read_all(self, reader: Reader) -> Iterator[Callable[[], Batch]]:
-        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        order, epoch_of_order = np.zeros(0, int), -1
-        while True:
-            epoch, step = self._place()
-            if epoch != epoch_of_order:
-                order, epoch_of_order = epoch_order(self._seed, epoch, self._rows), epoch
-            yield begin_copy(reader.batch(order, step), stream)
-
-    def _streamed(self, reader: Reader, ahead: int) -> Callable[[], Batch]:
-        batches = self._read_all(reader)
-        if ahead == 0:
-            return lambda: next(batches)()
-        thread = ThreadPoolExecutor(1)
-        waiting = deque(thread.submit(next, batches) for _ in range(ahead))
-
-        def take() -> Batch:
-            waiting.append(thread.submit(next, batches))
-            return waiting.popleft().result()()
-
-        return take
+    def _load(self, order: np.ndarray, task: Task) -> Loaded:
+        """Read a task and begin its copy; called on several threads at once."""
+        self._reader.ask_for(order, task)
+        try:
+            words = self._used.popleft()
+        except IndexError:
+            words = self._empty()
+        places = self._reader.fill(order, task, *(part.numpy() for part in words.parts()))
+        return Loaded(words, begin_copy(words, self._stream), places)
 
 
-def begin_copy(batch: Batch, stream: Optional[torch.cuda.Stream]) -> Callable[[], Batch]:
-    """Begin to copy a batch to the GPU of ``stream``, next to the computation; None stays on the CPU.
-
-    The call that is returned gives the batch to the computation.
-    """
+def begin_copy(words: Words, stream: Optional[torch.cuda.Stream]) -> Callable[[], Words]:
+    """Begin to copy a task to the GPU of ``stream``, next to the computation; None stays on the CPU."""
     if stream is None:
-        return lambda: batch
+        return lambda: words
     with torch.cuda.stream(stream):
-        copied = Batch(*(tensor.pin_memory().to(stream.device, non_blocking=True) for tensor in batch))
+        copied = words._replace(whole=words.whole.to(stream.device, non_blocking=True))
         event = stream.record_event()
 
-    def take() -> Batch:
+    def take() -> Words:
         # The computation waits for the copy, and the memory is kept until the computation is through.
         current = torch.cuda.current_stream(stream.device)
         current.wait_event(event)
-        for tensor in copied:
-            tensor.record_stream(current)
+        copied.whole.record_stream(current)
         return copied
 
     return take
 
 
-class HeldRows:
-    """All training rows on the device, drawn one by one without replacement in each epoch."""
+class TrainingInput:
+    """An endless stream of training batches on this rank's device, from ``first_step`` of the run on.
 
-    def __init__(self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks) -> None:
-        reader = Reader(data.train, data.train_rows, data.train_rows, tables, replace(ranks, rank=0, size=1))
-        self._all = Batch(*(each.to(ranks.context) for each in reader.batch(np.arange(len(data.train)), 0)))
-        self._config, self._ranks = config, ranks
-        self._epoch, self._order = -1, torch.zeros(0)
+    Nothing is read before the first batch is asked for. ``close`` ends the threads that read ahead.
+    """
 
-    def batch(self, epoch: int, step: int) -> Batch:
-        """Select the rows of ``step`` of ``epoch``."""
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._shuffled(epoch)
-        size = self._config.batch_size
-        total = size * self._ranks.size
-        rows = self._order[step * total : (step + 1) * total]
-        mine = rows[self._ranks.rank * size : (self._ranks.rank + 1) * size]
-        numbers, labels, indices = self._all
-        return Batch(numbers.index_select(0, mine), labels.index_select(0, mine), indices.index_select(1, rows))
+    def __init__(self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> None:
+        source = held_batches if config.shuffle == "rows" else read_batches
+        self._batches = source(config, data, tables, ranks, first_step)
+        self.close = self._batches.close
 
-    def _shuffled(self, epoch: int) -> torch.Tensor:
-        """A permutation, the same on all ranks; its beginning fills the last batch up."""
-        labels = self._all.labels
-        generator = torch.Generator(labels.device).manual_seed(self._config.seed * 1000 + epoch)
-        order = torch.randperm(len(labels), generator=generator, device=labels.device)
-        total = self._config.batch_size * self._ranks.size
-        missing = -len(order) % total
-        return torch.cat((order, order.repeat(-(-missing // len(order)))[:missing])) if missing else order
+    def next(self) -> Batch:
+        """Return the next batch; on a CPU the memory of the one before is filled anew."""
+        return next(self._batches)
+
+
+def read_batches(config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> Batches:
+    """Yield batches of blocks in a new order each epoch, read from the disk."""
+    loader = Loader(data.train, data.train_rows, config.batch_size, data, tables, ranks)
+    order_of = lru_cache(2)(partial(epoch_order, config.seed, rows=data.train_rows))
+    return loader.batches(loader.tasks(first_step), order_of, config.prefetch, reuse=True)
+
+
+def held_batches(config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> Batches:
+    """Yield batches of rows that are all held on the device, drawn one by one without replacement in each epoch."""
+    alone = replace(ranks, rank=0, size=1)
+    loader = Loader(data.train, data.train_rows, data.train_rows, data, tables, alone)
+    with closing(loader.batches(loader.tasks(0), lambda _: np.arange(len(data.train)), 0)) as whole:
+        numbers, labels, indices = next(whole)
+    numbers = numbers.contiguous()  # a row is gathered as one piece
+    size, total = config.batch_size, config.batch_size * ranks.size
+    order_of = lru_cache(1)(lambda epoch: shuffled_rows(config.seed * 1000 + epoch, labels, total))
+    steps_per_epoch = -(-data.train_rows // total)
+    for epoch, step in (divmod(step, steps_per_epoch) for step in count(first_step)):
+        rows = order_of(epoch)[step * total : (step + 1) * total]
+        mine = rows[ranks.rank * size : (ranks.rank + 1) * size]
+        yield Batch(numbers.index_select(0, mine), labels.index_select(0, mine), indices.index_select(1, rows))
+
+
+def shuffled_rows(seed: int, labels: torch.Tensor, total: int) -> torch.Tensor:
+    """A permutation of the rows of ``labels``, the same on all ranks; its beginning fills the last ``total`` up."""
+    generator = torch.Generator(labels.device).manual_seed(seed)
+    order = torch.randperm(len(labels), generator=generator, device=labels.device)
+    missing = -len(order) % total
+    return torch.cat((order, order.repeat(-(-missing // len(order)))[:missing])) if missing else order
 
 
 class EvaluationInput:
@@ -247,22 +247,28 @@ class EvaluationInput:
 
     def __init__(self, config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks) -> None:
         self.total = data.val_rows
-        self._size = config.eval_batch_size
-        self._ranks = ranks
-        self._reader = Reader(data.val, data.val_rows, self._size, tables, ranks)
+        self._config, self._ranks = config, ranks
+        self._loader = Loader(data.val, data.val_rows, config.eval_batch_size, data, tables, ranks)
         self._order = np.arange(len(data.val))
-        self._steps = -(-data.val_rows // (self._size * ranks.size))
-        self._caches = config.cache_eval_data
-        self._kept: Dict[int, Batch] = {}
+        self._steps = -(-data.val_rows // (config.eval_batch_size * ranks.size))
+        self._kept: List[Batch] = []
 
-    def one_pass(self) -> Iterator[Tuple[Batch, int]]:
+    def one_pass(self) -> Generator[Tuple[Batch, int], None, None]:
         """Batches with the number of their first rows on this rank that count."""
-        for step in range(self._steps):
-            first = (step * self._ranks.size + self._ranks.rank) * self._size
-            counted = max(0, min(self._size, self.total - first))
-            batch = self._kept.get(step)
-            if batch is None:
-                batch = Batch(*(each.to(self._ranks.context) for each in self._reader.batch(self._order, step)))
-                if self._caches:
-                    self._kept[step] = batch
-            yield batch, counted
+        size = self._config.eval_batch_size
+        with closing(self._batches()) as batches:
+            for step, batch in enumerate(batches):
+                first = (step * self._ranks.size + self._ranks.rank) * size
+                yield batch, max(0, min(size, self.total - first))
+
+    def _batches(self) -> Batches:
+        if len(self._kept) == self._steps:
+            yield from self._kept
+            return
+        self._kept.clear()
+        tasks = takewhile(lambda task: task.epoch == 0, self._loader.tasks(0))
+        with closing(self._loader.batches(tasks, lambda _: self._order, self._config.prefetch)) as batches:
+            for batch in batches:
+                if self._config.cache_eval_data:
+                    self._kept.append(batch)
+                yield batch

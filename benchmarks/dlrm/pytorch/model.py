@@ -7,7 +7,7 @@ scatter. All-to-all turns "all rows, my tables" into "my rows, all tables" and b
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -19,12 +19,11 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import GradientBuffer
 from benchmarks.common.ranks import Ranks
 from benchmarks.dlrm.blocks import NUMBERS
-from benchmarks.dlrm.placement import place
+from benchmarks.dlrm.placement import Placement, place
+from benchmarks.dlrm.pytorch import operators
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch
-
-ALIGNMENT = 8
-"""The top MLP's input is padded to a multiple, as tensor cores want it: 479 becomes 480, as submitted."""
+from benchmarks.dlrm.pytorch.operators import Layout
 
 Wait = Callable[[], torch.Tensor]
 """Waits for an exchange and returns what this rank got."""
@@ -44,68 +43,21 @@ def mlp(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
     return nn.Sequential(*layers[: -1 if last_is_linear else None])
 
 
-class Interaction(torch.autograd.Function):
-    """Dot products of all pairs of a row's vectors; only the lower triangle of their matrix is gathered.
-
-    (rows, vectors, width) to (rows, pairs). ``lower`` lists the pairs' places in the flat matrix, ``mirror`` the
-    pair of each place; the diagonal's entries may be any.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, vectors: torch.Tensor, lower: torch.Tensor, mirror: torch.Tensor) -> torch.Tensor:
-        """Multiply and gather."""
-        ctx.save_for_backward(vectors, mirror)
-        products = torch.bmm(vectors, vectors.transpose(1, 2))
-        return products.view(len(vectors), -1).index_select(1, lower)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
-        """With S the symmetric matrix of the pairs' gradients, d(X X^T) gives S X."""
-        vectors, mirror = ctx.saved_tensors
-        rows, count, _ = vectors.shape
-        symmetric = gradients[0].index_select(1, mirror).view(rows, count, count)
-        symmetric.diagonal(dim1=1, dim2=2).zero_()
-        return torch.bmm(symmetric, vectors), None, None
-
-
-def pair_places(order: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return ``lower`` and ``mirror`` of Interaction for vectors in ``order`` (names 0, 1, 2, ...).
-
-    The pairs come out in the order of the names, so that the network does not depend on the placement.
-    """
-    count = len(order)
-    first, second = torch.tensor(order).argsort()[torch.tril_indices(count, count, -1)]
-    lower = first * count + second
-    mirror = torch.zeros(count * count, dtype=torch.int64)
-    mirror[lower] = mirror[second * count + first] = torch.arange(len(lower))
-    return lower, mirror
-
-
 class Network(nn.Module):
-    """What each rank has whole: bottom MLP, interaction, top MLP.
+    """What each rank has whole: bottom MLP, interaction, top MLP."""
 
-    ``order`` names the tables in the order in which their vectors arrive.
-    """
-
-    def __init__(self, config: Config, order: Sequence[int]) -> None:
+    def __init__(self, config: Config, where: Layout, interact: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        width, count = config.bottom_mlp[-1], 1 + len(order)
-        pairs = count * (count - 1) // 2
-        self.padding = -(width + pairs) % ALIGNMENT
+        joined = config.bottom_mlp[-1] + len(where.lower) + where.padding
+        self._where, self._interact = where, interact
         self.bottom = mlp((NUMBERS, *config.bottom_mlp), last_is_linear=False)
-        self.top = mlp((width + pairs + self.padding, *config.top_mlp[:-1]), last_is_linear=False)
+        self.top = mlp((joined, *config.top_mlp[:-1]), last_is_linear=False)
         # In fp32: half-precision logits would tie rows that the AUC must tell apart.
-        self.last = mlp((width + pairs + self.padding, *config.top_mlp)[-2:], last_is_linear=True)
-        lower, mirror = pair_places([0, *(1 + table for table in order)])
-        self.register_buffer("lower", lower, persistent=False)
-        self.register_buffer("mirror", mirror, persistent=False)
+        self.last = mlp((joined, *config.top_mlp)[-2:], last_is_linear=True)
 
     def score(self, hidden: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Logits (rows,) of the bottom MLP's (rows, width) and the tables' (rows, tables, width)."""
-        together = torch.cat((hidden.unsqueeze(1), vectors), dim=1)
-        pairs = Interaction.apply(together, self.lower, self.mirror)
-        padding = hidden.new_zeros(len(hidden), self.padding)
-        features = self.top(torch.cat((hidden, pairs, padding), dim=1))
+        """Logits (rows,) of the bottom MLP's (rows, width) and what Tables.send brought."""
+        features = self.top(self._interact(hidden, vectors, self._where))
         with torch.autocast(features.device.type, enabled=False):
             return self.last(features.float()).squeeze(1)
 
@@ -117,16 +69,20 @@ class Tables:
     depend on the placement.
     """
 
-    def __init__(self, sizes: Sequence[int], config: Config, ranks: Ranks) -> None:
-        self.placement = place(sizes, ranks.size)
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        config: Config,
+        ranks: Ranks,
+        kernels: Optional[Mapping[str, str]] = None,
+        placement: Optional[Placement] = None,
+    ) -> None:
+        """Draw the weights and choose the operators; ``kernels`` and ``placement`` are a checkpoint's."""
+        self.placement = placement or place(sizes, ranks.size)
         self.mine = self.placement[ranks.rank]
-        # The order in which ``split`` gives the tables' vectors.
-        self.order = [table for tables in self.placement for table in tables]
         self.width = config.bottom_mlp[-1]
         self.count = len(sizes)
         self._ranks = ranks
-        self._sorted = config.embedding_update == "sorted"
-        self._on_gpu = ranks.context.type == "cuda"
         rows = [sizes[table] for table in self.mine]
         starts = [sum(rows[:number]) for number in range(len(rows))]
         self.offsets = torch.tensor(starts, dtype=torch.int64, device=ranks.context).unsqueeze(1)
@@ -135,6 +91,7 @@ class Tables:
             generator = torch.Generator(ranks.context).manual_seed(config.seed * 1000 + table + 1)
             bound = math.sqrt(1 / count)
             self.weight[start : start + count].uniform_(-bound, bound, generator=generator)
+        self.operators = operators.choose(config, self.placement, len(self.weight), ranks, kernels)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the joint table (global batch * my tables) of ``indices`` (my tables, global batch)."""
@@ -145,14 +102,8 @@ class Tables:
 
         The call that is returned gives the flat vectors of this rank's rows, one rank's tables after the other's.
         """
-        found = self.weight.index_select(0, rows).to(dtype).view(-1)
+        found = self.operators.gather(self.weight, rows, dtype)
         return self._exchange(found, self._shares(batch_size), self._own_shares(batch_size))
-
-    def split(self, flat: torch.Tensor, batch_size: int) -> torch.Tensor:
-        """Vectors (batch_size, tables, width), in ``order``, of what ``send`` brought."""
-        parts = flat.split(self._shares(batch_size))
-        each = [part.view(batch_size, -1, self.width) for part in parts if part.numel()]
-        return each[0] if len(each) == 1 else torch.cat(each, dim=1)
 
     def send_back(self, gradient: torch.Tensor, batch_size: int) -> Wait:
         """Begin to send the gradient of ``send``'s flat vectors back to the tables' ranks."""
@@ -160,14 +111,7 @@ class Tables:
 
     def update(self, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
         """weight[row] -= rate * gradient for each of ``rows``; a row that comes twice gets the sum."""
-        step = gradient.view(-1, self.width).float() * -rate
-        if self._sorted:
-            self.weight.index_put_((rows,), step, accumulate=True)
-        elif self._on_gpu:
-            self.weight.index_add_(0, rows, step)
-        else:
-            # On a CPU index_add_ goes row by row; scatter_add_ of an expanded index sorts and sums.
-            self.weight.scatter_add_(0, rows.unsqueeze(1).expand_as(step), step)
+        self.operators.update(self.weight, rows, gradient, rate)
 
     def _shares(self, batch_size: int) -> List[int]:
         return [batch_size * len(tables) * self.width for tables in self.placement]
@@ -195,12 +139,20 @@ class Training:
     The exchanges with the other ranks run while the computation does, where that is possible.
     """
 
-    def __init__(self, config: Config, sizes: Tuple[int, ...], ranks: Ranks) -> None:
-        """Build with fresh weights, the same for any number of ranks."""
-        torch.manual_seed(config.seed)
+    def __init__(
+        self,
+        config: Config,
+        sizes: Tuple[int, ...],
+        ranks: Ranks,
+        kernels: Optional[Mapping[str, str]] = None,
+        placement: Optional[Placement] = None,
+    ) -> None:
+        """Build with fresh weights, the same for any number of ranks; ``kernels``, ``placement`` of a checkpoint."""
         self.config, self.ranks = config, ranks
-        self.tables = Tables(sizes, config, ranks)
-        self.network = Network(config, self.tables.order).to(ranks.context)
+        self.tables = Tables(sizes, config, ranks, kernels, placement)
+        where = operators.layout(self.tables.placement, self.tables.width, ranks.context)
+        torch.manual_seed(config.seed)
+        self.network = Network(config, where, self.tables.operators.interact).to(ranks.context)
         # All parameters become views of one tensor, so that the optimizer's step is one operation.
         self.weights = parameters_to_vector(self.network.parameters()).detach()
         vector_to_parameters(self.weights, self.network.parameters())
@@ -218,7 +170,7 @@ class Training:
         with pytorch.autocast(self.ranks.context, self.config.precision):
             hidden = network.bottom(batch.numbers)
             self._vectors = received().requires_grad_()
-            logits = network.score(hidden, tables.split(self._vectors, size))
+            logits = network.score(hidden, self._vectors)
         return functional.binary_cross_entropy_with_logits(logits.float(), batch.labels)
 
     def update(self, rate: torch.Tensor) -> None:
@@ -236,10 +188,15 @@ class Training:
             weights.mul_(1.0 - rate * config.weight_decay)
         weights.sub_(gradients.flat * part)
 
+    def content(self) -> Dict[str, Any]:
+        """What all ranks have in common, for a checkpoint."""
+        placement = [list(tables) for tables in self.tables.placement]
+        return {"weights": self.weights, "kernels": self.tables.operators.names, "placement": placement}
+
     def scores(self, batch: Batch) -> torch.Tensor:
         """Logits of this rank's rows, for an evaluation."""
         tables, size = self.tables, len(batch.labels)
         with torch.no_grad(), pytorch.autocast(self.ranks.context, self.config.precision):
             received = tables.send(tables.rows(batch.indices), size, self._dtype)
             hidden = self.network.bottom(batch.numbers)
-            return self.network.score(hidden, tables.split(received(), size)).float()
+            return self.network.score(hidden, received()).float()

@@ -10,6 +10,7 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Dict, List, Optional
 
@@ -25,7 +26,7 @@ from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch, DataSet, EvaluationInput, TrainingInput, free_memory, open_data
 from benchmarks.dlrm.pytorch.model import Training
-from benchmarks.dlrm.pytorch.training import Step, build, captured
+from benchmarks.dlrm.pytorch.training import build, ready
 from benchmarks.dlrm.schedule import learning_rate
 
 
@@ -40,9 +41,10 @@ def train_step(training: Training, batch: Batch, rate: torch.Tensor) -> torch.Te
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Dict[str, float]]:
     """Exact AUC and mean log loss over all evaluation rows of all ranks, or None if the run is to stop."""
     scores, labels = [], []
-    for batch, counted in run.watch(evaluation.one_pass()):
-        scores.append(training.scores(batch)[:counted])
-        labels.append(batch.labels[:counted])
+    with closing(evaluation.one_pass()) as batches:
+        for batch, counted in run.watch(batches):
+            scores.append(training.scores(batch)[:counted])
+            labels.append(batch.labels[:counted])
     if run.interrupted:
         return None
     logits, clicks = torch.cat(scores), torch.cat(labels)
@@ -71,18 +73,17 @@ def main(argv: Optional[List[str]] = None) -> int:
     config, ranks = run.config, run.ranks
     data = open_or_exit(run)
     with run.initialization():
-        training = build(config, data.table_sizes, ranks, run.saved)
-        step: Step = partial(train_step, training)
-        if config.cuda_graph:
-            example = TrainingInput(config, data, training.tables.mine, ranks, 0).next()
-            step = captured(step, ranks.context, example)
+        training = build(config, data.table_sizes, ranks, run.saved, data.placement)
+        step = ready(partial(train_step, training), training, data.table_sizes)
     run.log(events.hyperparameters(config, ranks.size))
-    with run.timed(events.timeline(config, -(-data.train_rows // (config.batch_size * ranks.size)))):
-        batches = TrainingInput(config, data, training.tables.mine, ranks, run.position)
+    steps_per_epoch = -(-data.train_rows // (config.batch_size * ranks.size))
+    # No row is read before run_start: the clock starts before any part of the system touches the data set.
+    with ExitStack() as owned, run.timed(events.timeline(config, steps_per_epoch)):
+        batches = owned.enter_context(closing(TrainingInput(config, data, training.tables.mine, ranks, run.position)))
         evaluation = EvaluationInput(config, data, training.tables.mine, ranks)
         run.log(samples(data.train_rows, data.val_rows))
         # All ranks have the same MLPs, and tables of their own.
-        run.keep(lambda: {"weights": training.weights}, lambda: {"tables": training.tables.weight})
+        run.keep(training.content, lambda: {"tables": training.tables.weight})
         rate = torch.zeros((), device=ranks.context)
         for _ in run.blocks():
             for number in run.steps():

@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.common import bench
+from benchmarks.common.data import passport
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.ncf.pytorch import data
@@ -100,7 +101,7 @@ def training_epoch(training: Training) -> Callable[[], None]:
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
-    data_set = data.load(folder, ranks.context)
+    data_set = data.load(folder, data.synthetic(passport.read(folder), ranks.context))
     sampler = Sampler(data_set, config.batch_size, config.negatives, ranks)
     training = build(config, data_set.users, data_set.items, sampler, ranks, {}, train_step)
     loops = {

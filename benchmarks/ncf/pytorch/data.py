@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 import torch
 
-from benchmarks.common.data import passport
 from benchmarks.common.ranks import Ranks
 
 
@@ -40,23 +39,33 @@ class Batch(NamedTuple):
     """Pairs of all ranks together."""
 
 
-def load(folder: Path, device: torch.device) -> DataSet:
-    """Read a prepared folder; its files were compared with the passport before the start."""
-    facts = passport.read(folder)["facts"]
+def synthetic(content: Mapping[str, Any], device: torch.device) -> DataSet:
+    """Generate pairs in the shapes of a prepared data set, of which only the passport's ``content`` is known.
 
-    def on_device(name: str) -> torch.Tensor:
-        # PyTorch knows few operations on 16-bit unsigned numbers.
-        return torch.from_numpy(np.load(str(folder / name)).astype(np.int32)).to(device)
-
+    The submission's clock starts with loading the preprocessed data (training_results_v0.5,
+    v0.5.0/nvidia/submission/code/recommendation/pytorch/ncf.py): what comes before it works on these.
+    """
+    facts = content["facts"]
+    pairs, users = content["splits"]["train"]["count"], facts["users"]
+    of_users = torch.arange(pairs, device=device) * users // pairs
+    first = torch.searchsorted(of_users, of_users)
     return DataSet(
-        users=facts["users"],
+        users=users,
         items=facts["items"],
-        train_users=on_device("train_users.npy"),
-        train_items=on_device("train_items.npy"),
-        test_items=on_device("test_items.npy"),
-        negatives=np.load(str(folder / "test_negatives.npy"), mmap_mode="r"),
+        train_users=of_users.int(),
+        train_items=(torch.arange(pairs, device=device) - first).int(),
+        test_items=torch.zeros(users, dtype=torch.int32, device=device),
+        negatives=np.zeros((0, 0), np.int32),
         facts=facts,
     )
+
+
+def load(folder: Path, into: DataSet) -> DataSet:
+    """Read a prepared folder into the tensors of ``synthetic``; its files were compared with the passport before."""
+    for name in ("train_users", "train_items", "test_items"):
+        # PyTorch knows few operations on 16-bit unsigned numbers.
+        getattr(into, name).copy_(torch.from_numpy(np.load(str(folder / f"{name}.npy")).astype(np.int32)))
+    return into._replace(negatives=np.load(str(folder / "test_negatives.npy"), mmap_mode="r"))
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
@@ -82,16 +91,24 @@ class Sampler:
         self.samples = self._pairs * (1 + negatives)
         self.global_batch_size = batch_size * ranks.size
         self.steps_per_epoch = -(-self.samples // self.global_batch_size)
-        users = data.train_users.long()
-        met = torch.bincount(users, minlength=data.users)
-        self._first = torch.cumsum(met, 0) - met
-        self._not_met = (data.items - met).to(torch.float64)
+        device = data.train_users.device
+        self._first = torch.zeros(data.users, dtype=torch.int64, device=device)
+        self._not_met = torch.zeros(data.users, dtype=torch.float64, device=device)
+        self._keys = torch.zeros(self._pairs, dtype=torch.int64, device=device)
+        self._drawn = -1
+        self._bounds = [self._share(step) for step in range(self.steps_per_epoch)]
+        self.index()
+
+    def index(self) -> None:
+        """Take in the pairs of the data set, in place: again when they have changed."""
+        users, items = self._data.train_users.long(), self._data.items
+        met = torch.bincount(users, minlength=self._data.users)
+        self._first.copy_(torch.cumsum(met, 0) - met)
+        self._not_met.copy_(items - met)
         # Of n items met, sorted as p_0 < p_1 ..., the r-th item not met is r plus the number of j with
         # p_j - j <= r: no draw is thrown away, so nothing depends on what was drawn.
         place = torch.arange(self._pairs, device=users.device) - self._first[users]
-        self._keys = users * data.items + data.train_items - place
-        self._drawn = -1
-        self._bounds = [self._share(step) for step in range(self.steps_per_epoch)]
+        self._keys.copy_(users * items + self._data.train_items - place)
 
     def draw_epoch(self, seed: int) -> None:
         """Draw the epoch of ``seed``, unless it was drawn last."""

@@ -6,39 +6,17 @@ score(u, i) = w_g . (p_u * q_i) + w_m . MLP([r_u, s_i]) + b        equations 8 t
 from __future__ import annotations
 
 import math
-from typing import Any, Tuple
+from typing import Tuple
 
 import torch
 import torch.nn.functional as F
 
+from benchmarks.ncf.pytorch import operators
 from benchmarks.ncf.pytorch.config import Config
+from benchmarks.ncf.pytorch.operators import dot, rows
 
 EMBEDDING_DEVIATION = 0.01
 """Standard deviation of fresh embeddings, in the authors' code and in MLPerf's reference."""
-
-
-class _Rows(torch.autograd.Function):
-    """(n, width): rows of a table (rows, width) at an index (n,); gradients add up in fp32, whatever the table's type.
-
-    A popular item is in thousands of pairs of a batch: a sum in 16 bits would stop growing. Nothing here waits
-    for the device, so it can be part of a CUDA graph.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(index)
-        ctx.shape, ctx.dtype = table.shape, table.dtype
-        return table.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        (index,) = ctx.saved_tensors
-        dtype = torch.promote_types(gradient.dtype, torch.float32)
-        total = torch.zeros(ctx.shape, dtype=dtype, device=gradient.device)
-        return total.index_add_(0, index, gradient.to(dtype)).to(ctx.dtype), None
-
-
-rows = _Rows.apply
 
 
 class NeuMF(torch.nn.Module):
@@ -53,6 +31,7 @@ class NeuMF(torch.nn.Module):
         super().__init__()
         width = layers[0] // 2
         self.by_tables = by_tables
+        self.operators = operators.PLAIN
         self.gmf_users = _embedding(users, factors)
         self.gmf_items = _embedding(items, factors)
         self.mlp_users = _embedding(users, width)
@@ -68,15 +47,13 @@ class NeuMF(torch.nn.Module):
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """(n,) scores before the sigmoid of the pairs ``users`` (n,), ``items`` (n,)."""
-        product = rows(self.gmf_users, users) * rows(self.gmf_items, items)
+        score = self.operators.factors(self.gmf_users, self.gmf_items, self.out_gmf, users, items)
         if self.by_tables:
-            of_users, of_items = self.first_layer_tables()
-            hidden = rows(of_users, users) + rows(of_items, items)
+            hidden = self.operators.first_layer(*self.first_layer_tables(), users, items)
         else:
             both = torch.cat((rows(self.mlp_users, users), rows(self.mlp_items, items)), dim=1)
-            hidden = F.linear(both, self.weights[0], self.biases[0])
-        hidden = self._upper_layers(hidden)
-        return _dot(product, self.out_gmf) + _dot(hidden, self.out_mlp) + self.out_bias
+            hidden = F.relu(F.linear(both, self.weights[0], self.biases[0]))
+        return score + dot(self._upper_layers(hidden), self.out_mlp) + self.out_bias
 
     def first_layer_tables(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """W_u r_u + b of every user and W_i s_i of every item: (users, layers[1]) and (items, layers[1])."""
@@ -90,13 +67,12 @@ class NeuMF(torch.nn.Module):
     ) -> torch.Tensor:
         """(users, candidates) scores of several items for each user; ``tables`` from first_layer_tables."""
         of_users, of_items = tables
-        hidden = self._upper_layers(of_users[users].unsqueeze(1) + F.embedding(candidates, of_items))
+        hidden = self._upper_layers(F.relu(of_users[users].unsqueeze(1) + F.embedding(candidates, of_items)))
         weighted = (self.gmf_users[users] * self.out_gmf).unsqueeze(2)
         product = torch.bmm(F.embedding(candidates, self.gmf_items), weighted).squeeze(2)
-        return product.float() + _dot(hidden, self.out_mlp) + self.out_bias
+        return product.float() + dot(hidden, self.out_mlp) + self.out_bias
 
-    def _upper_layers(self, first: torch.Tensor) -> torch.Tensor:
-        hidden = F.relu(first)
+    def _upper_layers(self, hidden: torch.Tensor) -> torch.Tensor:
         for weight, bias in zip(self.weights[1:], self.biases[1:]):
             hidden = F.relu(F.linear(hidden, weight, bias))
         return hidden
@@ -108,12 +84,6 @@ def _embedding(count: int, width: int) -> torch.nn.Parameter:
 
 def _uniform(limit: float, *shape: int) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
-
-
-def _dot(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(...,) fp32: the last axis of ``values`` times ``weight`` (width,), in the type that autocast chooses."""
-    # Not torch.mv: on a CPU autocast leaves its operands in two types.
-    return F.linear(values, weight.unsqueeze(0)).squeeze(-1).float()
 
 
 def build(config: Config, users: int, items: int) -> NeuMF:

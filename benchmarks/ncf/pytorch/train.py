@@ -14,6 +14,7 @@ from typing import Dict, List, Optional
 
 import torch
 
+from benchmarks.common.data import passport
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import V05Log
 from benchmarks.common.run import Run
@@ -79,13 +80,15 @@ def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, partial(V05Log, benchmark="ncf"))
     config, ranks = run.config, run.ranks
     with run.initialization():
-        data_set = data.load(run.data, ranks.context)
-        candidates = Candidates(data_set, ranks, config.tie_rule)
+        data_set = data.synthetic(passport.read(run.data), ranks.context)
         sampler = data.Sampler(data_set, config.batch_size, config.negatives, ranks)
         training = build(config, data_set.users, data_set.items, sampler, ranks, run.saved, train_step)
     run.log(events.data(data_set.facts, len(data_set.train_users), sampler.global_batch_size))
     run.log(events.hyperparameters(config, data_set.facts))
     with run.timed(events.timeline(config, sampler.steps_per_epoch)):
+        data_set = data.load(run.data, data_set)
+        sampler.index()
+        candidates = Candidates(data_set, ranks, config.tie_rule)
         run.keep(partial(content, training))
         stride = sampler.steps_per_epoch if training.graph else config.log_interval
         for epoch in run.blocks():

@@ -11,7 +11,7 @@ from benchmarks.common.cuda_graphs import Captured
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import GradientBuffer
 from benchmarks.common.ranks import Ranks
-from benchmarks.ncf.pytorch import model
+from benchmarks.ncf.pytorch import model, operators
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import Sampler
 from benchmarks.ncf.pytorch.model import NeuMF
@@ -45,6 +45,7 @@ def build(
     """Build with what ``content`` saved, or with rank 0's fresh weights; capture an epoch of ``step`` on a GPU."""
     torch.manual_seed(config.seed)
     network = model.build(config, users, items).to(ranks.context)
+    network.operators = operators.choose(config, users, items, ranks, saved.get("operators"))
     training = assemble(config, network, sampler, ranks, saved.get("kernel"))
     if saved:
         network.load_state_dict(saved["network"])
@@ -53,7 +54,7 @@ def build(
     if config.cuda_graph and config.device == "gpu":
         training = training._replace(graph=_capture_epoch(training, step))
     if saved:
-        training.optimizer.load_state_dict(saved["optimizer"])
+        torch_optimizers.restore(training.optimizer, saved["optimizer"])
     return training
 
 
@@ -92,10 +93,7 @@ def _capture_epoch(training: Training, step: Step) -> Captured:
             run(min(WARMUP_STEPS, steps))
         for parameter, value in zip(training.network.parameters(), kept):
             parameter.copy_(value)
-        for state in training.optimizer.state.values():
-            for value in state.values():
-                # In place: the graph will hold these very tensors.
-                value.zero_()
+        torch_optimizers.reset(training.optimizer)
         training.gradients.zero()
 
     return Captured(run, (), warm_up)
@@ -107,4 +105,5 @@ def content(training: Training) -> Dict[str, Any]:
         "network": training.network.state_dict(),
         "optimizer": training.optimizer.state_dict(),
         "kernel": training.kernel,
+        "operators": training.network.operators.names,
     }

@@ -7,6 +7,7 @@ from typing import NamedTuple, Tuple
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
+from benchmarks.ncf.sources.ratings import Ratings
 
 MLPERF_NEGATIVES = 999
 """Items that each held-out item is ranked among (preproc_hp_num_eval in the logs of v0.5)."""
@@ -36,28 +37,52 @@ class Interactions(NamedTuple):
         return (f"{text}{untrained[0]}): nothing can be learned about them",) if len(untrained) else ()
 
 
-def leave_one_out(
-    name: str, users: np.ndarray, items: np.ndarray, times: np.ndarray, item_count: int, made: str, seed: int
-) -> Interactions:
+def leave_one_out(name: str, ratings: Ratings, where: str, made: str, seed: int) -> Interactions:
     """Hold out each user's last item in time (He et al. 2017, section 4.1), and draw what it is ranked among.
 
-    Of ratings given in the same second the one that comes last in the source counts as the last.
+    Of ratings given in the same second the one that comes last in the source counts as the last. Problem, with the
+    file's own ids and lines, for ratings that do not allow it.
     """
-    single = int((np.bincount(users) == 1).sum())
-    if single:
-        raise Problem(
-            f"{single:,} users with a single rating",
-            "at least two ratings of each user: one to train on, one to hold out",
-            "remove these users from the source",
-        )
-    order = np.lexsort((times, users))
+    users, items = ratings.users.astype(np.int32), ratings.items.astype(np.int32)
+    _check_ratings(ratings, where)
+    order = np.lexsort((ratings.times, users))
     users, items = users[order], items[order]
     is_last = np.append(users[1:] != users[:-1], True)
     test_items, train_users, train_items = items[is_last], users[~is_last], items[~is_last]
     order = np.lexsort((train_items, train_users))
     train_users, train_items = train_users[order], train_items[order]
-    negatives = draw_negatives(train_users, train_items, test_items, item_count, MLPERF_NEGATIVES, seed)
-    return Interactions(name, item_count, train_users, train_items, test_items, negatives, made)
+    count = len(ratings.item_ids)
+    negatives = draw_negatives(train_users, train_items, test_items, count, MLPERF_NEGATIVES, seed)
+    return Interactions(name, count, train_users, train_items, test_items, negatives, made)
+
+
+def _check_ratings(ratings: Ratings, where: str) -> None:
+    """Refuse pairs that occur twice, and users of whom nothing or no other item would be left."""
+    first, second = repeated_pair(ratings.users, ratings.items)
+    if second:
+        user, item = ratings.user_ids[ratings.users[second]], ratings.item_ids[ratings.items[second]]
+        raise Problem(
+            f"{where}, line {ratings.lines[second]:,}: user {user} rates item {item} again, as in line "
+            f"{ratings.lines[first]:,}",
+            "each user with each item once",
+            "remove the repeated lines",
+        )
+    met, items = np.bincount(ratings.users), len(ratings.item_ids)
+    single = np.flatnonzero(met == 1)
+    if len(single):
+        line = ratings.lines[np.argmax(ratings.users == single[0])]
+        raise Problem(
+            f"{where} has {len(single):,} users with a single rating, the first is user "
+            f"{ratings.user_ids[single[0]]} in line {line:,}",
+            "at least two ratings of each user: one to train on, one to hold out",
+            "remove these users from the source",
+        )
+    if (met >= items).any():
+        raise Problem(
+            f"{where}: user {ratings.user_ids[int(np.argmax(met >= items))]} has met all {items:,} items",
+            "an item that is left to rank the held-out one against",
+            "remove this user from the source",
+        )
 
 
 def draw_negatives(
@@ -65,19 +90,13 @@ def draw_negatives(
 ) -> np.ndarray:
     """(users, count): for each user, items that the user never met, drawn evenly and with replacement.
 
-    No draw is thrown away: of n items met, sorted as p_0 < p_1 ..., the r-th item not met is r plus the number
-    of j with p_j - j <= r.
+    Each user has an item that is not met. No draw is thrown away: of n items met, sorted as p_0 < p_1 ..., the r-th
+    item not met is r plus the number of j with p_j - j <= r.
     """
     user_count = len(test_items)
     held_out = np.arange(user_count, dtype=np.int64) * item_count + test_items
     pairs = np.sort(np.concatenate((users.astype(np.int64) * item_count + items, held_out)))
     met = np.bincount(pairs // item_count, minlength=user_count)
-    if (met >= item_count).any():
-        raise Problem(
-            f"user {np.argmax(met >= item_count)} has met all {item_count:,} items",
-            "an item that is left to rank the held-out one against",
-            "remove this user from the source",
-        )
     first = np.cumsum(met) - met
     keys = pairs - (np.arange(len(pairs)) - np.repeat(first, met))
     random = np.random.RandomState(seed % 2**32)
@@ -90,15 +109,12 @@ def draw_negatives(
     return found
 
 
-def check_pairs(users: np.ndarray, items: np.ndarray, source: str) -> None:
-    """Refuse pairs that occur twice."""
-    width = int(items.max()) + 1
-    keys = np.sort(users.astype(np.int64) * width + items)
-    repeated = keys[1:][keys[1:] == keys[:-1]]
-    if len(repeated):
-        user, item = divmod(int(repeated[0]), width)
-        raise Problem(
-            f"{source} has {len(repeated):,} pairs twice, the first is user {user} with item {item}",
-            "each user with each item once",
-            "remove the repeated lines",
-        )
+def repeated_pair(users: np.ndarray, items: np.ndarray) -> Tuple[int, int]:
+    """Return the places of a pair and of its repetition that comes first; (0, 0) where each pair occurs once."""
+    keys = users.astype(np.int64) * (int(items.max()) + 1) + items
+    order = np.argsort(keys, kind="stable")
+    again = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    if not len(again):
+        return 0, 0
+    place = again[np.argmin(order[again + 1])]
+    return int(order[place]), int(order[place + 1])

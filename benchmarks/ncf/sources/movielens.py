@@ -6,22 +6,16 @@ Every rating counts as an interaction, whatever its stars (implicit feedback; He
 from __future__ import annotations
 
 import io
-import warnings
 import zipfile
 from pathlib import Path
-from typing import BinaryIO, List, NamedTuple, Optional, Tuple
-
-import numpy as np
+from typing import BinaryIO, NamedTuple, Optional, Tuple
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.ncf.sources.interactions import MLPERF_NEGATIVES, Interactions, check_pairs, leave_one_out
+from benchmarks.ncf.sources.interactions import MLPERF_NEGATIVES, Interactions, leave_one_out
+from benchmarks.ncf.sources.ratings import parse
 
 FILES = ("ratings.csv", "ratings.dat", "u.data")
 """The ratings in ml-20m (and later), in ml-1m and ml-10m, and in ml-100k."""
-COLUMNS = ("user", "item", "rating", "timestamp")
-CHUNK = 1 << 24
-"""Bytes parsed at once."""
-MOST_STARS = 5.0
 
 
 class Release(NamedTuple):
@@ -46,14 +40,11 @@ def read(origin: Path, name: Optional[str], seed: int) -> Interactions:
     """Return the interactions of a release, or, with a ``name`` of its own, of other ratings in the same format."""
     raw, where, supposed = _open(origin)
     with raw:
-        table = _parse(raw, where)
-    (user_ids, users), (item_ids, items) = (np.unique(table[:, column], return_inverse=True) for column in (0, 1))
-    found = Release(len(table), len(user_ids), len(item_ids))
+        ratings = parse(raw, where)
+    found = Release(len(ratings.users), len(ratings.user_ids), len(ratings.item_ids))
     name = _identify(name, supposed, found, where)
-    users, items = users.astype(np.int32), items.astype(np.int32)
-    check_pairs(users, items, where)
     made = f"{where}: the last rating of each user held out, {MLPERF_NEGATIVES} negatives drawn"
-    return leave_one_out(name, users, items, table[:, 3], found.items, made, seed)
+    return leave_one_out(name, ratings, where, made, seed)
 
 
 def _open(origin: Path) -> Tuple[BinaryIO, str, str]:
@@ -80,51 +71,6 @@ def _open(origin: Path) -> Tuple[BinaryIO, str, str]:
     if origin.suffix == ".zip":
         raise Problem(f"{origin} is no whole zip file", "a MovieLens release", "download it again")
     return origin.open("rb"), str(origin), origin.parent.name
-
-
-def _parse(raw: BinaryIO, where: str) -> np.ndarray:
-    """(ratings, 4) float64: user, item, rating, timestamp."""
-    first = raw.readline()
-    separator = next((mark for mark in (b"::", b"\t", b",") if mark in first), None)
-    if separator is None:
-        raise Problem(
-            f"{where} begins with {first[:60].decode('utf-8', 'replace')!r}",
-            "user, item, rating and timestamp, separated by ',' or '::' or tabs",
-            "name the file of ratings",
-        )
-    is_head = first[:1].isalpha() or first[:1] == b'"'
-    tables: List[np.ndarray] = []
-    number, lines = 1 + is_head, raw.readlines(CHUNK) if is_head else [first]
-    while lines:
-        table = _table(lines, separator)
-        if table is None:
-            bad = next(place for place, line in enumerate(lines) if _table([line], separator) is None)
-            text = lines[bad].rstrip(b"\r\n")[:60].decode("utf-8", "replace")
-            raise Problem(
-                f"{where}, line {number + bad:,}: {text!r}",
-                "user, item, rating (0.5 to 5) and timestamp; ids not negative",
-                "the file is damaged or truncated: download it again",
-            )
-        tables.append(table)
-        number += len(lines)
-        lines = raw.readlines(CHUNK)
-    if not tables:
-        raise Problem(f"{where} has no ratings", "ratings", "download it again")
-    return np.concatenate(tables)
-
-
-def _table(lines: List[bytes], separator: bytes) -> Optional[np.ndarray]:
-    """(lines, 4) float64, or None where a line is no rating."""
-    with warnings.catch_warnings():
-        # It warns of what it cannot read; the count shows it as well.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        values = np.fromstring(b"".join(lines).replace(separator, b" "), dtype=np.float64, sep=" ")
-    if len(values) != len(lines) * len(COLUMNS):
-        return None
-    table = values.reshape(len(lines), len(COLUMNS))
-    bad = (table[:, :2] < 0).any(1) | (table[:, 2] <= 0) | (table[:, 2] > MOST_STARS) | (table[:, 3] < 0)
-    bad |= (table[:, :2] != np.floor(table[:, :2])).any(1)
-    return None if bad.any() else table
 
 
 def _identify(name: Optional[str], supposed: str, found: Release, where: str) -> str:

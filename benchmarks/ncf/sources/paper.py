@@ -6,16 +6,22 @@ starts with (user,item), the held-out pair, and lists the items that it is ranke
 
 from __future__ import annotations
 
+import io
+from itertools import chain
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.ncf.sources.interactions import Interactions, check_pairs
+from benchmarks.ncf.sources.interactions import Interactions, repeated_pair
 
 NEGATIVES = ".test.negative"
 """What the name of the third file ends with."""
+MOST_ID = 2**31 - 2
+"""Ids are stored in 32 bits."""
+CHUNK = 1 << 24
+"""Bytes parsed at once."""
 
 
 def read(negative: Path, name: Optional[str]) -> Interactions:
@@ -27,7 +33,13 @@ def read(negative: Path, name: Optional[str]) -> Interactions:
         if not path.is_file():
             raise Problem(f"{path} is missing", "the three files of the NCF paper", "complete the folder")
     users, items = _read_pairs(train)
-    check_pairs(users, items, str(train))
+    first, second = repeated_pair(users, items)
+    if second:
+        raise Problem(
+            f"{train}, line {second + 1:,}: user {users[second]} with item {items[second]}, as in line {first + 1:,}",
+            "each user with each item once",
+            "remove the repeated lines",
+        )
     test_users, test_items = _read_pairs(test)
     _check_users(users, test_users, train, test)
     negatives = _read_negatives(negative, test_items)
@@ -44,17 +56,29 @@ def read(negative: Path, name: Optional[str]) -> Interactions:
     return Interactions(name or stem, count, users[order], items[order], test_items, negatives, made)
 
 
+def _lines(path: Path) -> Iterator[List[bytes]]:
+    """Yield the lines of a file, some at a time, without blank ones at its end."""
+    content = io.BytesIO(path.read_bytes().rstrip())
+    yield from iter(lambda: content.readlines(CHUNK), [])
+
+
 def _read_pairs(path: Path) -> Tuple[np.ndarray, np.ndarray]:
-    try:
-        table = np.loadtxt(str(path), dtype=np.int64, delimiter="\t", usecols=(0, 1), ndmin=2)
-    except ValueError as error:
-        found = str(error).split("; ")[0]
-        raise Problem(f"{path}: {found}", "user TAB item, whole numbers", "fix the line") from None
-    if len(table) == 0:
+    tables = []
+    number = 0
+    for lines in _lines(path):
+        fields = [line.rstrip().split(b"\t", 2)[:2] for line in lines]
+        for place, pair in enumerate(fields):
+            if len(pair) < 2 or not (pair[0].isdigit() and pair[1].isdigit()) or max(map(int, pair)) > MOST_ID:
+                found = lines[place].rstrip()[:60].decode("utf-8", "replace")
+                expected = f"user TAB item, whole numbers from 0 to {MOST_ID:,}"
+                remedy = "mend or remove the line"
+                raise Problem(f"{path}, line {number + place + 1:,}: {found!r}", expected, remedy)
+        tables.append(np.array([list(map(int, pair)) for pair in fields], np.int32))
+        number += len(lines)
+    if not tables:
         raise Problem(f"{path} is empty", "user TAB item", "restore the file")
-    if table.min() < 0:
-        raise Problem(f"{path} has the id {table.min()}", "ids from 0 on", "fix the file")
-    return table[:, 0].astype(np.int32), table[:, 1].astype(np.int32)
+    table = np.concatenate(tables)
+    return table[:, 0], table[:, 1]
 
 
 def _check_users(train_users: np.ndarray, test_users: np.ndarray, train: Path, test: Path) -> None:
@@ -76,24 +100,23 @@ def _check_users(train_users: np.ndarray, test_users: np.ndarray, train: Path, t
 def _read_negatives(path: Path, test_items: np.ndarray) -> np.ndarray:
     """(users, negatives); each line must belong to the held-out pair of its user."""
     rows: List[List[int]] = []
-    with path.open(encoding="ascii", errors="replace") as file:
-        for number, line in enumerate(file):
-            expected = ""
-            head, _, rest = line.rstrip("\n").partition("\t")
-            try:
-                pair = tuple(int(part) for part in head.strip("()").split(","))
-                rows.append([int(part) for part in rest.split("\t")])
-            except ValueError:
-                expected = "(user,item) TAB item TAB item ..."
-            else:
-                if number >= len(test_items):
-                    expected = "no line, as in the test file"
-                elif pair != (number, test_items[number]):
-                    expected = f"({number},{test_items[number]}), as in the test file"
-                elif min(rows[-1]) < 0 or len(rows[-1]) != len(rows[0]):
-                    expected = f"{len(rows[0]) if number else '1 or more'} items, ids from 0 on"
-            if expected:
-                raise Problem(f"{path}, line {number + 1:,} does not fit", expected, "restore the file")
+    for number, line in enumerate(chain.from_iterable(_lines(path))):
+        expected = ""
+        head, _, rest = line.rstrip().partition(b"\t")
+        try:
+            pair = tuple(int(part) for part in head.strip(b"()").split(b","))
+            rows.append([int(part) for part in rest.split(b"\t")])
+        except ValueError:
+            expected = "(user,item) TAB item TAB item ..."
+        else:
+            if number >= len(test_items):
+                expected = "no line, as in the test file"
+            elif pair != (number, test_items[number]):
+                expected = f"({number},{test_items[number]}), as in the test file"
+            elif not 0 <= min(rows[-1]) <= max(rows[-1]) <= MOST_ID or len(rows[-1]) != len(rows[0]):
+                expected = f"{len(rows[0]) if number else '1 or more'} items, ids from 0 to {MOST_ID:,}"
+        if expected:
+            raise Problem(f"{path}, line {number + 1:,} does not fit", expected, "restore the file")
     if len(rows) != len(test_items):
         raise Problem(f"{path} has {len(rows):,} lines", f"{len(test_items):,}, one a user", "restore it")
     return np.array(rows, np.int32)

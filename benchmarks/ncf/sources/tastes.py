@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.ncf.sources.interactions import Interactions, leave_one_out
+from benchmarks.ncf.sources.ratings import Ratings
 
 NAME = "tastes"
 USERS = 2000
@@ -31,4 +32,6 @@ def generate() -> Interactions:
     items = np.where(stray, random.randint(ITEMS, size=(USERS, RATINGS)), items)
     keys, first = np.unique(np.arange(USERS)[:, None] * ITEMS + items, return_index=True)
     made = f"{USERS} synthetic users with {TASTES_OF_USER} of {TASTES} tastes each"
-    return leave_one_out(NAME, keys // ITEMS, keys % ITEMS, first, ITEMS, made, SEED)
+    ids = range(USERS), range(ITEMS)
+    ratings = Ratings(keys // ITEMS, keys % ITEMS, first, *ids, np.arange(len(keys)))
+    return leave_one_out(NAME, ratings, NAME, made, SEED)

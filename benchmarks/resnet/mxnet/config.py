@@ -22,4 +22,10 @@ class Config(Hyperparameters):
         super().__post_init__()
         precision_on_cpu(self, "fp32")
         problem = "device=cpu has no NHWC convolution in MXNet: set layout=NCHW"
-        refuse((problem, self.device == "cpu" and self.layout == "NHWC"))
+        refuse(
+            (problem, self.device == "cpu" and self.layout == "NHWC"),
+            (
+                "MXNet's step has no accumulation: set accumulation_steps=1 and a smaller batch_size",
+                self.accumulation_steps > 1,
+            ),
+        )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Tuple
 
 import mxnet as mx
-from nvidia.dali.plugin.mxnet import feed_ndarray
+from nvidia.dali import types
 
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.mxnet.config import Config
 
 Batch = Tuple[mx.nd.NDArray, mx.nd.NDArray]
+TYPES = {types.FLOAT16: "float16", types.FLOAT: "float32"}
 
 
 def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
@@ -20,11 +22,16 @@ def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
 
 def _to_ndarray(context: mx.Context, output: Any) -> mx.nd.NDArray:
     tensor = output.as_tensor()
-    array = mx.nd.empty(tensor.shape(), context, tensor.dtype_name() if hasattr(tensor, "dtype_name") else None)
-    feed_ndarray(tensor, array)
+    array, address = mx.nd.empty(tensor.shape(), context, TYPES[tensor.dtype]), ctypes.c_void_p()
+    # MXNet's engine knows nothing of the copy, so it must be done before the array is handed out: DALI's own
+    # feed_ndarray does not wait for it on a GPU. The steps that are queued on the GPU run on meanwhile.
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    tensor.copy_to_external(address)
     return array
 
 
 def gpu(ranks: Ranks) -> int:
-    """Each rank sees all GPUs of its node (benchmarks/common/frameworks/mxnet.py)."""
-    return ranks.local_rank
+    """DALI and MXNet count the GPUs that this process sees in the same order."""
+    number: int = ranks.context.device_id
+    return number

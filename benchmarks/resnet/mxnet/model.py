@@ -1,12 +1,13 @@
 """ResNet v1.5 in Gluon; its shape is in benchmarks/resnet/architecture.py.
 
-On GPUs the fused batch-norm operators of NVIDIA's MXNet are used where the installed MXNet has them.
+On GPUs the fused batch-norm operators of NVIDIA's MXNet are used where the installed MXNet has them, with the
+arguments of the submissions (resnet/implementations/mxnet/symbols/resnet-v1b-fl.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Dict
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
@@ -24,13 +25,42 @@ class FusedOperators:
 
 
 def fused_operators(config: Config, operators: Any = mx.sym) -> FusedOperators:
-    """Ask MXNet itself for the operators; they exist on GPUs, for NHWC and fp16 only."""
+    """Ask MXNet for the operators by building them as the network does; they work for NHWC and fp16 only."""
     usable = config.device == "gpu" and config.layout == "NHWC" and config.precision == "fp16"
-    signature = getattr(getattr(operators, "BatchNorm", None), "__doc__", None) or ""
-    return FusedOperators(
-        batch_norm_relu=usable and "act_type" in signature,
-        batch_norm_add_relu=usable and hasattr(operators, "BatchNormAddRelu"),
-    )
+
+    def exists(*names: str) -> bool:
+        try:
+            fused_norm(operators, norm_options(config), *map(mx.sym.var, names))
+        except (AttributeError, TypeError, mx.base.MXNetError):
+            return False
+        return True
+
+    return FusedOperators(usable and exists("data"), usable and exists("data", "addend"))
+
+
+def missing_operators(config: Config, operators: Any = mx.sym) -> str:
+    """Return what to report where a GPU of a submitted configuration has to do without a fused operator, or ""."""
+    found = fused_operators(config, operators)
+    wanted = {"BatchNorm with act_type": found.batch_norm_relu, "BatchNormAddRelu": found.batch_norm_add_relu}
+    missing = " and ".join(name for name, there in wanted.items() if not there)
+    if config.device != "gpu" or config.precision != "fp16" or not missing:
+        return ""
+    reason = "layout=NCHW has" if config.layout == "NCHW" else f"MXNet {mx.__version__} has"
+    return f"{reason} no {missing}: batch-norm, sum and ReLU run as separate, slower kernels"
+
+
+def norm_options(config: Config) -> Dict[str, Any]:
+    """Return the arguments of the batch-norm operators that are numbers."""
+    axis = config.layout.index("C")
+    numbers = {"eps": config.batch_norm_epsilon, "momentum": config.batch_norm_momentum}
+    return {"axis": axis, "fix_gamma": False, **numbers}
+
+
+def fused_norm(operators: Any, options: Dict[str, Any], x: Any, *shortcut: Any, **arrays: Any) -> Any:
+    """Return relu(batch_norm(x)), or relu(batch_norm(x) + shortcut), by NVIDIA's operators."""
+    if shortcut:
+        return operators.BatchNormAddRelu(data=x, addend=shortcut[0], **arrays, **options)
+    return operators.BatchNorm(data=x, act_type="relu", **arrays, **options)
 
 
 @dataclass(frozen=True)
@@ -67,7 +97,7 @@ class Layers:
     def norm_relu(self, channels: int) -> HybridBlock:
         """Make a batch-norm and ReLU, as one kernel where there is one."""
         if self.fused.batch_norm_relu:
-            return self.norm(channels, act_type="relu")
+            return self.norm(channels, FusedNorm, options=norm_options(self.config))
         block = nn.HybridSequential()
         block.add(self.norm(channels), nn.Activation("relu"))
         return block
@@ -75,24 +105,21 @@ class Layers:
     def norm_add_relu(self, channels: int) -> HybridBlock:
         """Make a batch-norm, the sum with the shortcut and ReLU, as one kernel where there is one."""
         if self.fused.batch_norm_add_relu:
-            return self.norm(channels, FusedNormAddRelu, zero_gamma=True)
+            return self.norm(channels, FusedNorm, zero_gamma=True, options=norm_options(self.config))
         return NormAddRelu(self.norm(channels, zero_gamma=True))
 
 
-class FusedNormAddRelu(nn.BatchNorm):
-    """relu(batch_norm(x) + shortcut) in NVIDIA's operator BatchNormAddRelu."""
+class FusedNorm(nn.BatchNorm):
+    """The parameters of Gluon's batch-norm with NVIDIA's operators; its other arguments are not handed on."""
 
-    def hybrid_forward(self, F: Any, x: Any, shortcut: Any, **parameters: Any) -> Any:
-        return F.BatchNormAddRelu(
-            data=x,
-            addend=shortcut,
-            gamma=parameters["gamma"],
-            beta=parameters["beta"],
-            moving_mean=parameters["running_mean"],
-            moving_var=parameters["running_var"],
-            name="fwd",
-            **self._kwargs,
-        )
+    def __init__(self, options: Dict[str, Any], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._options = options
+
+    def hybrid_forward(self, F: Any, x: Any, *shortcut: Any, **parameters: Any) -> Any:
+        arrays = {"gamma": parameters["gamma"], "beta": parameters["beta"]}
+        statistics = {"moving_mean": parameters["running_mean"], "moving_var": parameters["running_var"]}
+        return fused_norm(F, self._options, x, *shortcut, **arrays, **statistics, name="fwd")
 
 
 class NormAddRelu(HybridBlock):

@@ -1,7 +1,7 @@
 """SGD with momentum, and LARS without a stop of the GPU: what the ResNet submissions train with.
 
-MXNet 1.9.1's own LARS recognises batch-norm and bias parameters by names that Gluon does not give it, and
-scales the momentum of the first few tensors only; hence this one, in MXNet's fused multi-tensor operators.
+MXNet 1.9.1's own LARS recognises batch-norm and bias parameters by names that Gluon does not give it, and corrects
+the momentum of the first four tensors alone; hence this one, in MXNet's fused multi-tensor operators.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ class FusedLARS(mx.optimizer.Optimizer):
     def __init__(self, momentum: float, eta: float, epsilon: float, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.momentum, self.eta, self.epsilon = momentum, eta, epsilon
+        self.corrected_momentum = momentum
         self.aggregate_num = 1 << 20  # all tensors in one call of update
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Give the next step its rate, and the momentum of what is scaled the factor present rate / last rate."""
+        self.corrected_momentum = self.momentum * lr / self.lr
+        super().set_learning_rate(lr)
 
     def create_state(self, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArray:
         return mx.nd.zeros(weight.shape, weight.context, dtype=weight.dtype)
@@ -40,11 +46,18 @@ class FusedLARS(mx.optimizer.Optimizer):
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update tensors of one dtype; MXNet calls it for each: batch-norm stays fp32 where the rest is fp16."""
         self._update_count(index)
-        # Scaled tensors come first.
-        tensors = zip(index, weight, grad, state)
-        order = sorted(tensors, key=lambda tensor: has_suffix(self.param_dict[tensor[0]].name, UNSCALED))
-        indices, weights, gradients, states = map(list, zip(*order))
-        rates, decays = self._rates(indices, weights, gradients)
+        tensors = list(zip(index, weight, grad, state))
+        for scaled in (True, False):
+            chosen = [each for each in tensors if has_suffix(self.param_dict[each[0]].name, UNSCALED) != scaled]
+            if chosen:
+                indices, weights, gradients, states = map(list, zip(*chosen))
+                self._update(indices, weights, gradients, states, scaled)
+
+    update = update_multi_precision
+
+    def _update(self, indices: List[int], weights: Any, gradients: Any, states: Any, scaled: bool) -> None:
+        rates, decays = self._rates(indices, weights, gradients, scaled)
+        momentum = self.corrected_momentum if scaled else self.momentum
         mixed = isinstance(states[0], tuple)
         operator = mx.nd.preloaded_multi_mp_sgd_mom_update if mixed else mx.nd.preloaded_multi_sgd_mom_update
         for start in range(0, len(weights), TENSORS_PER_CALL):
@@ -58,28 +71,25 @@ class FusedLARS(mx.optimizer.Optimizer):
                 decays[part],
                 out=weights[part],
                 num_weights=len(weights[part]),
-                momentum=self.momentum,
+                momentum=momentum,
                 rescale_grad=self.rescale_grad,
             )
 
-    update = update_multi_precision
-
-    def _rates(self, indices: List[int], weights: Any, gradients: Any) -> Tuple[Any, Any]:
-        """Learning rate and weight decay of each tensor, on the device; scaled tensors come first."""
-        context = weights[0].context
+    def _rates(self, indices: List[int], weights: Any, gradients: Any, scaled: bool) -> Tuple[Any, Any]:
+        """Learning rate and weight decay of each tensor, on the device."""
+        context, count = weights[0].context, len(weights)
         rates = mx.nd.array(self._get_lrs(indices), ctx=context, dtype="float32")
         decays = mx.nd.array(self._get_wds(indices), ctx=context, dtype="float32")
-        scaled = sum(not has_suffix(self.param_dict[index].name, UNSCALED) for index in indices)
         if scaled:
             mx.nd.multi_lars(
-                rates[:scaled],
-                mx.nd.multi_sum_sq(*weights[:scaled], num_arrays=scaled),
-                mx.nd.multi_sum_sq(*gradients[:scaled], num_arrays=scaled),
-                decays[:scaled],
+                rates,
+                mx.nd.multi_sum_sq(*weights, num_arrays=count),
+                mx.nd.multi_sum_sq(*gradients, num_arrays=count),
+                decays,
                 eta=self.eta,
                 eps=self.epsilon,
                 rescale_grad=self.rescale_grad,
-                out=rates[:scaled],
+                out=rates,
             )
         return rates, decays
 

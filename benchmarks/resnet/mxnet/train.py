@@ -22,7 +22,7 @@ from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
 from benchmarks.resnet.mxnet import data
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.training import Training, build, content
+from benchmarks.resnet.mxnet.training import Training, build, content, own_content, reported, warm_up
 from benchmarks.resnet.schedule import learning_rate
 
 
@@ -30,10 +30,10 @@ def train_step(training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray,
     """Forward, backward and update on one batch; return the mean loss of this rank, which nobody has waited for."""
     training.trainer.set_learning_rate(rate)
     with autograd.record():
-        loss = training.loss(training.network(images), labels)
-    loss.backward(training.loss_scale)
-    training.trainer.step(training.config.batch_size * training.config.loss_scale)
-    return loss.mean()
+        losses = training.loss(training.network(images), labels)
+    losses.backward(training.loss_scale)
+    training.trainer.step(training.config.loss_scale)
+    return reported(training, losses)
 
 
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Dict[str, float]]:
@@ -59,12 +59,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.initialization():
         run.log(events.initialization(config))
         training = build(config, ranks, saved)
+        warm_up(training, train_step)
     run.log(events.hyperparameters(config, ranks.size, steps))
     with run.timed(events.timeline(config, steps)):
         batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(data, config, run.data, ranks)
         run.log(samples(train_images, evaluation.total))
-        run.keep(partial(content, training), lambda: {"input": batches.checkpoint()})
+        run.keep(partial(content, training), partial(own_content, training, batches))
         for _ in run.blocks():
             for step in run.steps():
                 rate = learning_rate(config, step, steps)

@@ -20,11 +20,11 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title
 from benchmarks.resnet.inputs import TrainingInput, bench_loops
+from benchmarks.resnet.pytorch import abilities, model
 from benchmarks.resnet.pytorch import data as tensors
-from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.pytorch.data import Batch
-from benchmarks.resnet.pytorch.train import forward_backward, train_step
+from benchmarks.resnet.pytorch.train import train_step, whole_step
 from benchmarks.resnet.pytorch.training import build, synthetic_batch
 
 
@@ -47,9 +47,10 @@ def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[]
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
+    config = abilities.settle(config, ranks)
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
-    step = partial(train_step, build(config, ranks, {}, forward_backward), rate=bench.RATE)
+    step = partial(train_step, build(config, ranks, {}, whole_step), rate=bench.RATE)
     bare = bare_step(config, ranks.context, batch)
     loops = bench_loops(pytorch, config, ranks, bare, step, batch, real)
     compiled = "eager" if config.compile == "none" else f"compiled ({config.compile})"

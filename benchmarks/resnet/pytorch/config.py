@@ -14,12 +14,14 @@ class Config(Hyperparameters):
     """Everything that train.py needs to know, besides where the data and the results are."""
 
     bucket_mb: int = 25  # megabytes of gradients that DistributedDataParallel sums in one all-reduce
-    compile: Literal["none", "default", "max-autotune-no-cudagraphs"] = "none"  # mode of torch.compile
-    cuda_graph: bool = False  # replay forward and backward as one graph, which costs the CPU no launches
+    kernels: Literal["auto", "plain", "triton"] = "auto"  # without compile; auto: measured before the first step
+    compile: Literal["auto", "none", "default", "max-autotune-no-cudagraphs"] = "auto"  # mode of torch.compile
+    cuda_graph: Literal["auto", True, False] = "auto"  # replay the whole step as one graph: no launches by the CPU
+    # "auto" is default and true with device=gpu, as far as the installed PyTorch has them, else none and false.
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         super().__post_init__()
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 1, "bucket_mb")
-        refuse(("cuda_graph needs device=gpu", self.device == "cpu" and self.cuda_graph))
+        refuse(("cuda_graph needs device=gpu", self.device == "cpu" and self.cuda_graph is True))

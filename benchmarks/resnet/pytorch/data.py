@@ -19,14 +19,14 @@ def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
     pixels = _to_tensor(ranks.context, images)
     # The axes are renamed, not moved: NHWC in memory is what PyTorch calls channels_last.
     pixels = pixels.permute(0, 3, 1, 2) if config.layout == "NHWC" else pixels
-    # DALI's labels are where its reader is, on the CPU.
-    return pixels, _to_tensor(torch.device("cpu"), labels).reshape(-1).to(ranks.context, torch.int64)
+    return pixels, _to_tensor(ranks.context, labels).reshape(-1).to(torch.int64)
 
 
 def _to_tensor(device: torch.device, output: Any) -> torch.Tensor:
     batch = output.as_tensor()
     tensor = torch.empty(batch.shape(), dtype=to_torch_type[batch.dtype], device=device)
-    # The copy is queued on PyTorch's stream, so that the network's first kernel comes after it.
+    # Nobody waits for the copy: it is queued on PyTorch's stream, so that the network's first kernel comes after it,
+    # and DALI's stream waits for it before DALI fills this memory again (CopyToExternalImplGPU in its backend_impl.cc).
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
     return feed_ndarray(batch, tensor, cuda_stream=stream)
 

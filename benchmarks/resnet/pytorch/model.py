@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.resnet import architecture
+from benchmarks.resnet.pytorch import operators
 from benchmarks.resnet.pytorch.config import Config
 
 NEUTRAL_PARTS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "variance"}
@@ -46,6 +47,7 @@ class Residual(nn.Module):
     def __init__(self, config: Config, block: architecture.Block) -> None:
         super().__init__()
         self.depth = len(block.convs)
+        self.operators = operators.PLAIN
         for number, conv in enumerate(block.convs, 1):
             self.add_module(f"conv{number}", _conv(conv))
             self.add_module(f"norm{number}", _norm(config, conv.channels, zero_gamma=number == self.depth))
@@ -57,13 +59,23 @@ class Residual(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shortcut = x if self.project is None else self.project(x)
         for number in range(1, self.depth + 1):
-            x = getattr(self, f"norm{number}")(getattr(self, f"conv{number}")(x))
-            if number < self.depth:
-                x = functional.relu(x, inplace=True)
-        return functional.relu(x + shortcut, inplace=True)
+            norm, x = getattr(self, f"norm{number}"), getattr(self, f"conv{number}")(x)
+            x = self.operators.norm_relu(norm, x, shortcut if number == self.depth else None)
+        return x
 
 
-def build(config: Config) -> nn.Sequential:
+class Network(nn.Sequential):
+    """The layers in turn."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # As nn.Sequential's own, where torch.compile begins no graph: inside DistributedDataParallel it would
+        # compile each block alone, and the stem not at all.
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+def build(config: Config) -> Network:
     """Build the network of ``config`` on the CPU in fp32, weights drawn from config.seed.
 
     Images (N, C, H, W) to logits (N, num_classes); PyTorch names the axes so, whatever their order in memory.
@@ -73,7 +85,7 @@ def build(config: Config) -> nn.Sequential:
     layers = OrderedDict(
         conv=_conv(stem), norm=_norm(config, stem.channels), relu=nn.ReLU(inplace=True), pool=nn.MaxPool2d(3, 2, 1)
     )
-    network = nn.Sequential(OrderedDict(stem=nn.Sequential(layers)))
+    network = Network(OrderedDict(stem=nn.Sequential(layers)))
     for block in architecture.residual_blocks(config):
         if not hasattr(network, block.stage):
             network.add_module(block.stage, nn.Sequential())
@@ -84,6 +96,13 @@ def build(config: Config) -> nn.Sequential:
     for name, module in (("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()), ("dense", dense)):
         network.add_module(name, module)
     return network
+
+
+def use(network: nn.Module, chosen: operators.Chosen) -> None:
+    """Let the network, which names them for a checkpoint, and its residual blocks use the operators ``chosen``."""
+    for module in network.modules():
+        if module is network or isinstance(module, Residual):
+            module.operators = chosen
 
 
 def memory_format(config: Config) -> torch.memory_format:

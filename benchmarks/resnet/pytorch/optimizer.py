@@ -1,14 +1,14 @@
 """SGD with momentum and LARS as benchmarks/common/optimizers.py defines them, in PyTorch's fused kernels.
 
-There the velocity v carries the learning rate of each gradient's own step; torch.optim.SGD multiplies its whole
-buffer b by the present rate. With v = -rate * b the two agree when b is scaled by old rate / new rate at each
-step (Goyal et al. 2017, arXiv 1706.02677, section 3, "momentum correction"). Here the momentum takes that
-factor, which costs nothing.
+torch.optim.SGD multiplies its whole buffer b by the present rate r. With v = -r * b that is the corrected momentum
+of LARS. Elsewhere v carries the learning rate of each gradient's own step: there the momentum takes the factor
+last rate / present rate, which costs nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+import inspect
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -17,25 +17,38 @@ from benchmarks.common import optimizers
 from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
 
-LEAST_MOMENTUM = 1e-30
-"""In place of 0, with which torch.optim.SGD would leave the buffer as it is. A warm-up starts at rate 0."""
-
 
 class MomentumSGD(torch.optim.SGD):
-    """SGD with that velocity, and with LARS's rates for the groups that are ``scaled``."""
+    """SGD with that velocity, and LARS for the groups that are ``scaled``."""
 
     def __init__(self, groups: List[Dict[str, Any]], config: Config) -> None:
         # On a CPU the fused kernel took twice the time of the plain one on NHWC weights, and less than half on NCHW.
         fused = config.device == "gpu" or config.layout == "NCHW"
-        super().__init__(groups, lr=0.0, momentum=config.momentum, fused=fused)
+        has_fused = "fused" in inspect.signature(torch.optim.SGD.__init__).parameters  # since PyTorch 2.3
+        kernels: Dict[str, Any] = {"fused": fused} if has_fused else {}
+        super().__init__(groups, lr=config.learning_rate, momentum=config.momentum, **kernels)
         self._momentum, self._eta, self._epsilon = config.momentum, config.lars_eta, config.lars_epsilon
         self._gradient_factor = 1.0 / config.loss_scale
+        self._rate: Optional[torch.Tensor] = None
+
+    def make_capturable(self, device: torch.device) -> None:
+        """Keep what changes from step to step in tensors on the device, from which a CUDA graph reads it."""
+        self._last_rate = float(self.param_groups[0]["lr"])
+        self._rate, self._factor = torch.tensor(self._last_rate, device=device), torch.ones((), device=device)
+        for group in self.param_groups:
+            group["lr"], group["momentum"] = self._rate, self._momentum
 
     def set_learning_rate(self, rate: float) -> None:
-        """Give the next step its rate, and its momentum the factor old rate / new rate."""
+        """Give the next step its rate, and the momentum of what LARS does not scale its factor."""
+        if self._rate is not None:
+            self._factor.fill_(self._last_rate / rate if rate > 0 else 1.0)
+            self._rate.fill_(rate)
+            self._last_rate = rate
+            return
         for group in self.param_groups:
-            factor = group["lr"] / rate if rate > 0 else 1.0
-            group["momentum"] = max(self._momentum * factor, LEAST_MOMENTUM)
+            if not group["scaled"] and rate > 0:
+                # A captured run leaves a tensor in its checkpoint.
+                group["momentum"] = self._momentum * float(group["lr"]) / rate
             group["lr"] = rate
 
     @torch.no_grad()
@@ -43,6 +56,9 @@ class MomentumSGD(torch.optim.SGD):
         """Undo the loss scale, scale what LARS scales, and update all weights."""
         for group in self.param_groups:
             weights = group["params"]
+            if self._rate is not None and self.state and not group["scaled"]:
+                # The fused kernel reads its rate from a tensor, but not its momentum.
+                torch._foreach_mul_([self.state[weight]["momentum_buffer"] for weight in weights], self._factor)
             gradients = [weight.grad for weight in weights]
             if self._gradient_factor != 1.0:
                 torch._foreach_mul_(gradients, self._gradient_factor)

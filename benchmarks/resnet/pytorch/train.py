@@ -9,7 +9,7 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 from typing import Dict, List, Optional
 
 import torch
@@ -22,27 +22,37 @@ from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
 from benchmarks.resnet.pytorch import data, model
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.pytorch.training import Training, build, content, own_content
+from benchmarks.resnet.pytorch.training import Training, accumulating, build, content, own_content
 from benchmarks.resnet.schedule import learning_rate
 
 
 def forward_backward(training: Training, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Fill the gradients, times config.loss_scale, summed over the ranks; return the mean loss of this rank."""
-    config = training.config
+    config, passes = training.config, training.config.accumulation_steps
     training.optimizer.zero_grad(set_to_none=True)
-    with autocast(images.device, config.precision):
-        logits = training.parallel(images)
-    loss = model.smoothed_loss(logits, labels, config.label_smoothing)
-    (loss * config.loss_scale).backward()
-    return loss.detach()
+    losses: List[torch.Tensor] = []
+    for part, targets in zip(images.chunk(passes), labels.chunk(passes)):
+        with accumulating(training, is_last=len(losses) == passes - 1):
+            with autocast(images.device, config.precision):
+                logits = training.parallel(part)
+            loss = model.smoothed_loss(logits, targets, config.label_smoothing)
+            (loss * (config.loss_scale / passes)).backward()
+        losses.append(loss.detach())
+    return reduce(torch.add, losses) / passes
+
+
+def whole_step(training: Training, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Forward, backward and update on one batch, at the rate that is set."""
+    loss = forward_backward(training, images, labels)
+    training.optimizer.step()
+    return loss
 
 
 def train_step(training: Training, images: torch.Tensor, labels: torch.Tensor, rate: float) -> torch.Tensor:
-    """Forward, backward and update on one batch; return the mean loss of this rank, still on the device."""
+    """Train on one batch; return the mean loss of this rank, still on the device."""
     training.optimizer.set_learning_rate(rate)
-    compute = training.graph or partial(forward_backward, training)  # the same, captured
+    compute = training.graph or partial(whole_step, training)  # the same, captured
     loss: torch.Tensor = compute(images, labels)
-    training.optimizer.step()
     return loss
 
 
@@ -74,7 +84,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     steps = steps_per_epoch(train_images, config, ranks)
     with run.initialization():
         run.log(events.initialization(config))
-        training = build(config, ranks, saved, forward_backward)
+        training = build(config, ranks, saved, whole_step)
     run.log(events.hyperparameters(config, ranks.size, steps))
     with run.timed(events.timeline(config, steps)):
         batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))

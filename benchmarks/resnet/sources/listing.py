@@ -84,7 +84,13 @@ def by_label(items: Iterable[Item], seed: int) -> List[List[Item]]:
 
 
 def check_classes(source: Source) -> None:
-    """Refuse a source of which a class is missing in a split, by the name of the class."""
+    """Refuse a source of one class, and one of which a class is missing in a split, by the name of the class."""
+    if len(source.classes) == 1:
+        raise Problem(
+            f"all images are in one class folder, {source.classes[0]}",
+            "two classes or more, a folder each",
+            f"if {source.classes[0]} holds the class folders, name it with --from",
+        )
     for split, items in source.images.items():
         labels = {item.label for item in items}
         absent = [name for label, name in enumerate(source.classes) if label not in labels]

@@ -3,7 +3,7 @@
     $ python -m benchmarks.resnet.tensorflow.bench --config config.json --data DATA
 
 The bare loop is what a tutorial would write: keras.applications.ResNet50 (or 101, 152), Keras's cross-entropy and
-SGD, gradients in one tf.function, compiled by XLA if config.xla; no Horovod, no reports. Keras has no ResNet-18
+SGD, gradients in one tf.function, compiled by XLA if the step is; no Horovod, no reports. Keras has no ResNet-18
 and 34: there it is this project's network with the same loss and optimizer. The last line of the output is the
 result as JSON.
 """
@@ -24,19 +24,12 @@ from benchmarks.resnet.tensorflow import model
 from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.data import Batch
 from benchmarks.resnet.tensorflow.train import train_step
-from benchmarks.resnet.tensorflow.training import build
+from benchmarks.resnet.tensorflow.training import build, synthetic_batch
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 
 KERAS_DEPTHS = (50, 101, 152)
 KERAS_POLICIES = {"fp32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
-
-
-def synthetic_batch(config: Config) -> Batch:
-    """One batch of noise on the device."""
-    images = tf.random.uniform(input_shape(config), dtype=tf.float32)
-    labels = tf.random.uniform((config.batch_size,), maxval=config.num_classes, dtype=tf.int32)
-    return tf.cast(images, tf.float16 if config.precision == "fp16" else tf.float32), labels
 
 
 def bare_network(config: Config) -> Tuple[Callable[[tf.Tensor], tf.Tensor], List[Any]]:
@@ -58,7 +51,7 @@ def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
     loss_function = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     sgd.build(variables)
 
-    @tf.function(jit_compile=config.xla)
+    @tf.function(jit_compile=config.compiles)
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_function(labels, network(images))
@@ -76,7 +69,7 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     bare = bare_step(config, batch)
     loops = bench_loops(tensorflow, config, ranks, bare, step, batch, real)
     name = f"keras.applications.ResNet{config.depth}" if config.depth in KERAS_DEPTHS else "the same network"
-    title = bench_title(config, "XLA" if config.xla else "no XLA")
+    title = bench_title(config, "XLA" if config.compiles else "no XLA")
     titles = {"bare": f"bare loop over {name}, synthetic data"}
     return bench.Subject(title, config.batch_size, loops, titles)
 

@@ -14,9 +14,14 @@ class Config(Hyperparameters):
     """Everything that train.py needs to know, besides where the data and the results are."""
 
     layout: Literal["NHWC"] = "NHWC"  # order of the axes; TensorFlow's CPU kernels know no other
-    xla: bool = False  # compile forward, backward and update with XLA instead of running operator by operator
+    xla: Literal["auto", True, False] = "auto"  # compile forward, backward and update; auto: with device=gpu
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
     gradient_groups: int = 0  # fuse the all-reduce into so many groups; 0 lets Horovod decide by size
+
+    @property
+    def compiles(self) -> bool:
+        """Whether XLA compiles what runs between the collectives; on a CPU it is slower than TensorFlow's kernels."""
+        return self.device == "gpu" if self.xla == "auto" else self.xla
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""

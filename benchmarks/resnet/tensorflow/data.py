@@ -14,7 +14,10 @@ Batch = Tuple[tf.Tensor, tf.Tensor]
 
 
 def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
-    """Copy DALI's batch; on a GPU through DLPack, where DALI may fill its memory again as soon as this returns."""
+    """Copy DALI's batch; on a GPU through DLPack, where DALI may fill its memory again as soon as this returns.
+
+    So there the copies must be done, and TensorFlow can only wait for all that is queued on the GPU.
+    """
     if config.device == "cpu":
         return tf.constant(images.as_array()), tf.constant(labels.as_array().reshape(-1).astype(np.int32))
     copies = [

@@ -25,19 +25,30 @@ class Optimizer:
             if self.config.loss_scale != 1.0:
                 gradient = gradient / self.config.loss_scale
             decay = weight_decay_of(name, self.config)
-            local = rate
-            if self.config.optimizer == "lars" and not has_suffix(name, UNSCALED):
-                local = rate * self._lars_factor(variable, gradient, decay)
+            scaled = self.config.optimizer == "lars" and not has_suffix(name, UNSCALED)
+            factor = self._lars_factor(variable, gradient, decay) if scaled else 1.0
             if decay:
                 gradient = gradient + decay * variable
-            # v <- momentum v - rate g, w <- w + v, in one kernel.
-            tf.raw_ops.ResourceApplyKerasMomentum(
+            # In one kernel: b <- momentum b + g, w <- w - rate b, whose v = -rate b has the corrected momentum, or
+            # v <- momentum v - rate g, w <- w + v.
+            update = tf.raw_ops.ResourceApplyMomentum if scaled else tf.raw_ops.ResourceApplyKerasMomentum
+            update(
                 var=variable.handle,
                 accum=self.momenta[name].handle,
-                lr=local,
-                grad=gradient,
+                lr=rate,
+                grad=gradient * factor if scaled else gradient,
                 momentum=self.config.momentum,
             )
+
+    def reported(self, loss: tf.Tensor) -> tf.Tensor:
+        """Return ``loss``, or NaN where the step has left a gamma that is not finite.
+
+        TensorFlow's ReLU makes 0 of NaN on a CPU without XLA: once a convolution's gradient
+        overflows, the loss stays at the logarithm of the number of classes. But the batch-norm behind that
+        convolution has a NaN as gradient of gamma.
+        """
+        gammas = tf.concat([gamma for name, gamma in self.variables.items() if name.endswith("gamma")], axis=0)
+        return tf.where(tf.math.is_finite(tf.reduce_sum(gammas)), loss, float("nan"))
 
     def _lars_factor(self, weight: tf.Variable, gradient: tf.Tensor, decay: float) -> tf.Tensor:
         weight_norm, gradient_norm = tf.norm(weight), tf.norm(gradient)

@@ -20,19 +20,24 @@ from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_recor
 from benchmarks.resnet.schedule import learning_rate
 from benchmarks.resnet.tensorflow import data, model
 from benchmarks.resnet.tensorflow.config import Config
-from benchmarks.resnet.tensorflow.training import Training, build, content, own_content
+from benchmarks.resnet.tensorflow.training import Training, accumulated, build, content, own_content, warm_up
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 
 
 def forward_backward(training: Training, images: tf.Tensor, labels: tf.Tensor) -> Tuple[tf.Tensor, List[tf.Tensor]]:
-    """Mean loss of a batch, and the gradients of loss_scale times it."""
+    """Mean loss of a batch, and the gradients of loss_scale times it, in config.accumulation_steps passes."""
     network, config = training.network, training.config
-    with tf.GradientTape() as tape:
-        logits = network(images, training=True)
-        loss = tf.reduce_mean(model.smoothed_loss(logits, labels, config.label_smoothing))
-        scaled = loss * config.loss_scale
-    return loss, tape.gradient(scaled, list(network.trained.values()))
+    passes, variables = config.accumulation_steps, list(network.trained.values())
+
+    def one_pass(part: tf.Tensor, targets: tf.Tensor) -> Tuple[tf.Tensor, List[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            logits = network(part, training=True)
+            loss = tf.reduce_mean(model.smoothed_loss(logits, targets, config.label_smoothing)) / passes
+            scaled = loss * config.loss_scale
+        return loss, tape.gradient(scaled, variables)
+
+    return one_pass(images, labels) if passes == 1 else accumulated(one_pass, passes, images, labels, variables)
 
 
 def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
@@ -41,7 +46,7 @@ def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: t
     loss, gradients = training.compiled(forward_backward, images, labels)
     gradients = tensorflow.average(gradients, config.gradient_compression, config.gradient_groups)
     training.update(gradients, rate)
-    return loss
+    return training.optimizer.reported(loss)
 
 
 def count_hits(training: Training, images: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
@@ -74,6 +79,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.log(events.initialization(config))
         training = build(config, saved)
         step_graph = tf.function(partial(train_step, training))
+        warm_up(training, step_graph, count_hits)
     run.log(events.hyperparameters(config, ranks.size, steps))
     with run.timed(events.timeline(config, steps)):
         batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))

@@ -1,0 +1,191 @@
+"""Which implementation of an operator a run uses: PyTorch's own operators or Triton kernels.
+
+An operator's Triton kernels are in a ``kernels.py``, which is imported only where they can run. They are used
+where they give the values and gradients of the plain path on this very device and a short measurement finds them
+faster. A CPU always has the plain path.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import statistics
+import sys
+import time
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.ranks import Ranks
+
+WARMUP, MEASURED = 2, 5
+"""Calls of each candidate."""
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Largest error of a kernel, as a share of the largest value, by the type of the activations: some units in the last
+place of 24, 11 and 8 bits, since the order of a sum is free. TF32 has the bits of fp16."""
+OPTIONS = {"enable_fp_fusion": True}
+"""Of every kernel: whether a product and a sum round once. The default depends on Triton's release."""
+
+Results = List[torch.Tensor]
+Call = Callable[[], Results]
+"""Runs an operator forward and backward on inputs of its own, the same at each call; returns values and gradients."""
+
+
+class Operator(NamedTuple):
+    """A part of a step that has a plain path and Triton kernels."""
+
+    plain: Any
+    triton: str
+    """Module and name of the implementation in Triton, as in ``benchmarks.dlrm.pytorch.kernels:gather``."""
+    example: Callable[..., Call]
+    """Make a call of an implementation: (implementation, device, dtype, **sizes)."""
+    small: Tuple[Mapping[str, Any], ...]
+    """Sizes of the examples whose results are compared: edges of blocks, types of indices."""
+
+
+class Specification(NamedTuple):
+    """A kernel as it is compiled: each argument's type, such as ``*fp16``, or the value of a constant."""
+
+    kernel: Any
+    variant: str
+    arguments: Mapping[str, Any]
+    warps: int
+    divisible: Tuple[str, ...] = ()
+    """Whole numbers that are multiples of 16 in a run, which Triton finds at a launch: loads become wider."""
+
+
+def why_plain(device: torch.device) -> str:
+    """Return why ``device`` has no Triton kernels; empty where it has."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton compiles for GPUs alone"
+    return "" if importlib.util.find_spec("triton") else "Triton is not installed"
+
+
+def implementation(operator: Operator, name: str) -> Any:
+    """Return the ``plain`` or the ``triton`` implementation."""
+    if name == "plain":
+        return operator.plain
+    module, _, attribute = operator.triton.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def power_of_two(number: int, least: int = 16) -> int:
+    """Return the smallest power of two that holds ``number``: a block of Triton; products need 16."""
+    return max(least, 1 << (number - 1).bit_length())
+
+
+# -- are they equal -----------------------------------------------------------------------------------
+
+
+def tolerance(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the largest error of a kernel that is taken for rounding."""
+    uses_tf32 = device.type == "cuda" and dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return TOLERANCES[torch.float16 if uses_tf32 else dtype]
+
+
+def error(operator: Operator, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the largest error of the kernels next to the plain path over the ``small`` sizes, as in TOLERANCES."""
+    found = 0.0
+    for sizes in operator.small:
+        plain, triton = (
+            operator.example(implementation(operator, name), device, dtype, **sizes)() for name in ("plain", "triton")
+        )
+        found = max([found, *(_distance(ours, theirs) for ours, theirs in zip(triton, plain))])
+    return found
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        raise TypeError(f"{ours.shape} of {ours.dtype} instead of {theirs.shape} of {theirs.dtype}")
+    if not ours.numel():
+        return 0.0
+    distance = (ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp_min(1e-30)
+    # NaN compares false with everything: it must not look like no error.
+    return float(distance) if bool(torch.isfinite(distance)) else float("inf")
+
+
+# -- which is faster ----------------------------------------------------------------------------------
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return the median time of a call."""
+    times = []
+    for _ in range(WARMUP + MEASURED):
+        pytorch.synchronize()
+        started = time.perf_counter()
+        call()
+        pytorch.synchronize()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[WARMUP:])
+
+
+def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -> Tuple[str, Dict[str, str]]:
+    """Return the name with the least seconds on rank 0, for all ranks, and what each measurement found.
+
+    One that refuses this device, type or option is no candidate.
+    """
+    names = sorted(measures)
+    times, words = [], {}
+    for name in names:
+        try:
+            times.append(measures[name]())
+            words[name] = f"{times[-1] * 1e3:.3f} ms"
+        # Triton has exceptions of its own for what does not compile, which only it can name.
+        except Exception as problem:
+            times.append(float("inf"))
+            words[name] = f"{type(problem).__name__}: {str(problem).strip().splitlines()[-1] if str(problem) else ''}"
+    best = torch.tensor([min(range(len(names)), key=times.__getitem__)], device=device)
+    pytorch.broadcast([best])
+    return names[int(best.item())], words
+
+
+def choose(
+    operators: Mapping[str, Operator],
+    wanted: str,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    sizes: Mapping[str, Mapping[str, Any]],
+    saved: Optional[Mapping[str, str]] = None,
+) -> Dict[str, str]:
+    """Return ``plain`` or ``triton`` for each operator; rank 0 prints the choice where the device is a GPU.
+
+    ``wanted`` names one for all, or "auto" measures each on ``sizes``; ``saved`` is the choice of a checkpoint.
+    Raises ValueError where the kernels are wanted and cannot run.
+    """
+    device = ranks.context
+    reason = why_plain(device)
+    names = dict(saved or dict.fromkeys(operators, wanted))
+    if reason and "triton" in names.values():
+        raise ValueError(f"kernels=triton: {reason}; use kernels=auto, or resume where the run began")
+    if reason or wanted == "plain":
+        if device.type == "cuda":
+            _report(ranks, [f"plain: {reason or 'kernels=plain'}"])
+        return dict.fromkeys(operators, "plain")
+    words = []
+    for name in names:
+        if names[name] == "auto":
+            names[name], found = _measure(operators[name], device, dtype, sizes[name])
+            words.append(f"{name} {names[name]} ({found})")
+        else:
+            words.append(f"{name} {names[name]}")
+    _report(ranks, words)
+    return names
+
+
+def _measure(operator: Operator, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]) -> Tuple[str, str]:
+    def measure(name: str) -> float:
+        if name == "triton":
+            found = error(operator, device, dtype)
+            if found > tolerance(device, dtype):
+                raise ArithmeticError(f"wrong by {found:.3g} of the largest value")
+        return seconds(operator.example(implementation(operator, name), device, dtype, **sizes))
+
+    chosen, words = fastest({name: lambda name=name: measure(name) for name in ("plain", "triton")}, device)  # type: ignore[misc]
+    return chosen, ", ".join(f"{name} {text}" for name, text in words.items())
+
+
+def _report(ranks: Ranks, words: Sequence[str]) -> None:
+    if ranks.rank == 0:
+        print(f"kernels: {'; '.join(words)}", file=sys.stderr, flush=True)

@@ -1,0 +1,395 @@
+"""Check an implementation on this machine: what a GPU computes another way still trains the same.
+
+    $ python -m benchmarks.ncf.pytorch.selftest --config small.json --data DATA --work WORK --list
+    $ python -m benchmarks.ncf.pytorch.selftest --config small.json --data DATA --work WORK --check precision=bf16
+
+A check trains the small set for two epochs with ``train.py`` as it is, in a process of its own, and compares the losses
+with those of a training it must agree with: of the first steps one by one, where rounding has not grown yet, and the
+mean of each epoch. WORK keeps the losses, so that several checks share a training. The last line of the output is JSON:
+``result`` (OK, FAIL or SKIPPED), ``found`` and ``lines``, the training's last ones after a failure. An implementation's
+selftest.py is its :class:`Suite`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    get_args,
+    get_type_hints,
+)
+
+from benchmarks.common.data import passport
+
+EPOCHS = 2
+LAST_LINES = 12
+POLL_SECONDS = 0.002
+"""Between looks at a training that is to be interrupted in its first steps: a GPU makes one in a millisecond."""
+LAUNCHERS = {"torchrun": "torch.distributed.run", "horovodrun": "horovod.runner.launch"}
+"""Modules of programs that need not be next to this Python."""
+ONLY_ON_GPU = ("defaults", "cuda_graph", "kernels")
+"""Checks, or beginnings of their names, that would compare a CPU with itself."""
+FIRST_STEPS = 4
+
+
+class Tolerance(NamedTuple):
+    """Largest relative difference between two trainings that agree."""
+
+    step: float
+    """Of the loss of each of the first steps."""
+    epoch: float
+    """Of the mean loss of an epoch."""
+
+
+Losses = List[List[float]]
+"""Of every step, by epochs."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is checked of an implementation."""
+
+    module: str
+    """Package with train.py and config.py."""
+    config_class: Any
+    device: Tolerance
+    """Between a GPU and a CPU, in fp32."""
+    two_ranks: Tolerance
+    """Between two ranks and one."""
+    resume: Tolerance
+    """Between a training that was interrupted and one that was not."""
+    varied: Mapping[str, Tolerance]
+    """Fields of which each other value, or single values as FIELD=VALUE, must train the same, and how closely."""
+    left_out: Tuple[str, ...] = ()
+    """FIELD=VALUE that are not varied."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of all trainings here, in addition to the small configuration."""
+    programs: Mapping[str, str] = field(default_factory=dict)
+    """Modules that exit with 0 if their check is passed, by the check's name."""
+    shares_gpu: str = ""
+    """Why two ranks cannot share a GPU; empty where they can, through Gloo."""
+    real_sizes: Optional[Callable[[Path], None]] = None
+    """Writes a data set for bench.py with sizes as those of the real one; None where the small set does."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a check ended."""
+
+    result: str
+    found: str
+    lines: Tuple[str, ...] = ()
+
+
+class Skipped(Exception):
+    """A check that this machine or this configuration cannot make; says why."""
+
+
+class Failed(Exception):
+    """A training that did not end as it should."""
+
+    def __init__(self, found: str, output: Path) -> None:
+        super().__init__(found)
+        lines = [line.rstrip() for line in output.read_text(encoding="utf-8", errors="replace").splitlines()]
+        self.lines = tuple([line for line in lines if line][-LAST_LINES:])
+
+
+class Bench:
+    """The trainings of one suite on this machine."""
+
+    def __init__(self, suite: Suite, arguments: argparse.Namespace) -> None:
+        self.suite, self.data, self.work = suite, arguments.data, arguments.work
+        self.device, self.gpus = arguments.device, arguments.gpus
+        words = shlex.split(arguments.launch)
+        module = LAUNCHERS.get(words[0]) if words else None
+        self.launch = [sys.executable, "-m", module, *words[1:]] if module else words
+        self.base: Dict[str, Any] = json.loads(arguments.config.read_text(encoding="utf-8"))
+        self.base.update(device=self.device, epochs=EPOCHS, log_interval=1, checkpoint_interval=0)
+        self.base.update({name: value for name, value in suite.settings.items() if name in self.base})
+
+    def command(self, settings: Mapping[str, Any], name: str, launch: Sequence[str] = ()) -> Tuple[List[str], Path]:
+        """Return the command of a training, with its folder, which is empty but for its configuration."""
+        values = {**self.base, **settings}
+        try:
+            self.suite.config_class(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        except ValueError as problem:
+            raise Skipped(str(problem)) from None
+        text = json.dumps(values)
+        folder = self.work / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        shutil.rmtree(str(folder), ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(text, encoding="utf-8")
+        options = ["--config", str(folder / "config.json"), "--data", str(self.data), "--output", str(folder)]
+        return [*launch, sys.executable, "-m", f"{self.suite.module}.train", *options], folder
+
+    def losses(
+        self,
+        settings: Mapping[str, Any],
+        name: str = "training",
+        launch: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Losses:
+        """Train, unless an earlier check did; return the loss of every step of each epoch."""
+        key = hashlib.sha256(repr((sorted(settings.items()), list(launch), sorted(environment.items()))).encode())
+        kept = self.work / f"losses-{key.hexdigest()[:16]}.json"
+        if not kept.exists():
+            command, folder = self.command(settings, name, launch)
+            run(command, folder, environment)
+            kept.write_text(json.dumps(read_losses(folder)), encoding="utf-8")
+        found: Losses = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+
+
+def held_against(mine: Losses, other: Losses, tolerance: Tolerance) -> Result:
+    """Compare the losses of the first steps and the mean of each epoch."""
+    if list(map(len, mine)) != list(map(len, other)):
+        return Result("FAIL", f"steps per epoch {list(map(len, mine))} against {list(map(len, other))}")
+    step = max(abs(a - b) / abs(b) for a, b in zip(mine[0][:FIRST_STEPS], other[0]))
+    means = [(sum(a) / len(a), sum(b) / len(b)) for a, b in zip(mine, other)]
+    epoch = max(abs(a - b) / abs(b) for a, b in means)
+    found = (
+        f"loss {means[-1][0]:.4f} for {means[-1][1]:.4f}; epochs differ by {epoch:.2%} (limit {tolerance.epoch:.1%}),"
+        f" first steps by {step:.2%} ({tolerance.step:.1%})"
+    )
+    return Result("OK" if step <= tolerance.step and epoch <= tolerance.epoch else "FAIL", found)
+
+
+def run(command: List[str], folder: Path, environment: Mapping[str, str]) -> None:
+    """Run a training to its end; Failed if it ends otherwise."""
+    with open(folder / "output.txt", "ab") as output:
+        code = subprocess.call(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **environment}
+        )
+    if code != 0:
+        raise Failed(f"the training ended with {ending(code)}", folder / "output.txt")
+
+
+def ending(code: int) -> str:
+    """Describe an exit code."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def read_losses(folder: Path) -> Losses:
+    """Return the losses in a metrics stream, by epochs."""
+    epochs: Dict[int, List[float]] = {}
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["kind"] == "step":
+            epochs.setdefault(record["epoch"], []).append(record["loss"])
+    return [losses for _, losses in sorted(epochs.items())]
+
+
+def write_passport(folder: Path, benchmark: str, counts: Mapping[str, int], facts: Mapping[str, Any]) -> None:
+    """Write the passport of noise, which is read for its facts alone."""
+    splits = {name: {"count": count, "files": []} for name, count in counts.items()}
+    content = {"name": "noise", "benchmark": benchmark, "classes": [], "splits": splits, "facts": facts, "how": {}}
+    passport.write(content, folder)
+
+
+# -- the checks --------------------------------------------------------------------------------------
+
+
+def alternatives(config_class: Any, name: str) -> Tuple[Any, ...]:
+    """Return all values that a field with a choice can have, but for "auto", which takes one of the others."""
+    wanted = get_type_hints(config_class)[name]
+    return (False, True) if wanted is bool else tuple(value for value in get_args(wanted) if value != "auto")
+
+
+def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str, Any], Tolerance]]:
+    """Return the settings that must train like ``base``, by ``FIELD=VALUE``, with their tolerance."""
+    found: Dict[str, Tuple[Dict[str, Any], Tolerance]] = {}
+    types = get_type_hints(suite.config_class)
+    for entry, tolerance in suite.varied.items():
+        name, _, text = entry.partition("=")
+        values: Tuple[Any, ...] = (types[name](text),) if text else alternatives(suite.config_class, name)
+        for value in values:
+            label = f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+            if value != base[name] and label not in suite.left_out:
+                found[label] = ({name: value, **scaling(suite, name, value)}, tolerance)
+    return found
+
+
+def scaling(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
+    """Return what fp16 needs as well: the gradients of a small network underflow without a factor."""
+    fields = defaults(suite)
+    return {"loss_scale": fields["loss_scale"]} if (name, value) == ("precision", "fp16") else {}
+
+
+def defaults(suite: Suite) -> Dict[str, Any]:
+    """Return the default of every field that has one."""
+    return {each.name: each.default for each in dataclasses.fields(suite.config_class)}
+
+
+def as_on_gpus(bench: Bench) -> Result:
+    """Check all varied fields at once, each with its default, which is what the submitted systems have."""
+    settings = {name: value for name, value in defaults(bench.suite).items() if name in bench.suite.varied}
+    settings.update(scaling(bench.suite, "precision", settings.get("precision")))
+    every = bench.suite.varied.values()
+    tolerance = Tolerance(max(each.step for each in every), max(each.epoch for each in every))
+    result = held_against(bench.losses(settings), bench.losses({}), tolerance)
+    words = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return dataclasses.replace(result, found=f"{words}: {result.found}")
+
+
+def device(bench: Bench) -> Result:
+    """Compare with a CPU; a CPU with itself, on another number of threads."""
+    environment = {"OMP_NUM_THREADS": "2"} if bench.device == "cpu" else {}
+    other = bench.losses({"device": "cpu"}, environment=environment)
+    return held_against(bench.losses({}), other, bench.suite.device)
+
+
+def variant(bench: Bench, name: str) -> Result:
+    """Compare another value of a field with the base."""
+    settings, tolerance = variants(bench.suite, bench.base)[name]
+    return held_against(bench.losses(settings), bench.losses({}), tolerance)
+
+
+def overflow(bench: Bench) -> Result:
+    """Let the loss overflow: the run must end at once and say so."""
+    # A CPU has no fp16 here, but an end of fp32 as well.
+    settings: Dict[str, Any] = {"learning_rate": 1e30}
+    if bench.device == "gpu" and "fp16" in alternatives(bench.suite.config_class, "precision"):
+        settings.update(precision="fp16", loss_scale=1e30)
+    try:
+        losses = bench.losses(settings, "overflow")
+    except Failed as end:
+        said = next((line for line in end.lines if "not finite" in line), None)
+        return Result("OK", said.strip()) if said else Result("FAIL", str(end), end.lines)
+    return Result("FAIL", f"the training came to its end, its last loss {losses[-1][-1]}")
+
+
+def resume(bench: Bench) -> Result:
+    """Interrupt a training in its first steps and resume it: the losses are those of one that was not interrupted."""
+    command, folder = bench.command({}, "resume")
+    interrupt(command, folder)
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    if json.loads(lines[-1]).get("outcome") != "interrupted":
+        raise Skipped("the training ended before it could be interrupted")
+    run(command, folder, {})
+    return held_against(read_losses(folder), bench.losses({}), bench.suite.resume)
+
+
+def interrupt(command: List[str], folder: Path) -> None:
+    """Run a training and send it SIGTERM when it has made a step."""
+    heartbeat = folder / "heartbeat" / "rank_0"
+    with open(folder / "output.txt", "ab") as output:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        while child.poll() is None and not has_stepped(heartbeat):
+            time.sleep(POLL_SECONDS)
+        child.terminate()
+        code = child.wait()
+    if code != 0:
+        raise Failed(f"the interrupted training ended with {ending(code)}", folder / "output.txt")
+
+
+def has_stepped(heartbeat: Path) -> bool:
+    """Return whether a rank has made a step."""
+    try:
+        return int(heartbeat.read_text(encoding="ascii").split()[2]) >= 0
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def two_ranks(bench: Bench) -> Result:
+    """Compare two ranks of half the batch with one; on a single GPU they share it."""
+    if not bench.launch:
+        raise Skipped("no launcher: name one with --launch")
+    environment = {}
+    if bench.device == "gpu" and bench.gpus < 2:
+        if bench.suite.shares_gpu:
+            raise Skipped(f"one GPU: {bench.suite.shares_gpu}")
+        environment["ENCORE_BACKEND"] = "gloo"
+    settings = {"batch_size": bench.base["batch_size"] // 2}
+    mine = bench.losses(settings, "two-ranks", bench.launch, environment)
+    return held_against(mine, bench.losses({}), bench.suite.two_ranks)
+
+
+def program(bench: Bench, module: str) -> Result:
+    """Run a program that checks by itself; its last line is what it found."""
+    folder = bench.work / module
+    shutil.rmtree(str(folder), ignore_errors=True)
+    folder.mkdir(parents=True)
+    run([sys.executable, "-m", module], folder, {})
+    lines = (folder / "output.txt").read_text(encoding="utf-8").strip().splitlines()
+    return Result("OK", lines[-1] if lines else "")
+
+
+FIXED = {"device": device, "defaults": as_on_gpus, "overflow": overflow, "resume": resume, "two ranks": two_ranks}
+"""Checks of every implementation, the most telling first."""
+
+
+def names(bench: Bench) -> Iterator[str]:
+    """Yield the names of all checks."""
+    yield from FIXED
+    yield from bench.suite.programs
+    yield from variants(bench.suite, bench.base)
+
+
+def check(bench: Bench, name: str) -> Result:
+    """Make one check."""
+    if bench.device == "cpu" and name.startswith(ONLY_ON_GPU):
+        return Result("SKIPPED", "needs a GPU")
+    try:
+        if name in FIXED:
+            return FIXED[name](bench)
+        if name in bench.suite.programs:
+            return program(bench, bench.suite.programs[name])
+        return variant(bench, name)
+    except Skipped as reason:
+        return Result("SKIPPED", str(reason))
+    except Failed as problem:
+        return Result("FAIL", str(problem), problem.lines)
+
+
+def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
+    """Run the command line that every selftest.py has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, help="resolved small configuration (JSON)")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared small data set")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the trainings")
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs that the ranks may use")
+    parser.add_argument("--launch", default="", help="command before the training's that starts two ranks")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--list", action="store_true", help="print the names of the checks as JSON")
+    what.add_argument("--real-sizes", type=Path, metavar="DIR", help="write the data set that bench.py wants, if any")
+    what.add_argument("--check", metavar="NAME", help="the check to make")
+    arguments = parser.parse_args(argv)
+    bench = Bench(suite, arguments)
+    known = list(names(bench))
+    if arguments.list:
+        print(json.dumps(known))
+        return 0
+    if arguments.real_sizes is not None:
+        if suite.real_sizes is not None:
+            arguments.real_sizes.mkdir(parents=True, exist_ok=True)
+            suite.real_sizes(arguments.real_sizes)
+        print(json.dumps(suite.real_sizes is not None))
+        return 0
+    if arguments.check not in known:
+        parser.error(f"no check {arguments.check!r}: one of {', '.join(known)}")
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(dataclasses.asdict(check(bench, arguments.check))))
+    return 0

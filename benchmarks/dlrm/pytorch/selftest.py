@@ -1,0 +1,57 @@
+"""What `encore selftest` checks of DLRM in PyTorch; see benchmarks/common/selftest.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import selftest
+from benchmarks.common.selftest import Suite, Tolerance, write_passport
+from benchmarks.dlrm import blocks
+from benchmarks.dlrm.blocks import BLOCK_ROWS, COLUMNS, FIRST_TABLE, NUMBERS, TABLES
+from benchmarks.dlrm.pytorch.config import Config
+
+ROWS = 1 << 20
+TABLE_ROWS = 500000
+"""In each table; 6.7 GB of tables in fp32, which any GPU holds and no cache does."""
+
+
+def real_sizes(folder: Path, rows: int = ROWS, table_rows: int = TABLE_ROWS) -> None:
+    """Write noise with tables that are larger than a GPU's caches."""
+    random = np.random.RandomState(0)
+    for split, count in (("train", rows), ("val", BLOCK_ROWS)):
+        blocks.create(folder / f"{split}.bin", count)
+        opened = blocks.open_blocks(folder / f"{split}.bin", count, writable=True)
+        opened[:, 0] = random.randint(2, size=(len(opened), BLOCK_ROWS))
+        numbers = random.rand(len(opened), NUMBERS, BLOCK_ROWS).astype(np.float32)
+        opened[:, 1 : 1 + NUMBERS] = numbers.view(np.int32)
+        opened[:, FIRST_TABLE:] = random.randint(table_rows, size=(len(opened), COLUMNS - FIRST_TABLE, BLOCK_ROWS))
+        opened.flush()
+    facts = {"block_rows": BLOCK_ROWS, "table_sizes": [table_rows] * TABLES}
+    write_passport(folder, "dlrm", {"train": rows, "val": BLOCK_ROWS}, facts)
+
+
+ROUNDED = Tolerance(0.005, 0.02)
+SUITE = Suite(
+    module="benchmarks.dlrm.pytorch",
+    config_class=Config,
+    # The tables are drawn by the device's own generator.
+    device=Tolerance(0.2, 0.1),
+    settings={"batch_size": 4096, "eval_interval": 32, "warmup_steps": 4, "learning_rate": 0.5, "kernels": "plain"},
+    two_ranks=ROUNDED,
+    resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
+    varied={
+        "precision": ROUNDED,
+        "cuda_graph": ROUNDED,
+        "embedding_update": ROUNDED,
+        "kernels": ROUNDED,
+        "shuffle": Tolerance(0.2, 0.05),
+    },
+    programs={"kernels": "benchmarks.common.compare_kernels"},  # of all benchmarks
+    real_sizes=real_sizes,
+    shares_gpu="Gloo has no all-to-all of GPU tensors, and NCCL takes one rank per GPU",
+)
+
+if __name__ == "__main__":
+    raise SystemExit(selftest.main(SUITE))

@@ -1,0 +1,55 @@
+"""What `encore selftest` checks of NCF in PyTorch; see benchmarks/common/selftest.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import selftest
+from benchmarks.common.selftest import Suite, Tolerance, write_passport
+from benchmarks.ncf.pytorch.config import Config
+
+ML_20M = (138493, 26744, 19861770)
+"""Users, items and training pairs."""
+
+
+def real_sizes(folder: Path, users: int = ML_20M[0], items: int = ML_20M[1], pairs: int = ML_20M[2]) -> None:
+    """Write noise with the sizes of ml-20m; nothing of it can be evaluated."""
+    keys = np.unique(np.random.RandomState(0).randint(users * items, size=pairs, dtype=np.int64))
+    arrays = {
+        "train_users": keys // items,
+        "train_items": keys % items,
+        "test_items": np.zeros(users),
+        "test_negatives": np.zeros((users, 1)),
+    }
+    for name, array in arrays.items():
+        np.save(str(folder / f"{name}.npy"), array.astype(np.int32))
+    counts = {"train": len(keys), "test": users}
+    write_passport(folder, "ncf", counts, {"users": users, "items": items, "negatives": 1})
+
+
+ANOTHER_DRAW = Tolerance(0.15, 0.02)
+"""Other negatives in another order. Seeds on a CPU differ by 8 % in the first steps and 0.3 % in epochs."""
+ROUNDED = Tolerance(0.005, 0.005)
+SUITE = Suite(
+    module="benchmarks.ncf.pytorch",
+    config_class=Config,
+    device=ANOTHER_DRAW,  # the device's own generator draws
+    two_ranks=ROUNDED,
+    resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
+    varied={
+        "precision": Tolerance(0.01, 0.01),
+        "cuda_graph": ANOTHER_DRAW,
+        "first_layer": ROUNDED,
+        "optimizer_kernel": ROUNDED,
+        "kernels": ROUNDED,
+    },
+    left_out=("optimizer_kernel=apex",),
+    settings={"stop_at_target": False, "kernels": "plain"},
+    real_sizes=real_sizes,
+    programs={"optimizers": "benchmarks.common.compare_optimizers"},
+)
+
+if __name__ == "__main__":
+    raise SystemExit(selftest.main(SUITE))

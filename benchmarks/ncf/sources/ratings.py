@@ -1,0 +1,231 @@
+"""A text file of ratings: user, item, stars and time, separated by ',' or '::' or tabs, with or without a header.
+
+Columns go by the header's names where there is one, else by their order; further columns are ignored. Ids are whole
+numbers or any other text. A byte order mark, quotes, Windows' line ends and blank lines do not matter.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from array import array
+from itertools import chain
+from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.problem import Problem
+
+NAMES = {
+    "user": ("userid", "user_id", "user", "uid"),
+    "item": ("movieid", "movie_id", "itemid", "item_id", "item", "movie"),
+    "rating": ("rating", "stars"),
+    "timestamp": ("timestamp", "time"),
+}
+"""Of each column, what a header may call it; upper and lower case are alike."""
+MOST_STARS = 5.0
+CHUNK = 1 << 24
+"""Bytes parsed at once."""
+EXACT_DIGITS = 15
+"""Of a whole number, so many digits are exact in fp64."""
+SHOWN = 60
+"""Characters of a line in a message."""
+WHOLE_NUMBER = re.compile(r"-?[0-9]+")
+PLAIN = bytes(range(48, 58)) + b".,:\t\n"
+
+
+class Ratings(NamedTuple):
+    """Ratings in the order of the file; users and items count from 0, in the order of their ids."""
+
+    users: np.ndarray
+    items: np.ndarray
+    times: np.ndarray
+    user_ids: Any
+    """A sequence. As in the file: whole numbers where all of them are, else text."""
+    item_ids: Any
+    lines: np.ndarray
+    """Number of the line of each rating, from 1."""
+
+
+def parse(raw: BinaryIO, where: str) -> Ratings:
+    """Read all ratings of ``raw``; Problem that names the line, as ``where`` has it, of the first that is none."""
+    first = raw.readline()
+    while first and not first.lstrip(b"\xef\xbb\xbf").strip():
+        first = raw.readline()
+    separator = next((mark for mark in ("::", "\t", ",") if mark.encode() in first), None)
+    if separator is None:
+        raise Problem(
+            f"{where} begins with {_shown(first.decode('utf-8', 'replace'))}",
+            "user, item, rating and timestamp, separated by ',' or '::' or tabs",
+            "name the file of ratings",
+        )
+    raw.seek(0)
+    plain = _parse_plain(raw, separator)
+    if plain is not None:
+        return plain
+    raw.seek(0)
+    return _parse_rows(raw, separator, where)
+
+
+# -- files of numbers alone, as MovieLens has them: fast ---------------------------------------------------
+
+
+def _parse_plain(raw: BinaryIO, separator: str) -> Optional[Ratings]:
+    """Read a file of four numbers a line, below a header in MovieLens' order or none; None if it is anything else."""
+    header = 0
+    start = raw.readline()
+    if start[:1].isalpha():
+        names = start.decode("utf-8", "replace").strip().split(separator)
+        if [_meaning(name) for name in names] != list(NAMES):
+            return None
+        header = 1
+    else:
+        raw.seek(0)
+    tables: List[np.ndarray] = []
+    for lines in iter(lambda: raw.readlines(CHUNK), []):
+        table = _table(lines, separator.encode())
+        if table is None:
+            return None
+        tables.append(table)
+    if not tables:
+        return None
+    table = np.concatenate(tables)
+    (user_ids, users), (item_ids, items) = (
+        np.unique(table[:, column].astype(np.int64), return_inverse=True) for column in (0, 1)
+    )
+    lines_of = np.arange(len(table)) + 1 + header
+    return Ratings(users, items, table[:, 3], user_ids, item_ids, lines_of)
+
+
+def _table(lines: List[bytes], separator: bytes) -> Optional[np.ndarray]:
+    """(lines, 4) float64 that are exact, or None where a line is not plainly that."""
+    text = b"".join(lines)
+    if text.translate(None, PLAIN) or any(line.count(separator) != 3 for line in lines):
+        return None
+    fields = text.replace(separator, b" ").split()
+    if len(fields) != 4 * len(lines):
+        return None
+    try:
+        table = np.array(fields, dtype=f"S{max(map(len, fields))}").astype(np.float64).reshape(-1, 4)
+    except ValueError:
+        return None
+    ids = table[:, :2]
+    fine = (ids < 10**EXACT_DIGITS).all() and (ids == np.floor(ids)).all() and (table[:, 2] > 0).all()
+    whole = b"." not in b"".join(chain(fields[0::4], fields[1::4]))
+    return table if fine and whole and (table[:, 2] <= MOST_STARS).all() else None
+
+
+# -- any other file: line by line ---------------------------------------------------------------------------
+
+
+class _Codes:
+    """Numbers for ids, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.known: Dict[str, int] = {}
+        self.of_rows = array("q")
+
+    def add(self, text: str) -> None:
+        self.of_rows.append(self.known.setdefault(text, len(self.known)))
+
+    def in_order(self) -> Tuple[np.ndarray, Sequence[object]]:
+        """The number of each row's id among all ids in order, and the ids; 007 is 7 where all are whole numbers."""
+        texts = list(self.known)
+        ids: List[object] = list(texts)
+        if all(map(WHOLE_NUMBER.fullmatch, texts)):
+            ids = [int(text) for text in texts]
+        ordered = sorted(set(ids))  # type: ignore[type-var]
+        places = {each: place for place, each in enumerate(ordered)}
+        renumbered = np.array([places[each] for each in ids], np.int64)
+        return renumbered[np.frombuffer(self.of_rows, np.int64)], ordered
+
+
+def _parse_rows(raw: BinaryIO, separator: str, where: str) -> Ratings:
+    users, items, times, numbers = _Codes(), _Codes(), array("d"), array("q")
+    columns: Sequence[int] = ()
+    for number, row in _rows(raw, separator, where):
+        if not columns:
+            header = _header(row, where)
+            columns = header or (0, 1, 2, 3)
+            if header:
+                continue
+        found = _rating(row, columns)
+        if found is None:
+            raise Problem(
+                f"{where}, line {number:,}: {_shown(separator.join(row))}",
+                f"user, item, rating (above 0, at most {MOST_STARS:g}) and timestamp; ids not negative",
+                "mend or remove the line; download a release of MovieLens again",
+            )
+        users.add(found[0])
+        items.add(found[1])
+        times.append(found[2])
+        numbers.append(number)
+    if not numbers:
+        raise Problem(f"{where} has no ratings", "ratings", "name a file that has some")
+    of_users, user_ids = users.in_order()
+    of_items, item_ids = items.in_order()
+    return Ratings(of_users, of_items, np.array(times), user_ids, item_ids, np.array(numbers))
+
+
+def _rows(raw: BinaryIO, separator: str, where: str) -> Iterator[Tuple[int, List[str]]]:
+    """Yield each row that is not blank, with the number of its line."""
+    # An id in another encoding stays what it is.
+    texts = (line.decode("utf-8", "surrogateescape") for line in raw)
+    first = next(texts, "").lstrip("\ufeff")
+    lines = (line.replace("::", "\t") if separator == "::" else line for line in chain([first], texts))
+    reader = csv.reader(lines, delimiter="\t" if separator == "::" else separator, strict=True)
+    number = 1
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            remedy = "mend or remove the line"
+            raise Problem(f"{where}, line {number:,}: {error}", "whole lines, quotes closed", remedy) from None
+        if row is None:
+            return
+        if any(field.strip() for field in row):
+            yield number, [field.strip() for field in row]
+        number = reader.line_num + 1
+
+
+def _header(row: Sequence[str], where: str) -> Sequence[int]:
+    """Places of user, item, rating and timestamp by the names of a header; none where the row has no such name."""
+    meanings = [_meaning(name) for name in row]
+    if not any(meanings):
+        return ()
+    missing = [name for name in NAMES if name not in meanings]
+    if missing:
+        raise Problem(
+            f"{where} has no column {missing[0]} in its header: {_shown(', '.join(row))}",
+            f"one of {', '.join(NAMES[missing[0]])}",
+            "rename the column in the header",
+        )
+    return [meanings.index(name) for name in NAMES]
+
+
+def _meaning(name: str) -> Optional[str]:
+    plain = name.strip().strip('"').lower()
+    return next((column for column, known in NAMES.items() if plain in known), None)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _rating(row: Sequence[str], columns: Sequence[int]) -> Optional[Tuple[str, str, float]]:
+    """User, item and time of a row, or None where it is no rating."""
+    if len(row) <= max(columns):
+        return None
+    user, item, stars, time = (row[column] for column in columns)
+    bad_ids = any(not each or (each[0] == "-" and WHOLE_NUMBER.fullmatch(each)) for each in (user, item))
+    if bad_ids or not _is_number(stars) or not _is_number(time):
+        return None
+    return (user, item, float(time)) if 0 < float(stars) <= MOST_STARS and float(time) >= 0 else None
+
+
+def _shown(text: str) -> str:
+    return repr(text.rstrip("\r\n")[:SHOWN].encode("utf-8", "replace").decode("utf-8"))

@@ -1,0 +1,21 @@
+"""What `encore selftest` checks of ResNet in MXNet; see benchmarks/common/selftest.py."""
+
+from __future__ import annotations
+
+from benchmarks.common import selftest
+from benchmarks.common.selftest import Suite
+from benchmarks.resnet.mxnet.config import Config
+from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED
+
+SUITE = Suite(
+    module="benchmarks.resnet.mxnet",
+    config_class=Config,
+    device=ANOTHER_BATCH,
+    two_ranks=ANOTHER_BATCH,
+    resume=ROUNDED,
+    varied={"precision": ROUNDED, "layout": ROUNDED},
+    shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
+)
+
+if __name__ == "__main__":
+    raise SystemExit(selftest.main(SUITE))

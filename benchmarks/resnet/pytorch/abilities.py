@@ -1,0 +1,61 @@
+"""What the installed PyTorch can do for a fast step: torch.compile and CUDA graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import sys
+from typing import Any, Optional
+
+import torch
+
+from benchmarks.common.ranks import Ranks
+from benchmarks.resnet.pytorch.config import Config
+
+
+def settle(config: Config, ranks: Ranks) -> Config:
+    """Return ``config`` with a choice for each "auto"; SystemExit if it asks for what is not there."""
+    on_gpu = config.device == "gpu"
+    chosen = {
+        "compile": _choose("compile", config.compile, "default" if on_gpu else "none", "none", ranks),
+        "cuda_graph": _choose("cuda_graph", config.cuda_graph, on_gpu, False, ranks),
+    }
+    return dataclasses.replace(config, **chosen)
+
+
+def _choose(key: str, asked: Any, best: Any, off: Any, ranks: Ranks) -> Any:
+    wanted = best if asked == "auto" else asked
+    lack = None if wanted == off else LACKS[key](ranks.context)
+    if lack is None:
+        return wanted
+    if asked != "auto":
+        raise SystemExit(f"{key}={asked}: {lack}\n  do this: set {key}={str(off).lower()}, or use a newer image")
+    if ranks.rank == 0:
+        print(f"{key}={str(off).lower()}, which is slower: {lack}", file=sys.stderr)
+    return off
+
+
+def lack_of_compiler(device: torch.device) -> Optional[str]:
+    """Return why torch.compile cannot be used on ``device``; None if it can."""
+    if not hasattr(torch, "compile"):
+        return f"PyTorch {torch.__version__} has no torch.compile, which came with 2.0"
+    if device.type != "cuda":
+        return None
+    if importlib.util.find_spec("triton") is None:
+        return "torch.compile needs Triton, which is not installed"
+    capability = torch.cuda.get_device_capability(device)
+    return None if capability >= (7, 0) else f"torch.compile needs compute capability 7.0, the GPU has {capability}"
+
+
+def lack_of_graphs(device: torch.device) -> Optional[str]:
+    """Return why the whole step cannot be captured; None if it can."""
+    if "capture_error_mode" not in inspect.signature(torch.cuda.graph.__init__).parameters:
+        return f"PyTorch {torch.__version__} cannot capture while other threads use the GPU, which came with 2.1"
+    # The captured update reads its rate from the device.
+    if not hasattr(getattr(torch.ops.aten, "_fused_sgd_", None), "tensor_lr"):
+        return f"PyTorch {torch.__version__} has no fused SGD with its rate in a tensor, which came with 2.3"
+    return None
+
+
+LACKS = {"compile": lack_of_compiler, "cuda_graph": lack_of_graphs}

@@ -1,0 +1,29 @@
+"""What `encore selftest` checks of ResNet in PyTorch; see benchmarks/common/selftest.py."""
+
+from __future__ import annotations
+
+from benchmarks.common import selftest
+from benchmarks.common.selftest import Suite, Tolerance
+from benchmarks.resnet.pytorch.config import Config
+from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED
+
+SUITE = Suite(
+    module="benchmarks.resnet.pytorch",
+    config_class=Config,
+    device=Tolerance(0.02, ROUNDED.epoch),  # nvJPEG decodes to slightly other pixels
+    two_ranks=ANOTHER_BATCH,
+    resume=ROUNDED,
+    settings={"compile": "none", "cuda_graph": False, "kernels": "plain"},
+    varied={
+        "precision": ROUNDED,
+        "layout": ROUNDED,
+        "cuda_graph": ROUNDED,
+        "kernels": ROUNDED,
+        "accumulation_steps=2": ANOTHER_BATCH,
+        "compile": ROUNDED,
+    },
+    left_out=("compile=max-autotune-no-cudagraphs",),  # tunes for minutes
+)
+
+if __name__ == "__main__":
+    raise SystemExit(selftest.main(SUITE))

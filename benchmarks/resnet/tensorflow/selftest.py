@@ -1,0 +1,22 @@
+"""What `encore selftest` checks of ResNet in TensorFlow; see benchmarks/common/selftest.py."""
+
+from __future__ import annotations
+
+from benchmarks.common import selftest
+from benchmarks.common.selftest import Suite
+from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED
+from benchmarks.resnet.tensorflow.config import Config
+
+SUITE = Suite(
+    module="benchmarks.resnet.tensorflow",
+    config_class=Config,
+    device=ANOTHER_BATCH,
+    two_ranks=ANOTHER_BATCH,
+    resume=ROUNDED,
+    settings={"xla": False},
+    varied={"precision": ROUNDED, "accumulation_steps=2": ANOTHER_BATCH, "xla": ROUNDED},
+    shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
+)
+
+if __name__ == "__main__":
+    raise SystemExit(selftest.main(SUITE))

@@ -1,0 +1,152 @@
+"""The checks of `encore selftest` on the training code's side: what they vary, compare and skip."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.common import selftest
+from benchmarks.common.data import passport
+from benchmarks.common.selftest import Bench, Failed, Result, Skipped, Suite, Tolerance, held_against
+from benchmarks.dlrm import blocks
+from encore import catalogue, configuration
+
+LOSSES = [[2.0, 1.9, 1.8, 1.7, 1.0], [0.9, 0.8, 0.8, 0.8, 0.7]]
+
+CHOICES = sorted(catalogue.choices())
+
+
+def suite_of(name: str) -> Suite:
+    """Return the suite of an implementation; it needs no framework."""
+    found: Suite = importlib.import_module(f"{catalogue.choose(name).implementation.module}.selftest").SUITE
+    return found
+
+
+def bench_of(name: str, folder: Path, device: str, **more: Any) -> Bench:
+    """Return the trainings of an implementation with its small configuration."""
+    choice = catalogue.choose(name)
+    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
+    config = folder / "config.json"
+    config.write_text(json.dumps(configuration.resolve(choice, system, 1, 1, []).plain()), encoding="utf-8")
+    options = {"config": config, "data": folder, "work": folder / "work", "device": device, "gpus": 1, "launch": ""}
+    return Bench(suite_of(name), argparse.Namespace(**{**options, **more}))
+
+
+def test_losses_that_agree_and_that_do_not() -> None:
+    assert held_against(LOSSES, LOSSES, Tolerance(0.0, 0.0)).result == "OK"
+    late = [LOSSES[0], [0.9, 0.8, 0.8, 0.8, 1.1]]
+    assert held_against(late, LOSSES, Tolerance(0.01, 0.11)).result == "OK"
+    assert held_against(late, LOSSES, Tolerance(0.01, 0.09)).result == "FAIL"
+    first = [[2.1, *LOSSES[0][1:]], LOSSES[1]]
+    assert held_against(first, LOSSES, Tolerance(0.04, 0.1)).result == "FAIL"
+    assert held_against([LOSSES[0]], LOSSES, Tolerance(1, 1)).found == "steps per epoch [5] against [5, 5]"
+    nan = [[float("nan"), *LOSSES[0][1:]], LOSSES[1]]
+    assert held_against(nan, LOSSES, Tolerance(1, 1)).result == "FAIL"
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_choice_of_a_varied_field_is_a_check(name: str, tmp_path: Path) -> None:
+    bench = bench_of(name, tmp_path, "gpu")
+    found = set(selftest.names(bench))
+    assert set(selftest.FIXED) < found
+    fields = selftest.defaults(bench.suite)
+    assert {entry.partition("=")[0] for entry in (*bench.suite.varied, *bench.suite.settings)} <= set(fields)
+    for value in selftest.alternatives(bench.suite.config_class, "precision"):
+        assert (f"precision={value}" in found) == (value != bench.base["precision"])
+    assert ("cuda_graph=true" in found) == ("cuda_graph" in fields)
+    for settings, _ in selftest.variants(bench.suite, bench.base).values():
+        bench.command(settings, "a")  # every one is a configuration that a GPU may have
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_a_cpu_cannot_do_is_skipped_with_the_reason(name: str, tmp_path: Path) -> None:
+    bench = bench_of(name, tmp_path, "cpu")
+    for check, words in (
+        ("precision=fp16", "device=cpu"),
+        ("defaults", "needs a GPU"),
+        ("cuda_graph=true", "needs a GPU"),
+        ("two ranks", "--launch"),
+    ):
+        found = selftest.check(bench, check)
+        assert (found.result, words in found.found) == ("SKIPPED", True), found
+
+
+class Recorder:
+    """Stands in for trainings: keeps what was asked for, answers LOSSES."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, Any], tuple[str, ...], dict[str, str]]] = []
+
+    def __call__(self, settings: Any, name: str = "", launch: Any = (), environment: Any = None) -> Any:
+        self.asked.append((dict(settings), tuple(launch), dict(environment or {})))
+        return LOSSES
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_a_gpu_is_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, trained = bench_of(name, tmp_path, "gpu", launch="torchrun --nproc-per-node=2"), Recorder()
+    monkeypatch.setattr(bench, "losses", trained)
+    assert selftest.check(bench, "device").result == "OK"
+    assert [settings for settings, *_ in trained.asked] == [{"device": "cpu"}, {}]
+    trained.asked.clear()
+    found = selftest.check(bench, "defaults")
+    fields = selftest.defaults(bench.suite)
+    assert found.result == "OK" and f"precision={fields['precision']}" in found.found
+    assert trained.asked[0][0]["loss_scale"] == fields["loss_scale"]
+    trained.asked.clear()
+    assert selftest.check(bench, "overflow").found.startswith("the training came to its end")
+    assert trained.asked[0][0] == {"precision": "fp16", "loss_scale": 1e30, "learning_rate": 1e30}
+    trained.asked.clear()
+    shared = selftest.check(bench, "two ranks")
+    assert (shared.result == "SKIPPED") == bool(bench.suite.shares_gpu)
+    if not bench.suite.shares_gpu:
+        settings, launch, environment = trained.asked[0]
+        assert settings == {"batch_size": bench.base["batch_size"] // 2}
+        assert launch == (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
+        assert environment == {"ENCORE_BACKEND": "gloo"}
+
+
+def test_overflow_must_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = bench_of("ncf", tmp_path, "cpu")
+
+    def fails_with(text: str) -> Result:
+        output = tmp_path / "output.txt"
+        output.write_text(text, encoding="utf-8")
+
+        def losses(*given: object) -> object:
+            raise Failed("the training ended with exit code 1", output)
+
+        monkeypatch.setattr(bench, "losses", losses)
+        return selftest.check(bench, "overflow")
+
+    assert fails_with("the loss is not finite at step 3: found nan\n").result == "OK"
+    assert fails_with("Segmentation fault\n") == Result(
+        "FAIL", "the training ended with exit code 1", ("Segmentation fault",)
+    )
+
+
+def test_a_refused_configuration_is_skipped(tmp_path: Path) -> None:
+    with pytest.raises(Skipped, match="layers needs at least two values"):
+        bench_of("ncf", tmp_path, "cpu").command({"layers": [2]}, "a")
+
+
+def test_real_sizes_are_a_data_set(tmp_path: Path) -> None:
+    ncf, dlrm = (importlib.import_module(f"benchmarks.{name}.pytorch.selftest") for name in ("ncf", "dlrm"))
+    ncf.real_sizes(tmp_path, 50, 40, 300)
+    users, items = (np.load(tmp_path / f"train_{name}.npy") for name in ("users", "items"))
+    keys = users.astype(int) * 40 + items
+    assert (np.diff(keys) > 0).all(), "sorted by user, then item, each pair once"
+    assert users.max() < 50 and items.max() < 40 and passport.read(tmp_path)["facts"]["users"] == 50
+    dlrm.real_sizes(tmp_path, 3000, 70)
+    stored = blocks.open_blocks(tmp_path / "train.bin", 3000)
+    indices = stored[:, blocks.FIRST_TABLE :]
+    assert indices.min() >= 0 and indices.max() < 70
+    assert set(np.unique(stored[:, 0])) == {0, 1}
+    assert passport.read(tmp_path)["splits"]["train"]["count"] == 3000

@@ -1,0 +1,277 @@
+"""Every submitted system against the scripts that were submitted: hyperparameters, DALI's settings, environment.
+
+The scripts' side is tests/samples/submitted_configurations.toml, which tools/submitted_configurations.py wrote by
+executing them; it knows nothing of our systems.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from encore import catalogue, configuration, paths
+from encore.catalogue import Choice, System
+from encore.configuration import Configuration
+from encore.job import rank_environment
+from encore.launchers import Launch
+
+SAMPLES = paths.ROOT / "tests" / "samples"
+CHOICES = {"train_imagenet.py": "resnet", "ncf.py": "ncf", "dist_train.py": "dlrm"}
+
+NOT_SET = {
+    "NCCL_SOCKET_IFNAME": "the submitter's own network; Encore looks for the interfaces",
+    "MXNET_HOROVOD_NUM_GROUPS": "read by the submitted common/fit.py alone; here the key gradient_groups",
+    "LD_PRELOAD": "tcmalloc of one image; where the file is not there, every process complains",
+    "MXNET_ASYNC_GPU_ENGINE": "an operation counts as done before it is, and DALI's buffers are protected by that",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "belongs to MXNET_ASYNC_GPU_ENGINE",
+}
+"""Variables of the submissions that no system of ours sets, with the reason."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One submitted configuration, as the scripts have it."""
+
+    choice: Choice
+    round: str
+    system: str
+    folder: str
+    config: str
+    arguments: dict[str, str]
+    flags: tuple[str, ...]
+    environment: dict[str, dict[str, str]]
+    """By the file that has the last word."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {name: value for variables in self.environment.values() for name, value in variables.items()}
+
+    @property
+    def ours(self) -> System:
+        found = catalogue.systems(self.choice)
+        return next(s for s in found if s.system == self.system and self.folder in s.source and self.round in s.source)
+
+
+def assignments(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in text.split())
+
+
+def effective(tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Return the tables without what a later one sets again: Dockerfile, then what the configuration includes."""
+    later: set[str] = set()
+    found = {}
+    for file in sorted(tables, key=lambda file: (file == "Dockerfile", "_common" in file, file != "run_and_time.sh")):
+        found[file] = {name: value for name, value in tables[file].items() if name not in later}
+        later |= set(tables[file])
+    return found
+
+
+def submitted() -> list[Submitted]:
+    table = catalogue.read_toml(SAMPLES / "submitted_configurations.toml")
+    found = []
+    for each in table["submission"]:
+        for entry in each["configuration"]:
+            command = shlex.split(entry["command"])
+            script = next(word for word in command if word.endswith(".py")).rpartition("/")[2]
+            options = re.findall(r" (--?[a-z][\w-]*)((?: (?!--?[a-z])\S+)*)", f" {' '.join(command)}")
+            found.append(
+                Submitted(
+                    choice=catalogue.choose(CHOICES[script]),
+                    round=each["repository"].rpartition("_")[2],
+                    system=entry["system"],
+                    folder=each["folder"],
+                    config=entry["config"],
+                    arguments={name.lstrip("-").replace("-", "_"): value.strip() for name, value in options},
+                    flags=tuple(word.lstrip("-") for word in command if word.startswith("--")),
+                    environment=effective(
+                        {
+                            "Dockerfile": assignments(each["dockerfile"]),
+                            **{file: assignments(text) for file, text in entry.get("environment", {}).items()},
+                        }
+                    ),
+                )
+            )
+    return found
+
+
+SUBMITTED = submitted()
+RESNETS = [each for each in SUBMITTED if each.choice.name == "resnet"]
+
+
+def name_of(each: Submitted) -> str:
+    return f"{each.choice.name}-{each.round}-{each.system}"
+
+
+def resolved(system: System, choice: Choice) -> Configuration:
+    return configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
+
+
+def expected_of_resnet(each: Submitted) -> dict[str, Any]:
+    """Return our keys with the values of the submitted command; a flag that a round lacks has its code's default."""
+    given = {
+        "mom": "0.9",
+        "wd": "1e-4",
+        "label_smoothing": "0",
+        "lars_eta": "0.001",
+        "dali_threads": "3",
+    } | each.arguments
+    steps = given["lr_step_epochs"]
+    gpus = each.ours.gpus_per_node if given["kv_store"] == "device" else 1  # there --batch-size is of the node
+
+    def number(name: str) -> float:
+        return float(given.get(f"dali_{name}", 0))
+
+    return {
+        "batch_size": int(given["batch_size"]) // gpus,
+        "learning_rate": float(given["lr"]),
+        "schedule": "pow2" if steps == "pow2" else "step",
+        "decay_epochs": () if steps == "pow2" else tuple(map(int, steps.split(","))),
+        "epochs": int(given["num_epochs"]),
+        "warmup_epochs": float(given["warmup_epochs"]),
+        "weight_decay": float(given["wd"]),
+        "momentum": float(given["mom"]),
+        "label_smoothing": float(given["label_smoothing"]),
+        "quality_target": float(given["accuracy_threshold"]),
+        "eval_period": int(given["eval_period"]),
+        "eval_offset": int(given["eval_offset"]),
+        "depth": int(given["num_layers"]),
+        "precision": {"float16": "fp16"}[given["dtype"]],
+        "pad_channels": given["image_shape"].startswith("4,"),
+        "layout": given["input_layout"],
+        "crop_area": (float(given["min_random_area"]), float(given["max_random_area"])),
+        "batch_norm_momentum": float(given["batchnorm_mom"]),
+        "batch_norm_epsilon": float(given["batchnorm_eps"]),
+        "dali_threads": number("threads"),
+        "dali_prefetch": number("prefetch_queue"),
+        "dali_decoder_cache_mb": number("cache_size"),
+        "dali_hw_decoder_load": number("hw_decoder_load"),
+        "dali_nvjpeg_padding_mb": number("nvjpeg_memory_padding"),
+        "dali_preallocate_width": number("preallocate_width"),
+        "dali_preallocate_height": number("preallocate_height"),
+        "dali_decoder_hint": number("decoder_buffer_hint"),
+        "dali_crop_hint": number("crop_buffer_hint"),
+        "dali_normalize_hint": number("normalize_buffer_hint"),
+        "dali_temp_hint": number("tmp_buffer_hint"),
+        "dali_mmap": not number("dont_use_mmap"),
+        "dali_shuffle_buffer": 1024,  # DALI's default of initial_fill, which no round passes
+        "gradient_groups": int(each.variables.get("MXNET_HOROVOD_NUM_GROUPS", 0)),
+    }
+
+
+@pytest.mark.parametrize("each", RESNETS, ids=name_of)
+def test_resnet_has_the_submitted_values(each: Submitted) -> None:
+    found = resolved(each.ours, each.choice).plain()
+    expected = expected_of_resnet(each)
+    assert {name: found[name] for name in expected} == expected
+    assert (found["optimizer"] == "sgd") == (each.arguments["optimizer"] == "sgd")
+
+
+@pytest.mark.parametrize("each", [each for each in SUBMITTED if each.choice.name == "dlrm"], ids=name_of)
+def test_dlrm_has_the_submitted_values(each: Submitted) -> None:
+    given, ours = each.arguments, each.ours
+    found = resolved(ours, each.choice)
+    assert found.get("batch_size") * found.ranks == int(given["batch_size"])
+    expected = {
+        "learning_rate": float(given["lr"]),
+        "end_learning_rate": float(given["decay_end_lr"]),
+        "warmup_steps": int(given["warmup_steps"]),
+        "decay_steps": int(given["decay_steps"]),
+        "decay_start_step": int(given["decay_start_step"]),
+        "quality_target": float(given["auc_threshold"]),
+        "eval_interval": int(given["test_freq"]),
+        "cache_eval_data": "cache_eval_data" in each.flags,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("each", [each for each in SUBMITTED if each.choice.name == "ncf"], ids=name_of)
+def test_ncf_has_the_submitted_values(each: Submitted) -> None:
+    given, found = each.arguments, resolved(each.ours, each.choice)
+    assert found.get("batch_size") * found.ranks == int(given["b"])
+    assert f"nproc_per_node={found.ranks}" in each.flags
+    expected = {
+        "learning_rate": float(given["l"]),
+        "beta1": float(given["b1"]),
+        "beta2": float(given["b2"]),
+        "epsilon": float(given["eps"]),
+        "eval_batch_size": int(given["valid_batch_size"]),
+        "loss_scale": float(given["loss_scale"]),
+        "layers": tuple(map(int, given["layers"].split())),
+        "factors": int(given["f"]),
+        "quality_target": float(given["threshold"]),
+        "precision": "fp16" if "fp16" in each.flags else "fp32",
+    }
+    assert {name: found.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("each", SUBMITTED, ids=name_of)
+def test_the_environment_is_the_submitted_one(each: Submitted) -> None:
+    wanted = {
+        file: {name: value for name, value in variables.items() if name not in NOT_SET}
+        for file, variables in each.environment.items()
+    }
+    assert each.ours.environment == {file: variables for file, variables in wanted.items() if variables}
+
+
+def test_every_system_that_was_submitted_is_compared() -> None:
+    compared = {(each.choice.name, each.ours.file) for each in SUBMITTED}
+    ours = {
+        (choice.name, system.file)
+        for choice in map(catalogue.choose, CHOICES.values())
+        for system in catalogue.systems(choice)
+        if system.kind in ("submitted", "later")
+    }
+    assert compared == ours
+
+
+@pytest.mark.parametrize("each", SUBMITTED, ids=name_of)
+def test_a_submitted_system_keeps_no_checkpoint(each: Submitted) -> None:
+    assert resolved(each.ours, each.choice).get("checkpoint_interval") == 0
+
+
+def environment_of(name: str, system: str, *settings: str, extra: dict[str, str] | None = None) -> dict[str, str]:
+    choice = catalogue.choose(name)
+    found = catalogue.find_system(choice, system, None)
+    made = configuration.resolve(choice, found, found.nodes, found.gpus_per_node, list(settings))
+    return rank_environment(made, Launch("horovodrun"), extra or {}, 16)
+
+
+def test_ranks_get_the_systems_environment_and_the_user_has_the_last_word() -> None:
+    assert environment_of("resnet", "dgx1")["HOROVOD_CYCLE_TIME"] == "0.1"
+    assert environment_of("resnet", "dgx1", extra={"HOROVOD_CYCLE_TIME": "1"})["HOROVOD_CYCLE_TIME"] == "1"
+
+
+def test_a_systems_environment_is_for_its_framework_and_for_gpus() -> None:
+    assert "HOROVOD_CYCLE_TIME" not in environment_of("resnet-tensorflow", "dgx1")
+    on_cpu = ("device=cpu", "precision=fp32", "layout=NCHW")
+    assert set(environment_of("resnet", "dgx1", *on_cpu)) == {"PYTHONUNBUFFERED", "OMP_NUM_THREADS"}
+
+
+def test_a_variable_set_twice_is_refused() -> None:
+    given = catalogue.systems(catalogue.choose("resnet"))[-1].model_dump()
+    twice = {"Dockerfile": {"OMP_NUM_THREADS": "1"}, "run.sh": {"OMP_NUM_THREADS": "2"}}
+    with pytest.raises(ValidationError, match="set twice: OMP_NUM_THREADS"):
+        System.model_validate({**given, "environment": twice})
+
+
+@pytest.mark.parametrize(
+    ("family", "source"), [("v100", "dgx2"), ("a100", "dgxa100"), ("h100", "dgxa100"), ("h200", "dgxa100")]
+)
+def test_a_system_for_one_gpu_follows_a_submission_in_proportion(family: str, source: str) -> None:
+    choice = catalogue.choose("resnet")
+    whole = resolved(catalogue.find_system(choice, source, "v0.7"), choice)
+    rate = whole.get("learning_rate") / (whole.get("batch_size") * whole.ranks)
+    found = [s for s in catalogue.systems(choice) if s.kind == "derived" and s.system.startswith(family)]
+    assert found
+    for system in found:
+        one = resolved(system, choice)
+        assert one.get("learning_rate") == pytest.approx(rate * one.get("batch_size"), rel=1e-4)
+        for name in ("optimizer", "epochs", "warmup_epochs", "weight_decay", "momentum", "schedule"):
+            assert one.get(name) == whole.get(name)
+        assert not one.is_submitted
+        assert one.division == "open"

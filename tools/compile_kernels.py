@@ -1,0 +1,26 @@
+"""Compile the Triton kernels for sm_80, sm_90 and sm_100 in an environment with Triton; no GPU is needed.
+
+    $ python -m tools.compile_kernels [--json]
+
+Prints registers, shared memory and spills of each; exit code 1: one does not compile.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from encore import environment, paths
+
+
+def main(arguments: list[str]) -> int:
+    """Run benchmarks/common/compile_kernels.py there, with Triton's cache next to the environments."""
+    python = environment.ensure_environment("kernels", lambda text: print(text, file=sys.stderr))
+    command = [str(python), "-m", "benchmarks.common.compile_kernels", *arguments]
+    variables = {"TRITON_CACHE_DIR": str(paths.cache_folder() / "triton"), **os.environ}
+    return subprocess.run(command, cwd=paths.ROOT, env=variables, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

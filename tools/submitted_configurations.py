@@ -1,0 +1,137 @@
+"""Read what NVIDIA submitted, from its own scripts: the training command and the environment of each configuration.
+
+    .venv/bin/python tools/submitted_configurations.py MIRRORS > tests/samples/submitted_configurations.toml
+
+MIRRORS holds bare clones, ``MIRRORS/training_results_v0.7`` and so on, of github.com/mlcommons. The submitted
+config_*.sh and run_and_time.sh are executed as they are, in an empty environment and with programs in place of
+python and of what binds it to cores that only note their command line. Nothing of this project's systems is read.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+V05 = "v0.5.0/nvidia/submission/code"
+LATER = "NVIDIA/benchmarks"
+# Round of the repository, folder, and the system of this project's for each configuration.
+SOURCES = (
+    ("v0.5", f"{V05}/image_classification/mxnet", "DGX1:dgx1 DGX1_multi:dgx1_n80 DGX2:dgx2 DGX2_multi:dgx2_n32"),
+    ("v0.5", f"{V05}/recommendation/pytorch", "DGX1:dgx1 DGX2:dgx2"),
+    (
+        "v0.6",
+        f"{LATER}/resnet/implementations/mxnet",
+        "DGX1:dgx1 DGX1_multi:dgx1_n130 DGX2:dgx2 DGX2_multi:dgx2_n96 DGX2_multi_32x16x65:dgx2_n32",
+    ),
+    (
+        "v0.7",
+        f"{LATER}/resnet/implementations/mxnet",
+        "DGX1:dgx1 DGX2:dgx2 DGX2_multi_32x16x65:dgx2_n32 DGX2_multi_96x16x39:dgx2_n96 DGXA100:dgxa100"
+        " DGXA100_multi_2x8x204:dgxa100_n2 DGXA100_multi_96x8x45:dgxa100_n96 DGXA100_multi_192x8x29:dgxa100_n192"
+        " DGXA100_multi_230x8x35:dgxa100_n230",
+    ),
+    ("v0.7", f"{LATER}/dlrm/implementations/pytorch", "DGX2:dgx2 DGXA100:dgxa100"),
+    ("v4.0", f"{LATER}/resnet/implementations/eos_ngc24.04_mxnet", "DGXH100:dgxh100"),
+    ("v4.0", f"{LATER}/resnet/implementations/eos_n8_ngc24.04_mxnet", "DGXH100_multi_8x8x50:dgxh100_n8"),
+    ("v4.0", f"{LATER}/resnet/implementations/h200_ngc24.04_mxnet", "DGXH100:h200"),
+)
+# What the frameworks, NCCL and MPI read. The rest of what the scripts export only makes up the command.
+READ = re.compile(r"(MXNET|HOROVOD|NCCL|NHWC|OMP|OPENCV|OMPI_MCA|HCOLL|CUDNN|CUDA|LD_PRELOAD|SHARP)")
+# Of the command: nothing that says where the data are, is drawn anew for each run, or chooses a kernel.
+LEFT_OUT = re.compile(
+    r"--(data-|gpus|seed|disp-|profile|model_config|dataset|conv-|force-|fuse-|batchnorm-layout|pooling-|network|use-"
+    r"|e2e-|sustained)"
+)
+STUB = """#!/bin/bash
+# Passes over the options of what binds a rank to cores, up to the python that it would start.
+if [[ $0 != */python ]]; then
+  while [[ $# -gt 0 && $1 != python ]]; do shift; done
+  shift
+fi
+printf '%s\\0' "$@" > {folder}/command
+env -0 > {folder}/environment
+"""
+
+
+def git(mirror: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", str(mirror), *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def extract(mirror: Path, folder: str, into: Path) -> None:
+    """Write the scripts of a submitted folder, with programs in place of those that would train."""
+    for name in git(mirror, "ls-tree", "--name-only", f"HEAD:{folder}").splitlines():
+        if name == "Dockerfile" or re.fullmatch(r"config_.*\.sh|run_and_time\.sh", name):
+            (into / name).write_text(git(mirror, "show", f"HEAD:{folder}/{name}"))
+    for name in ("python", "bindpcie", "bind.sh", "ompi_bind_DGX1.sh", "ompi_bind_DGX2.sh", "sleep"):
+        (into / name).write_text("#!/bin/true\n" if name == "sleep" else STUB.format(folder=into))
+        (into / name).chmod(0o755)
+
+
+def dockerfile_environment(text: str) -> dict[str, str]:
+    lines = re.findall(r"^ENV\s+(.*)$", re.sub(r"\\\s*\n", " ", text), re.MULTILINE)
+    return dict(word.split("=", 1) for line in lines for word in shlex.split(line))
+
+
+def run(folder: Path, config: str) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """Return the training command and the variables of one configuration, by the script that set them last."""
+    script = f"source config_{config}.sh; exec bash run_and_time.sh"
+    variables = {"PATH": f"{folder}:/usr/bin:/bin", "DGXSYSTEM": config, "SLURM_LOCALID": "0", "DATADIR": "/data"}
+    subprocess.run(["bash", "-c", script], cwd=folder, env=variables, check=False, capture_output=True)
+    command = (folder / "command").read_text().rstrip("\0").split("\0")
+    exported = dict(pair.split("=", 1) for pair in (folder / "environment").read_text().split("\0") if pair)
+    common = re.search(r"config_\w+_common\.sh", (folder / f"config_{config}.sh").read_text())
+    found: dict[str, dict[str, str]] = {}
+    # What a configuration sets, run_and_time.sh leaves as it is, but for switches of its own that are off.
+    for file in (f"config_{config}.sh", *([common[0]] if common else []), "run_and_time.sh"):
+        names = re.findall(r"^\s*export (\w+)=", (folder / file).read_text(), re.MULTILINE)
+        before = {name for each in found.values() for name in each}
+        found[file] = {n: exported[n].strip() for n in names if n in exported and READ.match(n) and n not in before}
+    return command, {file: values for file, values in found.items() if values}
+
+
+def options(command: list[str]) -> str:
+    """Return the command without what differs between runs of one configuration."""
+    joined = re.split(r" (?=--?[a-z])", shlex.join(command))
+    return " ".join(option for option in joined if not LEFT_OUT.match(option))
+
+
+def words(text: str) -> str:
+    wrapped = textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
+    return f"'''\n{wrapped}'''"
+
+
+def assignments(variables: dict[str, str]) -> str:
+    return words(" ".join(f"{name}={value}" for name, value in variables.items()))
+
+
+def tables(mirrors: Path) -> Iterator[str]:
+    for round_name, folder, configurations in SOURCES:
+        mirror = mirrors / f"training_results_{round_name}"
+        with tempfile.TemporaryDirectory() as temporary:
+            extract(mirror, folder, Path(temporary))
+            dockerfile = dockerfile_environment((Path(temporary) / "Dockerfile").read_text())
+            yield "[[submission]]"
+            yield f'repository = "mlcommons/training_results_{round_name}"'
+            yield f'commit = "{git(mirror, "rev-parse", "HEAD").strip()}"'
+            yield f'folder = "{folder}"'
+            yield f"dockerfile = {assignments(dockerfile)}\n"
+            for pair in configurations.split():
+                config, system = pair.split(":")
+                command, environment = run(Path(temporary), config)
+                yield "[[submission.configuration]]"
+                yield f'config = "{config}"'
+                yield f'system = "{system}"'
+                yield f"command = {words(options(command))}"
+                yield from (f'environment."{file}" = {assignments(each)}' for file, each in environment.items())
+                yield ""
+
+
+if __name__ == "__main__":
+    print(f"# Written by {Path(__file__).name} from the submitted scripts; see there.\n")
+    print("\n".join(tables(Path(sys.argv[1]))), end="")
