@@ -1,4 +1,4 @@
-"""Make the environments of all frameworks, or of the named ones, each in a process of its own.
+"""Make the environments of all frameworks and of the kernels' tests, or the named ones, each in a process of its own.
 
     $ python -m tools.environments
     $ python -m tools.environments mxnet
@@ -35,7 +35,7 @@ def main(names: list[str]) -> int:
     if len(names) == 1:
         return make(names[0])
     command = [sys.executable, "-m", "tools.environments"]
-    children = [subprocess.Popen([*command, name]) for name in names or frameworks()]
+    children = [subprocess.Popen([*command, name]) for name in names or [*frameworks(), "kernels"]]
     # SIGTERM comes from a gate that has failed elsewhere; an interrupted environment is continued the next time.
     signal.signal(signal.SIGTERM, lambda number, frame: [child.send_signal(signal.SIGINT) for child in children])
     return max([abs(child.wait()) for child in children])

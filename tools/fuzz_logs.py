@@ -1,4 +1,4 @@
-"""Long fuzzing of the reader and the scoring, in addition to the short runs of the tests.
+"""Long fuzzing of the reader, the scoring and the audit, in addition to the short runs of the tests.
 
     python -m tools.fuzz_logs lines 1000000      # random and mutated lines
     python -m tools.fuzz_logs coverage 300       # coverage-guided, needs atheris: seconds to run
@@ -81,7 +81,8 @@ def fuzz_coverage(seconds: int) -> None:
     import atheris
 
     with atheris.instrument_imports():
-        from encore.results import gather, reader, run_log
+        from encore.results import gather, reader, run_log, score
+        from encore.results.audit import judge
     del gather, reader
     folder = tempfile.mkdtemp()
     path = Path(folder) / "result_0.txt"
@@ -93,6 +94,7 @@ def fuzz_coverage(seconds: int) -> None:
     def one(data: bytes) -> None:
         path.write_bytes(data)
         run = run_log.read_run(path)
+        judge.audit_score(score.score_runs(path.parent, [run]))
         if (run.minutes is None) == (run.reason is None):
             raise AssertionError("a log has either a time or a reason")
 

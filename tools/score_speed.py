@@ -1,19 +1,27 @@
 """Times Encore's scoring against mlperf-logging's result_summarizer on the same logs, in one run.
 
-    python -m tools.score_speed FOLDER     # a submitter's: results/ or the systems themselves, and systems/
+    python -m tools.score_speed training_results_v4.1/NVIDIA --all .   # --all: a folder with checkouts of rounds
 
-Both are run as programs of their own, start of the interpreter included; each gets one run unmeasured before.
+FOLDER is a submitter's: results/ or the systems themselves, and systems/. Each program starts an interpreter of its own
+and gets one run unmeasured before; then they take turns, and the median of the turns' ratios is printed. The
+summarizer checks and scores: "score and check" does what it does, "score" what is asked most.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+SCORE = "from encore.results.score import score_folder as work"
+SCORE_AND_CHECK = "from encore.results.compliance import score_and_check as work"
 
 
 def submission_tree(folder: Path, root: Path) -> Path:
@@ -28,28 +36,51 @@ def submission_tree(folder: Path, root: Path) -> Path:
     return submitter
 
 
+def encore(what: str, folder: Path) -> list[str]:
+    return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(PROJECT)!r}); {what}; work({str(folder)!r})"]
+
+
 def seconds(command: list[str], cwd: Path) -> float:
-    subprocess.run(command, cwd=cwd, check=True, capture_output=True)
     start = time.perf_counter()
     subprocess.run(command, cwd=cwd, check=True, capture_output=True)
     return time.perf_counter() - start
 
 
+def compare(folder: Path, ruleset: str, pairs: int, cwd: Path) -> None:
+    tree = submission_tree(folder, cwd)
+    logs = [file for file in folder.rglob("result_*.txt*") if file.is_file()]
+    megabytes = sum(file.stat().st_size for file in logs) / 1e6
+    programs = {
+        "score": encore(SCORE, tree / "results"),
+        "score and check": encore(SCORE_AND_CHECK, tree / "results"),
+        "result_summarizer": [sys.executable, "-m", "mlperf_logging.result_summarizer", str(tree), "training", ruleset],
+    }
+    for command in programs.values():
+        seconds(command, cwd)
+    turns = [{name: seconds(command, cwd) for name, command in programs.items()} for _ in range(pairs)]
+    print(f"{folder}: {len(logs)} logs, {megabytes:.0f} MB, ruleset {ruleset}, median of {pairs}")
+    for name in programs:
+        taken = statistics.median(turn[name] for turn in turns)
+        ratio = statistics.median(turn["result_summarizer"] / turn[name] for turn in turns)
+        print(f"  {name:<18}{taken:8.2f} s  {ratio:6.1f} times as fast as result_summarizer")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder.resolve()
-    logs = sum(1 for _ in folder.rglob("result_*.txt*"))
-    project = Path(__file__).resolve().parents[1]
-    score = f"import sys; sys.path.insert(0, {str(project)!r}); from encore.results.score import score_folder; "
+    parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER")
+    parser.add_argument("--ruleset", help="default: that of the folder's training_results_vX.Y, else 0.7.0")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--all", type=Path, metavar="ROOT", help="also score all logs below ROOT, and score and check")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        tree = submission_tree(folder, Path(temporary))
-        ours = seconds([sys.executable, "-c", score + f"score_folder({str(tree / 'results')!r})"], Path(temporary))
-        module = "mlperf_logging.result_summarizer"
-        theirs = seconds([sys.executable, "-m", module, str(tree), "training", "0.7.0"], Path(temporary))
+        for folder in options.folders:
+            round_ = re.search(r"training_results_v(\d\.\d)", str(folder.resolve()))
+            ruleset = options.ruleset or (f"{round_[1]}.0" if round_ else "0.7.0")
+            compare(folder.resolve(), ruleset, options.pairs, Path(temporary))
+        for name, what in (("score", SCORE), ("score and check", SCORE_AND_CHECK)) if options.all else ():
+            print(f"{options.all}: {name} {seconds(encore(what, options.all.resolve()), Path(temporary)):.1f} s")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    print(f"{logs} logs: Encore {ours:.2f} s, result_summarizer {theirs:.2f} s, ratio {theirs / ours:.1f}")
-    print(f"largest memory of any of the programs: {peak:.0f} MiB")
+    print(f"largest memory of any of the processes: {peak:.0f} MiB")
 
 
 if __name__ == "__main__":

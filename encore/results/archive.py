@@ -28,11 +28,12 @@ from encore.errors import EncoreError
 from encore.results.published import System
 from encore.results.sides import Side, load_sides
 from encore.results.systems import DESCRIPTION_FIELDS
+from encore.results.words import count_of
 
 _PLAIN_NAME = re.compile(r"[^A-Za-z0-9._+-]+")
 _CHECKED_SINCE = "v0.6"
 _ERROR = re.compile(r"^(?:ERROR|CRITICAL)\s+-\s*(.*)")
-_ACCEPTED = "FOUND NO ERRORS, SUCCESS"
+_ACCEPTED = ("FOUND NO ERRORS, SUCCESS", "ALL CHECKS PASSED")
 _MOST_ERRORS = 20
 _LONGEST_CHECK_S = 1800
 _TEXT_FIELDS = {
@@ -116,29 +117,45 @@ def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = No
 
 def check_package(package: Package) -> PackageVerdict:
     """Let mlperf-logging's package checker judge the tree, as MLCommons does with a submission."""
+    logs = count_of(package.logs, "log")
     if package.round < _CHECKED_SINCE:
-        summary = f"packed {package.logs} logs; mlperf-logging has no package checker for {package.round}"
+        summary = f"packed {logs}; mlperf-logging has no package checker for {package.round}"
         return PackageVerdict(package=package, accepted=None, summary=summary)
     ruleset = f"{package.round.removeprefix('v')}.0"
-    with tempfile.TemporaryDirectory() as scratch:
-        command = [
-            sys.executable, "-m", "mlperf_logging.package_checker",
-            str(package.folder.resolve()), "training", ruleset, "--log_output", f"{scratch}/checker.log",
-        ]  # fmt: skip
-        done = subprocess.run(
-            command, cwd=scratch, capture_output=True, text=True, check=False, timeout=_LONGEST_CHECK_S
-        )
-    accepted = done.returncode == 0 and _ACCEPTED in done.stderr
-    errors = [match[1].strip() for line in done.stderr.splitlines() if (match := _ERROR.match(line))]
-    if not accepted and not errors:
-        errors = done.stderr.strip().splitlines()[-1:]
+    accepted, errors = run_checker("package_checker", package.folder, ruleset)
     found = "accepts it" if accepted else "does not accept it"
     return PackageVerdict(
         package=package,
         accepted=accepted,
-        summary=f"packed {package.logs} logs in {package.sets} sets; the package checker, {ruleset}, {found}",
-        errors=() if accepted else tuple(dict.fromkeys(errors))[:_MOST_ERRORS],
+        summary=f"packed {logs} in {count_of(package.sets, 'set')}; the package checker, {ruleset}, {found}",
+        errors=() if accepted else errors,
     )
+
+
+def run_checker(name: str, folder: Path, ruleset: str) -> tuple[bool, tuple[str, ...]]:
+    """Run mlperf-logging's ``package_checker`` or ``repo_checker``; return whether it accepts, and its errors.
+
+    The package checker writes scaling.json into the folder.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [
+            sys.executable, "-m", f"mlperf_logging.{name}",
+            str(folder.resolve()), "training", ruleset, "--log_output", f"{scratch}/checker.log",
+        ]  # fmt: skip
+        done = subprocess.run(
+            command,
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_LONGEST_CHECK_S,
+        )
+    accepted = done.returncode == 0 and any(text in done.stderr for text in _ACCEPTED)
+    errors = [match[1].strip() for line in done.stderr.splitlines() if (match := _ERROR.match(line))]
+    if not accepted and not errors:
+        errors = done.stderr.strip().splitlines()[-1:]
+    return accepted, tuple(dict.fromkeys(errors))[:_MOST_ERRORS]
 
 
 def _sets(sides: Sequence[Side], submitter: str | None) -> list[_Set]:

@@ -7,71 +7,56 @@ print(found.verdict, found.score.ratio, found.reasons)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from encore.results.digest import submission
-from encore.results.nearest import SAME_SYSTEM, find_submission, same_target
-from encore.results.published import PublishedResult
+from encore.results.nearest import NEAREST, SAME_SYSTEM, equally_near, find_submission, listed, same_target
 from encore.results.rules import data_size
+from encore.results.score import NOT_CONVERGED
+from encore.results.score_kinds import scores_in_words, with_official_scores
 from encore.results.sides import Side, load_side
-from encore.results.statistics import (
-    Sample,
-    further_runs,
-    interval,
-    is_significant,
-    ratio_draws,
-    ratio_interval,
-    z_score,
-)
+from encore.results.statistics import LEVEL, interval
 from encore.results.systems import family
+from encore.results.verdicts import (
+    Factor as Factor,
+)
+from encore.results.verdicts import (
+    Verdict as Verdict,
+)
+from encore.results.verdicts import (
+    decide,
+    factor_of,
+    length_factor,
+    ranged_factor,
+    reasons_for,
+    runs_to_decide,
+    what_would_decide,
+)
+from encore.results.words import count_of
 
 WITHIN = 0.05
-"""Difference that still counts as the same result, as users ask for it."""
+"""Margin of a ratio that counts as the same result, from 1 / 1.05 to 1.05, as users ask for it."""
 _LEAST_SHARE_OF_DATA = {"dlrm": 0.4}
 """Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set."""
 _RETINANET_SINCE = "v2.0"
 """From here on ssd is RetinaNet on Open Images, and train_samples holds iterations in most logs."""
-_ROUNDED_MINUTES = 0.00006
+_ROUNDED = 0.00006
 """published.csv gives scores to four places."""
-
-
-class Verdict(str, Enum):
-    """What a comparison comes to."""
-
-    REPRODUCED = "reproduced"
-    FASTER = "faster"
-    SLOWER = "slower"
-    CONVERGES_DIFFERENTLY = "converges differently"
-    NOT_CONVERGED = "not converged"
-    NOT_COMPARABLE = "not comparable"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Factor:
-    """One quantity of both sides; ``ratio`` is ours over theirs, below 1 is better."""
-
-    name: str
-    unit: str
-    ours: float | None
-    theirs: float | None
-    ratio: float | None = None
-    interval: tuple[float, float] | None = None
-    """Where the true ratio is, with a probability of 95 %."""
-    z: float | None = None
-    """Our mean's distance from theirs in standard errors, by the spread of the submitted runs."""
-    beyond_spread: bool = True
-    """Whether the spread of the submitted runs leaves the distance unexplained, at a level of 5 %."""
-    note: str = ""
-
-    def differs(self, within: float) -> bool:
-        """Return whether the ratio is further from 1 than ``within``, and than the submitted spread explains."""
-        if self.ratio is None or abs(self.ratio - 1) <= within:
-            return False
-        return self.beyond_spread
+_CV_OF_MEAN = 0.2
+"""published.csv gives the spread as a share of the mean of all runs, which one slow run makes larger than the score."""
+SAME_RUNS = "these are the submitted runs themselves"
+SAME_LOGS = "both are the same runs"
+DOUBTFUL = frozenset(
+    {
+        *("same_run", "shifted_copy", "altered_copy_of_another_set", "equal_curves", "equal_times", "edited_outlier"),
+        *("late_start", "missing_epochs", "fast_beginning", "clock_backwards", "implausible_time", "quality_units"),
+    }
+)
+"""Rules of the audit whose errors leave no evidence: runs that are not independent, or times that are not theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +74,12 @@ class Comparison:
     reasons: tuple[str, ...]
     caveats: tuple[str, ...]
     confidence: float | None
-    """Probability that the true ratio of the times is what the verdict says."""
+    """In the test that the verdict rests on: one minus its p-value, at least 0.95; None without a test."""
     score_interval: tuple[float, float] | None
-    """Where our true score is, minutes, with a probability of 95 %."""
+    """Where our true score is, minutes, with a probability of 90 %."""
     further_runs: int | None
-    """Runs still needed to know our mean to ``within``; None where nothing shows how they vary."""
+    """About how many more runs decide between the same and not the same, if mean and spread stay as they are;
+    None where nothing shows how the runs vary, or more than MOST_FURTHER_RUNS are needed."""
 
     @property
     def factors(self) -> tuple[Factor, ...]:
@@ -105,6 +91,7 @@ class Comparison:
         return {
             "run": str(self.ours.folder),
             "round": self.ours.round,
+            "round_is_guess": self.ours.round_is_guess,
             "benchmark": self.ours.benchmark,
             "submission": self.theirs.label if self.theirs else None,
             "found": self.found_how,
@@ -112,15 +99,20 @@ class Comparison:
             "reasons": list(self.reasons),
             "caveats": list(self.caveats),
             "within": self.within,
+            "margin": [1 / (1 + self.within), 1 + self.within],
+            "level": LEVEL,
             "confidence": self.confidence,
-            "score_minutes": self.ours.score.estimate if self.ours.score else None,
+            "score_minutes": self.ours.raw_minutes,
+            "official_minutes": self.ours.official_minutes,
             "score_is_official": self.ours.score_is_official,
+            "score_kind": self.ours.score_kind,
             "score_interval": list(self.score_interval) if self.score_interval else None,
             "runs": self.ours.runs,
             "converged": self.ours.converged,
             "required": self.ours.required,
             "further_runs": self.further_runs,
             "ratio": self.score.ratio if self.score else None,
+            "findings": [finding.as_json() for finding in self.ours.findings],
             "factors": [_factor_as_json(factor) for factor in self.factors],
         }
 
@@ -150,21 +142,22 @@ def compare(ours: Side, name: str | None = None, logs: Path | None = None, withi
     what Encore keeps of them.
     """
     cell, how = find_submission(ours, name)
-    theirs = submission(cell, logs) if cell is not None else None
-    score = per_length = lengths = None
-    if theirs is not None:
-        score = _factor("time to the target", "min", ours.score, theirs.score)
-        unit = ours.length_unit or "epochs"
-        mine = ours.by_last_evaluation() if theirs.counts_last else ours
-        if unit == theirs.length_unit:
-            one = unit.split(" ")[0].rstrip("s")
-            per_length = _factor(f"minutes per {one}", "min", mine.per_length, theirs.per_length)
-            lengths = _factor(f"{unit} to the target", unit, mine.lengths, theirs.lengths)
-            lengths = lengths or _ranged(mine, theirs)
-    verdict, reasons = _judge(ours, theirs, cell, (score, per_length, lengths), within, how)
+    return compare_with(ours, submission(cell, logs) if cell is not None else None, how, within)
+
+
+def compare_with(ours: Side, theirs: Side | None, how: str, within: float = WITHIN) -> Comparison:
+    """Compare two sets of runs; ``how`` says how the second was found, or why there is none."""
+    ours, theirs = with_official_scores(ours, theirs)
+    factors = _factors(ours, theirs)
+    score, per_length, lengths = factors
+    verdict, reasons, decisive = _judge(ours, theirs, factors, within, how)
+    further = None
     borrowed = ours.score
-    if borrowed is not None and theirs is not None and theirs.score is not None:
-        borrowed = borrowed.with_spread_of(theirs.score)
+    if ours.score is not None and theirs is not None and theirs.score is not None:
+        borrowed = ours.score.with_spread_of(theirs.score)
+        further = runs_to_decide(ours.score, theirs.score, verdict, within)
+        if verdict is Verdict.UNDECIDED:
+            reasons += what_would_decide(ours.score, theirs.score, further, within)
     return Comparison(
         ours=ours,
         theirs=theirs,
@@ -175,80 +168,71 @@ def compare(ours: Side, name: str | None = None, logs: Path | None = None, withi
         lengths=lengths,
         verdict=verdict,
         reasons=tuple(reasons),
-        caveats=tuple(_caveats(ours, theirs)),
-        confidence=_confidence(ours, theirs, verdict, within),
+        caveats=tuple(_caveats(ours, theirs, how)),
+        confidence=decisive.found.confidence(within) if decisive and decisive.found else None,
         score_interval=interval(borrowed) if borrowed else None,
-        further_runs=further_runs(borrowed, within) if borrowed else None,
+        further_runs=further,
     )
 
 
-def _factor(name: str, unit: str, ours: Sample | None, theirs: Sample | None) -> Factor | None:
-    if ours is None or theirs is None:
-        return None
-    ours_known = ours.with_spread_of(theirs)
-    note = ""
-    if ours.spread is None and ours_known.spread is not None:
-        note = "one run: its spread is taken from the submission"
-    elif theirs.spread is None:
-        note = "the spread of the submitted runs is not known"
-    z = z_score(ours, theirs)
-    return Factor(
-        name=name,
-        unit=unit,
-        ours=ours.estimate,
-        theirs=theirs.estimate,
-        ratio=ours.estimate / theirs.estimate if theirs.estimate else None,
-        interval=ratio_interval(ours_known, theirs),
-        z=z,
-        beyond_spread=z is None or is_significant(z, theirs.count),
-        note=note,
-    )
+def certainty(found: Comparison) -> Iterator[str]:
+    """Say how sure the figures are."""
+    ours = found.ours
+    if ours.score is not None:
+        name = (
+            ours.score_name if ours.score_is_official else f"mean of {count_of(ours.score.count, 'run')}, not a score"
+        )
+        span = found.score_interval
+        interval = f", 90 % interval {span[0]:.3f} to {span[1]:.3f}" if span else ""
+        yield f"{name}: {ours.score.estimate:.3f} minutes{interval}"
+    if found.confidence is not None:
+        yield f"confidence in the verdict: {min(found.confidence, 0.999):.1%}".replace("%", " %")
 
 
-def _ranged(ours: Side, theirs: Side) -> Factor | None:
-    """Return epochs where only the least and the most of the submission are known: the ratio to the nearer end."""
-    if ours.lengths is None or theirs.length_range is None:
-        return None
-    low, high = theirs.length_range
-    found = ours.lengths.estimate
-    nearest = min(max(found, low), high)
-    return Factor(
-        name=f"{ours.length_unit} to the target",
-        unit=ours.length_unit,
-        ours=found,
-        theirs=nearest,
-        ratio=found / nearest,
-        note=f"only the range {low:g} to {high:g} of the submitted runs is known: against its nearer end",
-    )
+def _factors(ours: Side, theirs: Side | None) -> tuple[Factor | None, Factor | None, Factor | None]:
+    """Return the time to the target and the two factors that it is the product of."""
+    if theirs is None:
+        return None, None, None
+    score = factor_of("time to the target", "min", ours.score, theirs.score)
+    unit = ours.length_unit or "epochs"
+    if unit != theirs.length_unit:
+        return score, None, None
+    mine = ours.by_last_evaluation() if theirs.counts_last else ours
+    one = unit.split(" ")[0].rstrip("s")
+    lengths = length_factor(unit, mine.lengths, theirs.lengths)
+    if lengths is None and mine.lengths is not None and theirs.length_range is not None:
+        lengths = ranged_factor(unit, mine.lengths, theirs.length_range)
+    return score, factor_of(f"minutes per {one}", "min", mine.per_length, theirs.per_length), lengths
 
 
 def _judge(
     ours: Side,
     theirs: Side | None,
-    cell: PublishedResult | None,
     factors: tuple[Factor | None, Factor | None, Factor | None],
     within: float,
     how: str,
-) -> tuple[Verdict, list[str]]:
-    """Return the verdict and what it rests on, in the order in which a reader would ask."""
-    if theirs is None or cell is None:
-        return Verdict.NOT_COMPARABLE, [how]
-    obstacles = list(_obstacles(ours, theirs, cell, same_system=how in SAME_SYSTEM))
+) -> tuple[Verdict, list[str], Factor | None]:
+    """Return the verdict, what it rests on and the factor that shows it, in the order in which a reader would ask."""
+    if theirs is None:
+        return Verdict.NOT_COMPARABLE, [how], None
+    obstacles = list(_obstacles(ours, theirs, how))
     if obstacles:
-        return Verdict.NOT_COMPARABLE, obstacles
+        return Verdict.NOT_COMPARABLE, obstacles, None
     if _missed_too_often(ours):
         why = ours.missing or f"none of {ours.runs} runs has a time"
-        return Verdict.NOT_CONVERGED, [why, *_explanations(ours)]
+        unusable = any(not run.converged and run.reason not in NOT_CONVERGED for run in ours.logs)
+        verdict = Verdict.NOT_COMPARABLE if unusable else Verdict.NOT_CONVERGED
+        return verdict, [why, *_explanations(ours)], None
     score, per_length, lengths = factors
-    if score is None or score.ratio is None:
-        return Verdict.NOT_COMPARABLE, [f"{theirs.label} has no published score"]
-    if lengths is not None and lengths.differs(within):
-        return Verdict.CONVERGES_DIFFERENTLY, [_in_words(lengths), *_beside(per_length, within)]
-    for factor in (per_length, score):
-        if factor is not None and factor.ratio is not None and factor.differs(within):
-            faster = factor.ratio < 1
-            return Verdict.FASTER if faster else Verdict.SLOWER, [_in_words(factor)]
-    return Verdict.REPRODUCED, [_in_words(score, within)]
+    if score is None or score.ratio is None or ours.score is None:
+        return Verdict.NOT_COMPARABLE, [f"{theirs.label} has no {'published ' if theirs.published else ''}score"], None
+    if _same_runs(ours, theirs):
+        return Verdict.REPRODUCED, [SAME_RUNS if theirs.published else SAME_LOGS], None
+    doubtful = sorted({each.rule for each in ours.findings if each.rule in DOUBTFUL and each.severity == "error"})
+    if doubtful:
+        return Verdict.NOT_COMPARABLE, [f"the audit doubts the times of these logs: {', '.join(doubtful)}"], None
+    verdict, decisive = decide(score, per_length, lengths, within, single=ours.score.count == 1)
+    return verdict, reasons_for(verdict, decisive, per_length, within), decisive
 
 
 def _missed_too_often(ours: Side) -> bool:
@@ -263,46 +247,36 @@ def _explanations(ours: Side) -> list[str]:
     return list(reasons)[:3]
 
 
-def _in_words(factor: Factor, within: float | None = None) -> str:
-    ratio = factor.ratio or 0.0
-    text = f"{factor.name}: {factor.ours:.4g} against {factor.theirs:.4g}, ratio {ratio:.3f}"
-    if factor.interval is not None:
-        text += f" (95 %: {factor.interval[0]:.3f} to {factor.interval[1]:.3f})"
-    if within is not None and abs(ratio - 1) > within:
-        text += "; the spread of the submitted runs explains the difference"
-    return text
-
-
-def _beside(factor: Factor | None, within: float) -> list[str]:
-    return [_in_words(factor)] if factor is not None and factor.differs(within) else []
-
-
-def _obstacles(ours: Side, theirs: Side, cell: PublishedResult, *, same_system: bool) -> Iterator[str]:
-    """Yield what keeps the two from being the same kind of run.
-
-    ``same_system``: both bear the system's name, so that what the name seems to say of it does not matter.
-    """
-    if ours.benchmark != cell.benchmark:
-        yield f"a run of {ours.benchmark}, a result of {cell.benchmark}"
-    if not same_target(ours, cell):
-        yield f"{ours.round or 'a round that is not known'} and {cell.round} have different quality targets"
+def _obstacles(ours: Side, theirs: Side, how: str) -> Iterator[str]:
+    """Yield what keeps the two from being the same kind of run."""
+    # Where both bear the system's name, what the name seems to say of it does not matter.
+    same_system = how in SAME_SYSTEM
+    if ours.benchmark != theirs.benchmark:
+        yield f"a run of {ours.benchmark}, a result of {theirs.benchmark}"
+    if ours.benchmark is None and theirs.benchmark is None:
+        yield "neither set says which benchmark it is of"
+    if not same_target(ours, theirs):
+        unknown = "a round that is not known"
+        yield f"{ours.round or unknown} and {theirs.round or unknown} have different quality targets"
     on_cpu = ours.is_cpu and theirs.hardware.accelerators != 0 and not same_system
     if on_cpu:
         yield "a run on a CPU is no reproduction of a result on accelerators"
     size = data_size(ours.benchmark)
-    if size is not None and size.train is not None and _is_small(ours, theirs, cell, size.train):
+    if size is not None and size.train is not None and _is_small(ours, theirs, size.train):
         yield f"trained on {ours.train_samples:,.0f} samples; the benchmark's data set has {size.train:,}"
     if not on_cpu and not same_system:
         yield from _hardware_obstacles(ours, theirs)
+    if how.startswith(NEAREST) and not ours.is_cpu:
+        yield from _unknown_hardware(ours, theirs)
     kind = str(ours.passport.get("submission") or "")
     if "a study, not a submission" in kind:
         yield kind
 
 
-def _is_small(ours: Side, theirs: Side, cell: PublishedResult, full: int) -> bool:
-    if not ours.train_samples or (cell.benchmark == "ssd" and cell.round >= _RETINANET_SINCE):
+def _is_small(ours: Side, theirs: Side, full: int) -> bool:
+    if not ours.train_samples or (ours.benchmark == "ssd" and (ours.round or "") >= _RETINANET_SINCE):
         return False
-    least = _LEAST_SHARE_OF_DATA.get(cell.benchmark or "", 0.99)
+    least = _LEAST_SHARE_OF_DATA.get(ours.benchmark or "", 0.99)
     return ours.train_samples < least * min(full, theirs.train_samples or full)
 
 
@@ -315,18 +289,45 @@ def _hardware_obstacles(ours: Side, theirs: Side) -> Iterator[str]:
         yield f"run on {count} accelerators, submitted on {wanted}"
 
 
-def _caveats(ours: Side, theirs: Side | None) -> Iterator[str]:
+def _unknown_hardware(ours: Side, theirs: Side) -> Iterator[str]:
+    """Yield that nobody knows whether run and submission are of the same hardware, where nothing but that chose it."""
+    pairs = {
+        "accelerator": (family(ours.hardware.accelerator), family(theirs.hardware.accelerator)),
+        "number of accelerators": (ours.ranks, theirs.hardware.accelerators),
+    }
+    mine = [name for name, (here, _) in pairs.items() if not here]
+    others = [name for name, (here, there) in pairs.items() if here and not there]
+    fitting = listed([theirs.label, *equally_near(ours, theirs.label)])
+    if mine:
+        yield f"{' and '.join(mine)} of this run not known; these fit: {fitting}; --with names one"
+    if others:
+        yield f"{' and '.join(others)} of {theirs.label} not known; --with names a submission"
+
+
+def _caveats(ours: Side, theirs: Side | None, how: str) -> Iterator[str]:
     """Yield what a reader should know though it does not stop the comparison."""
     if ours.score is not None and not ours.score_is_official:
-        yield f"no official score ({ours.missing}): compared by the mean of {ours.score.count} runs"
+        count = ours.score.count
+        what = "one run" if count == 1 else f"the mean of {count} runs"
+        yield f"no official score ({ours.missing}): compared by {what}"
+    if ours.hardware.caveat:
+        yield f"the system description {ours.hardware.caveat}"
+    if ours.round_is_guess:
+        yield f"that the round is {ours.round} is a guess from the date or the keys of the logs"
+    yield from ours.flags
+    told = " ".join(ours.flags)
+    for run in ours.logs:
+        if run.explanation and run.path.name not in told and ours.score is not None:
+            yield f"{run.path.name} has no time: {run.explanation}"
     if theirs is None:
         return
-    if theirs.published is not None and _same_runs(ours, theirs):
-        yield "these are the submitted runs themselves"
-    elif family(ours.hardware.accelerator) is None and ours.hardware.accelerators != 0:
-        yield "the logs do not say what they ran on: taken to be what was submitted"
-    elif family(theirs.hardware.accelerator) is None and theirs.hardware.accelerators != 0:
-        yield f"what {theirs.label} ran on is not known here"
+    if ours.division and theirs.division and ours.division != theirs.division:
+        yield f"{ours.division} division against {theirs.division}, which has other rules"
+    yield from scores_in_words(ours, theirs)
+    if _same_runs(ours, theirs):
+        yield "nothing was run again, so nothing was tested"
+    else:
+        yield from _hardware_caveats(ours, theirs, how)
     if ours.global_batch and theirs.global_batch and ours.global_batch != theirs.global_batch:
         yield f"global batch {ours.global_batch:g}, submitted with {theirs.global_batch:g}"
     deviations = ours.passport.get("deviations")
@@ -334,34 +335,29 @@ def _caveats(ours: Side, theirs: Side | None) -> Iterator[str]:
         yield f"not as submitted: {deviation}"
     if theirs.published is not None and theirs.published.note:
         yield f"of the published result: {theirs.published.note}"
-    yield from dict.fromkeys(flag for run in ours.logs for flag in run.flags if "by hand" in flag)
+
+
+def _hardware_caveats(ours: Side, theirs: Side, how: str) -> Iterator[str]:
+    known = family(ours.hardware.accelerator) is not None
+    chosen = how.startswith(NEAREST)
+    if not known and not chosen and theirs.published is not None and not ours.is_cpu:
+        yield "the logs do not say what they ran on: taken to be what was submitted"
+    elif not known and not chosen and not ours.is_cpu:
+        yield "the logs do not say what they ran on"
+    elif family(theirs.hardware.accelerator) is None and theirs.hardware.accelerators != 0:
+        yield f"what {theirs.label} ran on is not known here"
+    if chosen and known and ours.ranks and (others := equally_near(ours, theirs.label)):
+        yield f"equally near: {listed(others)}; --with names one"
 
 
 def _same_runs(ours: Side, theirs: Side) -> bool:
+    mine, other = ours.score, theirs.score
     return (
-        ours.score_is_official
-        and ours.score is not None
-        and theirs.score is not None
+        (theirs.published is not None or bool(theirs.logs))
+        and ours.score_is_official
+        and mine is not None
+        and other is not None
         and ours.runs == theirs.runs
-        and abs(ours.score.estimate - theirs.score.estimate) < _ROUNDED_MINUTES
+        and abs(mine.estimate - other.estimate) < _ROUNDED
+        and (mine.cv is None or other.cv is None or math.isclose(mine.cv, other.cv, rel_tol=_CV_OF_MEAN))
     )
-
-
-def _confidence(ours: Side, theirs: Side | None, verdict: Verdict, within: float) -> float | None:
-    if theirs is None or ours.score is None or theirs.score is None:
-        return None
-    pair = (ours.score, theirs.score)
-    if verdict is Verdict.CONVERGES_DIFFERENTLY:
-        if ours.lengths is None or theirs.lengths is None:
-            return None
-        pair = (ours.lengths, theirs.lengths)
-    draws = ratio_draws(pair[0].with_spread_of(pair[1]), pair[1])
-    if draws is None:
-        return None
-    if verdict is Verdict.REPRODUCED:
-        return float(((draws >= 1 - within) & (draws <= 1 + within)).mean())
-    if verdict in (Verdict.FASTER, Verdict.SLOWER, Verdict.CONVERGES_DIFFERENTLY):
-        below = float((draws < 1).mean())
-        centre = pair[0].estimate < pair[1].estimate
-        return below if centre else 1 - below
-    return None

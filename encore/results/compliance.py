@@ -10,7 +10,11 @@ From v0.6 on mlperf-logging's checker decides, with a few rules of our own in ad
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -19,10 +23,16 @@ from encore.results import official
 from encore.results.compliance_v05 import check_v05
 from encore.results.extra_rules import extra_findings, small_data_findings
 from encore.results.findings import ComplianceReport, Finding
-from encore.results.reader import Event, read_events
+from encore.results.parallel import OnRead, map_files
+from encore.results.reader import Event, OnDamage, read_events
 from encore.results.run_log import Reason, RunLog, read_run
+from encore.results.score import Score, find_sets, score_logs
+from encore.results.words import apart, count_of
 
-__all__ = ["ComplianceReport", "Finding", "check", "check_log_of_many", "ruleset_of"]
+__all__ = [
+    "ComplianceReport", "Finding", "by_one_ruleset", "check", "check_log_of_many", "known_ruleset", "read_and_check",
+    "ruleset_of", "score_and_check",
+]  # fmt: skip
 
 _MAX_EVENTS = 500_000
 
@@ -34,47 +44,124 @@ def ruleset_of(round_: str | None) -> str | None:
 
 def check(path: str | PathLike[str], ruleset: str | None = None) -> ComplianceReport:
     """Check the log at ``path`` against ``ruleset``, such as ``0.7.0``, or the one found from the log."""
-    path = Path(path)
-    if ruleset is not None:
-        ruleset = _known(ruleset)
-    run = read_run(path, f"v{ruleset.removesuffix('.0')}" if ruleset else None)
+    log = _Log(Path(path), ruleset)
+    problem = _nothing_to_check(log.run)
+    if problem:
+        raise problem
+    return _report(log)
+
+
+def check_log_of_many(path: Path, ruleset: str | None = None) -> ComplianceReport:
+    """Check a log as ``check`` does, but report a file that cannot be checked as one finding."""
+    return read_and_check(path, ruleset)[1]
+
+
+def read_and_check(path: Path, ruleset: str | None = None) -> tuple[RunLog, ComplianceReport]:
+    """Return what ``read_run`` and ``check_log_of_many`` do, for one reading of the log."""
+    log = _Log(path, ruleset)
+    problem = _nothing_to_check(log.run)
+    if problem is None:
+        return log.run, _report(log)
+    finding = Finding(
+        line=None,
+        rule="every result file of a set is a log",
+        expected=problem.expected or "a readable log",
+        found=problem.found,
+        remedy=problem.remedy,
+        kind="reading",
+    )
+    return log.run, ComplianceReport(
+        path=path, ruleset=None, ruleset_found="not looked for", checker="none", findings=(finding,)
+    )
+
+
+def score_and_check(
+    path: str | PathLike[str], ruleset: str | None = None, on_read: OnRead | None = None
+) -> tuple[list[Score], list[ComplianceReport]]:
+    """Score the sets at or below ``path`` and check each of their logs, for one reading of all."""
+    sets = list(find_sets(Path(path)))
+    files = [file for _, found in sets for file in found]
+    both = map_files(partial(read_and_check, ruleset=ruleset), files, on_read)
+    scores: list[Score] = []
+    reports: list[ComplianceReport] = []
+    for folder, found in sets:
+        results = [*itertools.islice(both, len(found))]
+        scores += score_logs(folder, [run for run, _ in results])
+        reports += by_one_ruleset([report for _, report in results])
+    return scores, reports
+
+
+class _Log:
+    """A log that is read once, for its summary and for the rules: these need all events at a time."""
+
+    def __init__(self, path: Path, ruleset: str | None) -> None:
+        self.events: list[Event] = []
+        self.damaged: list[Finding] = []
+        self.asked_for = _known(ruleset) if ruleset is not None else None
+        self.run = read_run(path, f"v{self.asked_for.removesuffix('.0')}" if self.asked_for else None, self._read)
+
+    def _read(self, path: Path, on_damage: OnDamage) -> Iterator[Event]:
+        events, damaged = self.events, self.damaged
+        full = False
+
+        def note(line: int, text: str) -> None:
+            on_damage(line, text)
+            if not full and len(damaged) < _MAX_EVENTS:
+                damaged.append(_damaged_event(line, text))
+
+        for event in read_events(path, note):
+            if len(events) < _MAX_EVENTS:
+                events.append(event)
+            elif not full:
+                damaged.append(_damaged_event(event.line, f"more than {_MAX_EVENTS} events: the rest was not checked"))
+                full = True
+            yield event
+
+
+def _nothing_to_check(run: RunLog) -> EncoreError | None:
     if run.reason is Reason.UNREADABLE:
-        raise EncoreError(f"cannot read {path}: {run.explanation}", remedy="check the path and its permissions")
-    if run.reason is Reason.NO_EVENTS:
-        raise EncoreError(
-            f"no MLPerf event in {path}",
+        return EncoreError(f"cannot read {run.path}: {run.explanation}", remedy="check the path and its permissions")
+    if not run.events:
+        damage = f": {run.explanation}" if run.reason is Reason.DAMAGED else ""
+        return EncoreError(
+            f"no MLPerf event in {run.path}{damage}",
             expected=":::MLLOG, :::MLL or :::MLPv0.5.0 lines",
             remedy="name a result file such as result_0.txt",
         )
-    chosen = ruleset or ruleset_of(run.round)
-    findings, checker = _findings(path, run, chosen)
+    return None
+
+
+def _report(log: _Log) -> ComplianceReport:
+    chosen = log.asked_for or ruleset_of(log.run.round)
+    findings, checker = _findings(log, chosen)
     return ComplianceReport(
-        path=path,
+        path=log.run.path,
         ruleset=chosen,
-        ruleset_found="as asked for" if ruleset else run.round_found,
+        ruleset_found="as asked for" if log.asked_for else log.run.round_found,
+        ruleset_is_guess=log.run.round_is_guess,
         checker=checker,
         findings=tuple(sorted(findings, key=lambda each: (each.line is None, each.line or 0))),
     )
 
 
-def check_log_of_many(path: Path, ruleset: str | None = None) -> ComplianceReport:
-    """Check a log as ``check`` does, but report a file that cannot be checked as one finding."""
-    try:
-        return check(path, ruleset)
-    except EncoreError as error:
-        if ruleset is not None:
-            _known(ruleset)
-        finding = Finding(
-            line=None,
-            rule="every result file of a set is a log",
-            expected=error.expected or "a readable log",
-            found=error.found,
-            remedy=error.remedy,
-            kind="reading",
-        )
-        return ComplianceReport(
-            path=path, ruleset=None, ruleset_found="not looked for", checker="none", findings=(finding,)
-        )
+def by_one_ruleset(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceReport]:
+    """Return the reports on a folder, all by one ruleset: where it is a guess, by that of most of them."""
+    guessed = Counter(report.ruleset for report in reports if report.ruleset_is_guess)
+    if len(guessed) < 2:
+        return reports
+    chosen = guessed.most_common(1)[0][0]
+    how = "a guess from the other logs of the folder"
+    return [
+        replace(check_log_of_many(report.path, chosen), ruleset_found=how, ruleset_is_guess=True)
+        if report.ruleset_is_guess and report.ruleset != chosen
+        else report
+        for report in reports
+    ]
+
+
+def known_ruleset(ruleset: str | None) -> str | None:
+    """Return ``0.7`` or ``v0.7`` as ``0.7.0``; EncoreError for a ruleset that there is not."""
+    return None if ruleset is None else _known(ruleset)
 
 
 def _known(ruleset: str) -> str:
@@ -90,14 +177,12 @@ def _known(ruleset: str) -> str:
     return text
 
 
-def _findings(path: Path, run: RunLog, ruleset: str | None) -> tuple[list[Finding], str]:
-    findings: list[Finding] = []
+def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
+    run, events = log.run, log.events
     if ruleset is None:
         return [_unknown_round(run)], "none"
-    damaged: list[Finding] = []
-    events = _events(path, damaged)
     small = small_data_findings(run)
-    findings += [*damaged, *_timeless(events)]
+    findings = [*log.damaged, *_timeless(events)]
     if ruleset == "0.5.0":
         return [
             *findings,
@@ -108,22 +193,6 @@ def _findings(path: Path, run: RunLog, ruleset: str | None) -> tuple[list[Findin
     findings += _marked(reported, bool(small))
     findings += _marked(extra_findings(events, run), bool(small))
     return [*findings, *small], f"{official.version()} and Encore's own rules"
-
-
-def _events(path: Path, damaged: list[Finding]) -> list[Event]:
-    """Return the events for the checker, which needs them all at once: at most ``_MAX_EVENTS`` of them."""
-
-    def note(line: int, text: str) -> None:
-        if len(damaged) < _MAX_EVENTS:
-            damaged.append(_damaged_event(line, text))
-
-    events: list[Event] = []
-    for event in read_events(path, note):
-        if len(events) == _MAX_EVENTS:
-            damaged.append(_damaged_event(event.line, f"more than {_MAX_EVENTS} events: the rest was not checked"))
-            break
-        events.append(event)
-    return events
 
 
 def _damaged_event(line: int, text: str) -> Finding:
@@ -146,7 +215,7 @@ def _timeless(events: list[Event]) -> list[Finding]:
             line=first.line,
             rule="the log format of the round",
             expected="time_ms, the milliseconds since 1970, in every event",
-            found=f"{sum(event.time_s is None for event in events)} events without it, first {first.key}",
+            found=f"{count_of(sum(event.time_s is None for event in events), 'event')} without it, first {first.key}",
             remedy="write the events with mlperf_logging.mllog",
             kind="reading",
         )
@@ -175,7 +244,7 @@ def _with_best(finding: Finding, run: RunLog) -> Finding:
     if not values:
         return finding
     best = (max if first.higher_is_better else min)(values, key=lambda each: each[first.name])
-    reached = ", ".join(f"{name} {value:.5g}" for name, value in best.items())
+    reached = apart(best, {target.name: target.value for target in run.targets})
     wanted = " and ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets)
     return replace(
         finding,

@@ -1,29 +1,35 @@
-"""What comparisons need of submitted logs, in a small file: times, epochs, phases, hyperparameters.
+"""What is kept of the submitted logs: times, lengths, phases, curves and hyperparameters of every public set.
 
-The logs themselves are not part of this project. ``data/digests.json`` was made from the public ones of
-v0.5 to v0.7 that were at hand, with
+    from encore.results.digest import submission
+    side = submission(cell)
+    print(side.score.spread, side.phases, side.curves)
 
-    python -m encore.results.digest FOLDER > encore/results/data/digests.json
+``data/digests/`` holds one file per round of v0.5 to v5.1, one line per set; only the round that is asked for is
+read. They are made from checkouts of the public result repositories:
+
+    python -m encore.results.digest FOLDER...
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import lzma
+import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from encore.results.published import DATA, PublishedResult, load_published
+from encore.results.published import DATA, PublishedResult, system_of
 from encore.results.score import find_sets, score_folder
-from encore.results.sides import Side, load_sides, side_of
+from encore.results.sides import Side, known_targets, length_samples, side_of
 from encore.results.statistics import Sample
 from encore.results.systems import cells_at
-from encore.results.timing import length_of
+from encore.results.timing import Curve
 
-_DIGITS = 9
+FOLDER = DATA / "digests"
 
 
 def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
@@ -32,12 +38,77 @@ def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
     return side or _from_digest(cell) or _from_row(cell)
 
 
-@functools.cache
-def digests() -> dict[str, dict[str, Any]]:
-    """Return the digests by ``name benchmark``."""
-    path = DATA / "digests.json"
-    loaded = json.loads(path.read_text("utf-8")) if path.is_file() else []
-    return {f"{entry['name']} {entry['benchmark']}": entry for entry in loaded}
+@functools.lru_cache(maxsize=4)
+def lines_of(round_: str) -> tuple[str, ...]:
+    """Return the file of a round by its lines: what it was made from, then one set each, as JSON."""
+    path = FOLDER / f"{round_}.jsonl.xz"
+    if not path.is_file():
+        return ()
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        return tuple(file)
+
+
+def digests(round_: str) -> Iterator[Side]:
+    """Yield every public set of the round."""
+    for line in lines_of(round_)[1:]:
+        yield side_of_digest(json.loads(line))
+
+
+def side_of_digest(entry: dict[str, Any]) -> Side:
+    """Return the side that the digest was made of, without its logs."""
+    round_, submitter, system = entry["name"].split("/", 2)
+    lengths, per_length = _lengths(entry)
+    converged = [reason is None for reason in entry["reasons"]]
+    return Side(
+        label=entry["name"],
+        round=round_,
+        benchmark=entry["benchmark"],
+        hardware=system_of(round_, submitter, system),
+        score=_score(entry),
+        score_is_official=entry["score_minutes"] is not None,
+        missing=entry["missing"],
+        runs=len(converged),
+        converged=sum(converged),
+        required=entry["required"],
+        lengths=lengths,
+        length_unit=entry["unit"],
+        per_length=per_length,
+        global_batch=entry["global_batch"],
+        train_samples=entry["train_samples"],
+        division=entry["division"],
+        targets=known_targets(round_, entry["benchmark"], entry["global_batch"]),
+        phases={name: _median(of_runs) for name, of_runs in entry["phases"].items()},
+        minutes=tuple(m for m, reason in zip(entry["minutes"], entry["reasons"], strict=True) if reason is None),
+        curves=tuple(
+            Curve(minutes=tuple(minutes), values={name: tuple(each) for name, each in values.items()})
+            for minutes, values in entry["curves"]
+        ),
+        hyperparameters=entry["hyperparameters"],
+    )
+
+
+def _median(of_runs: Sequence[float | None]) -> float:
+    return statistics.median([seconds for seconds in of_runs if seconds is not None])
+
+
+def _score(entry: dict[str, Any]) -> Sample | None:
+    """Return the official score with the spread of its runs, else the mean of the runs that converged."""
+    ended = zip(entry["minutes"], entry["reasons"], strict=True)
+    minutes = [minutes for minutes, reason in ended if reason is None][: entry["scored"]]
+    if not minutes:
+        return None
+    sample = Sample.of(minutes, trimmed=entry["trimmed"])
+    return sample if entry["score_minutes"] is None else replace(sample, estimate=entry["score_minutes"])
+
+
+def _lengths(entry: dict[str, Any]) -> tuple[Sample | None, Sample | None]:
+    """Return lengths to the target and minutes per length of the runs that converged, else the latter of all."""
+    known = [each for each in zip(entry["minutes"], entry["lengths"], entry["reasons"], strict=True) if each[1]]
+    reached = [(minutes, length) for minutes, length, reason in known if reason is None]
+    if reached:
+        return length_samples(reached, entry["trimmed"])
+    speeds = [minutes / length for minutes, length, _ in known]
+    return None, Sample.of(speeds) if speeds else None
 
 
 def _from_logs(cell: PublishedResult, logs: Path) -> Side | None:
@@ -60,10 +131,13 @@ def _sides_below(folder: Path, cell: PublishedResult) -> Iterator[Side]:
 
 
 def _as_published(side: Side, cell: PublishedResult) -> Side:
-    score = side.score
-    if score is not None and cell.score_minutes is not None:
-        score = replace(score, estimate=cell.score_minutes)
-    return replace(side, label=cell.name, hardware=cell.hardware, published=cell, score=score)
+    """Return the set with the score that was published of it, where there is one."""
+    if cell.score_minutes is not None:
+        score = side.score or _from_row(cell).score
+        score = replace(score, estimate=cell.score_minutes) if score else None
+        side = replace(side, score=score, score_is_official=True)
+    factor = cell.scaling_factor or 1.0
+    return replace(side, label=cell.name, hardware=cell.hardware, published=cell, scaling_factor=factor)
 
 
 def _from_row(cell: PublishedResult) -> Side:
@@ -89,6 +163,7 @@ def _from_row(cell: PublishedResult) -> Side:
         hardware=cell.hardware,
         score=score,
         score_is_official=score is not None,
+        scaling_factor=cell.scaling_factor or 1.0,
         runs=cell.runs,
         converged=count,
         lengths=lengths,
@@ -114,58 +189,13 @@ def _span(text: str) -> tuple[float, float] | None:
 
 
 def _from_digest(cell: PublishedResult) -> Side | None:
-    entry = digests().get(f"{cell.name} {cell.benchmark}")
-    if entry is None:
-        return None
-    row = _from_row(cell)
-    score = Sample.of(entry["minutes"], trimmed=row.score.trimmed if row.score else 0)
-    if cell.score_minutes is not None:
-        score = replace(score, estimate=cell.score_minutes)
-    return replace(
-        row,
-        score=score,
-        lengths=Sample.of(entry["lengths"]) if entry["lengths"] else None,
-        length_unit=entry["unit"],
-        length_range=None,
-        counts_last=False,
-        per_length=Sample.of(entry["minutes_per_length"]) if entry["minutes_per_length"] else None,
-        train_samples=entry["train_samples"],
-        phases=entry["phases"],
-        hyperparameters=entry["hyperparameters"],
-    )
-
-
-def _digest(side: Side, cell: PublishedResult) -> dict[str, Any]:
-    ended = [(run, length_of(run)) for run in side.logs if run.elapsed_minutes]
-    pairs = [(run, length) for run, length in ended if length is not None and length.unit == side.length_unit]
-    return {
-        "name": cell.name,
-        "benchmark": cell.benchmark,
-        "minutes": [_short(run.minutes) for run in side.logs if run.minutes is not None],
-        "unit": side.length_unit,
-        "lengths": [_short(length.value) for run, length in pairs if run.converged],
-        "minutes_per_length": [_short((run.elapsed_minutes or 0.0) / length.value) for run, length in pairs],
-        "train_samples": side.train_samples,
-        "phases": {name: round(seconds, 3) for name, seconds in side.phases.items()},
-        "hyperparameters": dict(sorted(side.hyperparameters.items())),
-    }
-
-
-def _short(value: float | None) -> float:
-    return float(f"{value or 0.0:.{_DIGITS}g}")
-
-
-def _main(root: Path) -> None:
-    cells = {f"{cell.name} {cell.benchmark}" for cell in load_published()}
-    entries = []
-    for side in load_sides(root):
-        found = cells_at(side.folder or root, side.round, side.benchmark)
-        # One log of ten is no digest of a submission.
-        if found and f"{found[0].name} {side.benchmark}" in cells and side.runs == found[0].runs:
-            entries.append(_digest(side, found[0]))
-    lines = [json.dumps(entry) for entry in sorted(entries, key=lambda e: (e["name"], e["benchmark"]))]
-    sys.stdout.write("[\n" + ",\n".join(lines) + "\n]\n")
+    start = f'{{"name":{json.dumps(cell.name)},"benchmark":'
+    start += f"{json.dumps(cell.benchmark)}," if cell.benchmark else ""
+    entry = next((line for line in lines_of(cell.round)[1:] if line.startswith(start)), None)
+    return _as_published(side_of_digest(json.loads(entry)), cell) if entry is not None else None
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    from encore.results.digest_build import main
+
+    sys.exit(main())

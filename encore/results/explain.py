@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from encore.results.published import System
+from encore import catalogue
+from encore.results.published import PublishedResult, System
 from encore.results.sides import Side, first_step_seconds
 from encore.results.systems import family, framework_of
 
@@ -43,15 +44,19 @@ _OFF_THE_CLOCK_WEIGHT = 0.01
 # What settings of a kind do to a run at their most. Two settings of one weight: in the order of their names.
 _HYPERPARAMETERS: tuple[tuple[str, float], ...] = (
     (r"global_batch|^batch_size$|input_batch|train_samples|data\.id", 0.9),
-    (r"opt_name|optimizer$|precision|depth|layout", 0.8),
+    (r"opt_name|optimizer$|precision|depth|layout|num_layers|hidden_size|lora_rank", 0.8),
     (r"learning_rate(?!.*(?:warmup|decay))|base_learning_rate|^lr$", 0.6),
     (r"warmup|decay|schedule|momentum|lars|eta|beta|epsilon|smoothing|dropout|bn_span|loss_scale", 0.35),
-    (r"max_sequence|image_size|crop|mirror|gradient_accumulation|clip|target", 0.4),
+    (r"sequence_length|max_sequence|image_size|crop|mirror|gradient_accumulation|clip|target", 0.4),
     (r"eval", 0.2),
     (r"dali|thread|prefetch|worker|interval|compression|groups", 0.15),
 )
 _OTHER_HYPERPARAMETER = 0.1
-_NOT_COMPARED = re.compile(r"seed|cache_clear|_file$|start_warmup|tracked|samples_count|submission|clear_caches")
+_NOT_COMPARED = re.compile(
+    r"seed|cache_clear|_file$|start_warmup|tracked|samples_count|submission|clear_caches|^duplicate_|^benchmark$"
+    # What some logs of v1.0 and later report of the run as it goes, in the form of settings.
+    r"|^status$|loss ?$|current_lr|^lr_abs$|trained_samples|epoch_num$|tflops|^checkpoint$|^Total$|^$"
+)
 _SOFTWARE = (
     (r"framework", 0.2),
     (r"cuda_version|cudnn|cublas|trt", 0.12),
@@ -109,6 +114,8 @@ class Explanation:
         """Return the explanation as plain data."""
         return {
             "run": self.ours.label,
+            "round": self.ours.round,
+            "round_is_guess": self.ours.round_is_guess,
             "other": self.theirs.label,
             "differences": [vars(difference) for difference in self.differences],
             "unknown": list(self.unknown),
@@ -231,10 +238,13 @@ def _topology(ours: System, theirs: System) -> Iterator[Difference]:
 
 
 def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
-    """Yield what the passports of two runs of Encore say; a submission has none."""
-    if not ours.settings or not theirs.settings:
+    """Yield what the passports of two runs of Encore say; of a submission, the environment in its system file."""
+    if not ours.settings:
         return
-    for name in sorted({*ours.settings, *theirs.settings}):
+    submitted = {} if theirs.settings else _submitted_environment(ours, theirs.published)
+    names = {*ours.settings, *theirs.settings} if theirs.settings else set(submitted)
+    theirs = replace(theirs, settings=theirs.settings or submitted)
+    for name in sorted(names):
         plain = name.removeprefix("configuration.")
         area: Area = "configuration" if plain != name else "environment"
         table = _HYPERPARAMETERS if area == "configuration" else _ENVIRONMENT
@@ -243,6 +253,20 @@ def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
         found = _setting(area, plain, ours.settings.get(name), theirs.settings.get(name), _weight(plain, table, 0.1))
         if found is not None:
             yield found
+
+
+def _submitted_environment(ours: Side, cell: PublishedResult | None) -> dict[str, object]:
+    """Return the variables that were submitted with ``cell``, where ours are of the same framework and on GPUs."""
+    name = str(ours.passport.get("name", ""))
+    if cell is None or ours.is_cpu or name not in (choices := catalogue.choices()):
+        return {}
+    choice, folder = choices[name], f"training_results_{cell.round},"
+    for system in catalogue.systems(choice):
+        if system.submission == cell.system and folder in system.source:
+            fits = system.framework in ("", choice.implementation.framework)
+            tables = system.environment.values() if fits else ()
+            return {f"environment.{name}": value for table in tables for name, value in table.items()}
+    return {}
 
 
 def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> float:
@@ -261,7 +285,7 @@ def _setting(area: Area, name: str, ours: object, theirs: object, weight: float)
         weight=weight,
         sentence=f"{name}: {_shown(ours)}, theirs {_shown(theirs)}",
     )
-    left, right = _number(ours), _number(theirs)
+    left, right = _finite(ours), _finite(theirs)
     if ours is None or theirs is None:
         return replace(found, weight=weight * _ONE_SIDED)
     if left is not None and right:
@@ -272,7 +296,7 @@ def _setting(area: Area, name: str, ours: object, theirs: object, weight: float)
 
 
 def _same(ours: object, theirs: object) -> bool:
-    left, right = _number(ours), _number(theirs)
+    left, right = _finite(ours), _finite(theirs)
     if left is not None and right is not None:
         return math.isclose(left, right, rel_tol=_SAME_NUMBER, abs_tol=1e-12)
     if isinstance(ours, str) and isinstance(theirs, str):
@@ -280,7 +304,8 @@ def _same(ours: object, theirs: object) -> bool:
     return ours == theirs
 
 
-def _number(value: object) -> float | None:
+def _finite(value: object) -> float | None:
+    """Return a finite number; None for a text, even one of digits: ``number_of`` would take versions for numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None

@@ -12,16 +12,22 @@ from encore.results.run_log import Reason, RunLog
 
 _RULES = "training_rules.adoc"
 _RESNET_EVAL_EPOCHS = 4
+_DATA_WORK = frozenset(
+    {"epoch_start", "epoch_stop", "block_stop", "eval_start", "eval_stop", "eval_accuracy", "tracked_stats"}
+)
+"""Events that no run has before it reads its data set. ``block_start`` is checked by the official rules; sample counts
+are no evidence: they are constants of the data set, which most submitted logs have before run_start."""
 
 
 def small_data_findings(run: RunLog) -> list[Finding]:
     """Find sample counts below the real data set's; the official checker asks only that there is one."""
-    size = data_size(run.benchmark)
+    size = data_size(run.benchmark, run.round)
     if size is None:
         return []
+    batch = run.global_batch if size.in_batches and run.global_batch else 1.0
     counts = (
-        ("train_samples", run.train_samples, size.train),
-        ("eval_samples", run.eval_samples, size.evaluate),
+        ("train_samples", run.train_samples, size.least_train or size.train, batch),
+        ("eval_samples", run.eval_samples, size.least_evaluate or size.evaluate, 1.0),
     )
     return [
         Finding(
@@ -32,14 +38,21 @@ def small_data_findings(run: RunLog) -> list[Finding]:
             remedy="a run on a small data set tries the code out; for a result, prepare the real data set",
             kind="small_data",
         )
-        for name, logged, wanted in counts
-        if logged is not None and wanted is not None and logged < wanted
+        for name, logged, wanted, each in counts
+        if logged is not None and wanted is not None and logged * each < wanted and logged not in size.also
     ]
 
 
 def extra_findings(events: Sequence[Event], run: RunLog) -> list[Finding]:
     """Return findings of our own rules."""
-    return [*_outcome(events, run), *_cache(events), *_seed(run), *_resnet_schedule(run), *_order(events)]
+    return [
+        *_outcome(events, run),
+        *_cache(events),
+        *_seed(run),
+        *_resnet_schedule(run),
+        *_order(events),
+        *_data_before_clock(events),
+    ]
 
 
 def _outcome(events: Sequence[Event], run: RunLog) -> Iterator[Finding]:
@@ -132,3 +145,27 @@ def _order(events: Sequence[Event]) -> Iterator[Finding]:
                 remedy="take both times on the same node, from the same clock",
                 severity="warning",
             )
+
+
+def _data_before_clock(events: Sequence[Event]) -> Iterator[Finding]:
+    """Check that nothing read the data set before the clock started, as far as the log shows it."""
+    start = next((event for event in events if event.key == "run_start"), None)
+    if start is None:
+        return
+    for event in events:
+        if event.key in _DATA_WORK and _is_before(event, start):
+            yield Finding(
+                line=event.line,
+                rule=f"{_RULES}, run results: the clock starts before any part of the system touches the data set",
+                expected=f"no {event.key} before run_start in line {start.line}",
+                found=f"{event.key} before it",
+                remedy="warm up on synthetic data, log run_start, and only then read the data set",
+            )
+            return
+
+
+def _is_before(event: Event, start: Event) -> bool:
+    """Compare by the events' own times, or by their lines where one has none."""
+    if event.time_s is None or start.time_s is None:
+        return event.line < start.line
+    return event.time_s < start.time_s

@@ -1,13 +1,14 @@
-"""What a compliance check hands back: findings in plain words, and the report that holds them."""
+"""What a compliance check and an audit hand back: findings in plain words, and the report that holds them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-Severity = Literal["error", "warning"]
-Kind = Literal["rule", "small_data", "reading", "crash"]
+Severity = Literal["error", "warning", "note"]
+Kind = Literal["rule", "small_data", "reading", "crash", "audit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +18,35 @@ class Finding:
     line: int | None
     """Line of the file, from 1; None where the finding is about the whole log."""
     rule: str
-    """Where the rule is defined."""
+    """Where the rule is defined; of an audit its name, as in docs/audit.md."""
     expected: str
     found: str
     remedy: str
     severity: Severity = "error"
     kind: Kind = "rule"
     """``small_data``: no run on this data set can satisfy the rule. ``reading``: the text itself is damaged.
-    ``crash``: mlperf-logging broke on this log, so its verdict is not known."""
+    ``crash``: mlperf-logging broke on this log, so its verdict is not known. ``audit``: what `encore audit` finds."""
+    path: Path | None = None
+    """The file, in an audit; None where the finding is about the whole set."""
+    rate: float | None = None
+    """Part of the public sets on which this rule of the audit fires; None where it was not measured."""
+
+    @property
+    def place(self) -> str:
+        """Return ``result_0.txt line 7``, as far as there is one."""
+        line = f"line {self.line}" if self.line is not None else ""
+        return f"{self.path.name if self.path else ''} {line}".strip()
+
+    def as_json(self) -> dict[str, object]:
+        """Return the finding as plain data; file and rate are those of an audit."""
+        plain = asdict(self)
+        path, rate = plain.pop("path"), plain.pop("rate")
+        return {**plain, "file": path.name if path else None, "rate": rate} if self.kind == "audit" else plain
+
+
+def no_error(findings: Iterable[Finding]) -> bool:
+    """Return whether none of the findings is an error."""
+    return not any(finding.severity == "error" for finding in findings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +58,7 @@ class ComplianceReport:
     """Such as ``0.7.0``; None where it could not be found."""
     ruleset_found: str
     """How the ruleset was found."""
+    ruleset_is_guess: bool = False
     checker: str
     """What checked: mlperf-logging with its version, or Encore's own rules."""
     findings: tuple[Finding, ...]
@@ -43,7 +66,7 @@ class ComplianceReport:
     @property
     def passed(self) -> bool:
         """No error at all, as a submission needs it."""
-        return not any(finding.severity == "error" for finding in self.findings)
+        return no_error(self.findings)
 
     @property
     def passed_but_for_data(self) -> bool:
@@ -56,8 +79,9 @@ class ComplianceReport:
             "path": str(self.path),
             "ruleset": self.ruleset,
             "ruleset_found": self.ruleset_found,
+            "ruleset_is_guess": self.ruleset_is_guess,
             "checker": self.checker,
             "passed": self.passed,
             "passed_but_for_data": self.passed_but_for_data,
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [finding.as_json() for finding in self.findings],
         }

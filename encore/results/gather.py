@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from encore.results.reader import Event, number_of, read_events
+from encore.results.evaluations import Evaluations
+from encore.results.reader import Event, ReadEvents, number_of, read_events
 from encore.results.rounds import ROUND_KEYS, RoundEvidence
 from encore.results.rules import canonical
 
 _LIMIT = 4096
 _TEXT_LIMIT = 400
-_VALUES = 16
 _PHASES = frozenset(
     {f"{name}_{edge}" for name in ("init", "run", "epoch", "block", "eval") for edge in ("start", "stop")}
     | {"train_epoch"}
 )
 _DAMAGED_KEY = re.compile(r'"key":\s*"(\w+)"|:::MLL [\d.]+ (\w+):|:::MLPv\S+ \S+ [\d.]+ \(.*?:\d+\) (\w+)')
-_BOX_AND_MASK = ("BBOX", "SEGM")
 _NAMING_DIALECTS = frozenset({"v0.5", "mlperf"})
+_EARLIEST_S, _LATEST_S = 1_483_228_800, 4_102_444_800
+"""The years 2017 and 2100. MLPerf began in 2018; a time outside is in another unit, or no time."""
+_HUGECTR = "format_ctr_output.py"
+"""HugeCTR's converter of v0.7 adds milliseconds to the seconds since 1970: the differences alone are right."""
 _DECIDING = frozenset({"run_start", "run_stop", "eval_result"})
 _NO_HYPERPARAMETER = re.compile(
     r"submission_|(?:init|run|epoch|block|eval|train)_(?:start|stop|epoch|loop|final|iteration)|eval_accuracy"
@@ -29,24 +33,23 @@ _NO_HYPERPARAMETER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(NamedTuple):
     """One boundary in a run: ``name`` is the event's key, such as ``epoch_start``."""
 
     name: str
     time_s: float
     epoch: float | None = None
+    line: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quality:
-    """One evaluation: values by name ("value"; "BBOX" and "SEGM" for Mask R-CNN)."""
+class Untimely(NamedTuple):
+    """A run_start or run_stop that has no time at which a run can have been."""
 
-    epoch: float | None
-    samples: float | None
-    time_s: float | None
+    key: str
     line: int
-    values: Mapping[str, float]
+    time_s: float | None
+    refused_time: str
+    """What was written in place of a number."""
 
 
 @dataclass(kw_only=True)
@@ -57,15 +60,19 @@ class Gathered:
     events: int = 0
     starts: list[tuple[int, float]] = field(default_factory=list)
     stops: list[tuple[int, float]] = field(default_factory=list)
+    source: str = ""
+    """File and line of the program that logged run_start."""
     restarted: int | None = None
+    untimely: Untimely | None = None
+    """The first one."""
     status: str | None = None
     eval_result_s: float | None = None
-    quality: list[Quality] = field(default_factory=list)
+    evaluations: Evaluations = field(default_factory=Evaluations)
     benchmarks: set[str] = field(default_factory=set)
     division: str | None = None
     org: str | None = None
     platform: str | None = None
-    seeds: list[int] = field(default_factory=list)
+    seeds: dict[int, None] = field(default_factory=dict)
     global_batch: float | None = None
     train_samples: float | None = None
     eval_samples: float | None = None
@@ -73,7 +80,6 @@ class Gathered:
     phases: list[Phase] = field(default_factory=list)
     first_init_s: float | None = None
     init_seconds: float | None = None
-    latest_s: float | None = None
     damaged: list[tuple[int, str]] = field(default_factory=list)
     last_damaged: tuple[int, str] | None = None
     harmless_damaged: int = 0
@@ -93,18 +99,20 @@ class Gathered:
             self.damaged.append((line, text[:_TEXT_LIMIT]))
 
 
-def gather(path: Path) -> Gathered:
+def gather(path: Path, read: ReadEvents = read_events) -> Gathered:
     """Read the log at ``path`` once."""
     found = Gathered()
-    for event in read_events(path, found.note_damaged):
+    for event in read(path, found.note_damaged):
         found.events += 1
+        if event.time_s is None or not _EARLIEST_S <= event.time_s <= _LATEST_S:
+            event = _timeless(found, event)
         found.evidence.dialects.add(event.dialect)
         if event.dialect in _NAMING_DIALECTS or event.key == "submission_benchmark":
             _note_benchmark(found, event)
         handler = _HANDLERS.get(event.key)
         if handler:
             handler(found, event)
-        elif len(found.hyperparameters) < _LIMIT and not _NO_HYPERPARAMETER.match(event.key):
+        elif event.key not in found.hyperparameters and len(found.hyperparameters) < _LIMIT:
             _note_hyperparameter(found, event)
         if event.key in _PHASES and event.time_s is not None:
             _note_phase(found, event, event.time_s)
@@ -113,6 +121,15 @@ def gather(path: Path) -> Gathered:
     found.evidence.division = found.division
     found.evidence.start_s = found.starts[0][1] if found.starts else None
     return found
+
+
+def _timeless(found: Gathered, event: Event) -> Event:
+    """Return an event without its impossible time, which a run must not be measured by."""
+    if event.time_s and str(event.metadata.get("file")).endswith(_HUGECTR):
+        return event
+    if event.key in ("run_start", "run_stop") and found.untimely is None:
+        found.untimely = Untimely(event.key, event.line, event.time_s, event.refused_time)
+    return event if event.time_s is None else event._replace(time_s=None)
 
 
 def _note_benchmark(found: Gathered, event: Event) -> None:
@@ -130,6 +147,9 @@ def _start(found: Gathered, event: Event) -> None:
         found.restarted = found.restarted or event.line
     elif len(found.starts) < _LIMIT:
         found.starts.append((event.line, event.time_s))
+    if not found.source and "file" in event.metadata:
+        name = str(event.metadata["file"])[:_TEXT_LIMIT].rpartition("/")[2]
+        found.source = f"{name}:{str(event.metadata.get('lineno', ''))[:_TEXT_LIMIT]}"
 
 
 def _stop(found: Gathered, event: Event) -> None:
@@ -147,34 +167,7 @@ def _stop(found: Gathered, event: Event) -> None:
 
 
 def _eval_accuracy(found: Gathered, event: Event) -> None:
-    metadata, value = event.metadata, event.value
-    if isinstance(value, dict) and event.dialect in ("v0.5", "mlperf"):
-        metadata = value
-    point = Quality(
-        epoch=number_of(metadata.get("epoch_num", metadata.get("epoch"))),
-        samples=number_of(metadata.get("samples_count")),
-        time_s=event.time_s,
-        line=event.line,
-        values=_values(value, str(metadata.get("metric") or "value")),
-    )
-    repeated = any(point.epoch == old.epoch and point.values == old.values for old in found.quality[-8:])
-    if point.values and not repeated and len(found.quality) < _LIMIT:
-        found.quality.append(point)
-
-
-def _values(value: object, name: str) -> dict[str, float]:
-    """Return numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or lie deeper, under "accuracy"."""
-    if isinstance(value, list) and len(value) == len(_BOX_AND_MASK):
-        value = dict(zip(_BOX_AND_MASK, value, strict=True))
-    if isinstance(value, dict):
-        inner = value.get("accuracy", value.get("value", value))
-        if isinstance(inner, dict):
-            few = [(key, each) for key, each in inner.items() if key != "epoch"][:_VALUES]
-            numbers = {str(key)[:_TEXT_LIMIT]: number_of(each) for key, each in few}
-            return {key: number for key, number in numbers.items() if number is not None}
-        value = inner
-    number = number_of(value)
-    return {} if number is None else {name[:_TEXT_LIMIT]: number}
+    found.evaluations.add(event, found.evidence.benchmark, found.global_batch)
 
 
 def _eval_result(found: Gathered, event: Event) -> None:
@@ -196,8 +189,9 @@ def _init_stop(found: Gathered, event: Event) -> None:
 
 def _seed(found: Gathered, event: Event) -> None:
     seed = number_of(event.value)
-    if seed is not None and seed == int(seed) and int(seed) not in found.seeds and len(found.seeds) < _LIMIT:
-        found.seeds.append(int(seed))
+    if seed is not None and seed == int(seed) and len(found.seeds) < _LIMIT:
+        # A log has as many seeds as ranks: a dictionary keeps their order and finds one at once.
+        found.seeds.setdefault(int(seed))
 
 
 def _text(name: str) -> Callable[[Gathered, Event], None]:
@@ -219,7 +213,7 @@ def _figure(name: str) -> Callable[[Gathered, Event], None]:
 
 def _note_hyperparameter(found: Gathered, event: Event) -> None:
     value = event.value
-    if value is None or event.key in found.hyperparameters:
+    if value is None or event.key in found.hyperparameters or _NO_HYPERPARAMETER.match(event.key):
         return
     if isinstance(value, str):
         value = value[:_TEXT_LIMIT]
@@ -235,9 +229,7 @@ def _note_phase(found: Gathered, event: Event, seconds: float) -> None:
     last = found.phases[-1] if found.phases else None
     # One per boundary, not one per rank.
     if len(found.phases) < _LIMIT and not (last and (last.name, last.epoch) == (event.key, epoch)):
-        found.phases.append(Phase(event.key, seconds, epoch))
-    if not event.key.startswith(("run", "init")):
-        found.latest_s = max(found.latest_s or seconds, seconds)
+        found.phases.append(Phase(event.key, seconds, epoch, event.line))
 
 
 _HANDLERS: dict[str, Callable[[Gathered, Event], None]] = {

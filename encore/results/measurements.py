@@ -13,7 +13,7 @@ from encore.results.digest import submission
 from encore.results.published import PublishedResult, StudyFigure, load_figures
 from encore.results.run_log import RunLog
 from encore.results.sides import Side
-from encore.results.systems import family, framework_of, release_of
+from encore.results.systems import cells_at, framework_of, model_of, release_of
 from encore.results.timing import length_of
 
 
@@ -48,14 +48,29 @@ class Measurement:
     curves: tuple[Curve, ...] = ()
 
 
+def title_of(side: Side) -> str:
+    """Return the whole name of a set: round, submitter and system of a public one, else what its folder is called."""
+    if side.published is not None:
+        return side.published.name
+    if side.passport or side.folder is None:
+        return side.label
+    path = [part for part in side.folder.absolute().parts if part.lower() not in ("results", side.benchmark)]
+    cells = cells_at(side.folder, side.round, side.benchmark)
+    if cells and cells[0].submitter in path:
+        return cells[0].name
+    org = next((run.org for run in side.logs if run.org), None)
+    named = path[-2:] if org is None else path[-1:]
+    return "/".join([*([org] if org and org not in named else []), *named])
+
+
 def of_side(side: Side) -> Measurement:
     """Return the measurement that a set of runs is."""
     hardware = side.hardware
     in_epochs = side.length_unit == "epochs"
-    accelerator = family(hardware.accelerator) or hardware.accelerator or hardware.cpu or "?"
+    accelerator = model_of(hardware.accelerator) or hardware.accelerator or hardware.cpu or "?"
     image = str(side.passport.get("image") or "")
     return Measurement(
-        label=side.published.name if side.published else side.label,
+        label=title_of(side),
         benchmark=side.benchmark or "?",
         system=f"{hardware.nodes} nodes, {accelerator}" if (hardware.nodes or 1) > 1 else accelerator,
         framework=framework_of(hardware.framework, str(side.passport.get("implementation") or ""), side.label),

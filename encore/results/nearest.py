@@ -11,14 +11,16 @@ import math
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.published import PublishedResult, load_published
-from encore.results.rules import canonical, targets_of
-from encore.results.sides import Side
+from encore.results.rules import canonical
+from encore.results.sides import Side, known_targets
 from encore.results.systems import cells_at, family, framework_of
 
 OWN_SYSTEM = "the system that the folder is named after"
 OWN_PLATFORM = "the submitter and the platform that the logs name"
 SAME_SYSTEM = (OWN_SYSTEM, OWN_PLATFORM)
 """Ways of finding a submission after which the two are the same system by name."""
+NEAREST = "the nearest"
+"""Begins the way of finding a submission that nothing names."""
 _SUBMITTED = "the submitted configuration of "
 _FAR = 10.0
 _LISTED = 6
@@ -43,21 +45,25 @@ def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResul
     ranked = rank(side)
     if not ranked:
         return None, f"no published result of {side.benchmark}"
-    return ranked[0], _why(side, ranked[0])
+    return ranked[0], why(side, ranked[0])
 
 
 def rank(side: Side) -> list[PublishedResult]:
-    """Return the published cells of the benchmark with a score, the nearest first."""
+    """Return the published cells of the benchmark with a score, the nearest first.
+
+    Never by the score: the submission with the nearest time would always be reproduced.
+    """
     wanted = canonical(side.benchmark)
     cells = [cell for cell in load_published() if cell.benchmark == wanted and cell.score_minutes is not None]
     return sorted(cells, key=lambda cell: _distance(side, cell))
 
 
 def _distance(side: Side, cell: PublishedResult) -> tuple[float, ...]:
-    """Return the distance: round and target first, then accelerator, count and framework; the unknown in between."""
+    """Return the distance: round, division, submitter, hardware, framework and batch; the unknown in between."""
     ours, theirs = side.hardware, cell.hardware
     return (
         _differs(side.round, cell.round),
+        float(bool(side.division and cell.division and side.division != cell.division)),
         _org_differs(side, cell),
         _differs(family(ours.accelerator), family(theirs.accelerator)),
         _count_distance(side.ranks, theirs.accelerators),
@@ -66,8 +72,23 @@ def _distance(side: Side, cell: PublishedResult) -> tuple[float, ...]:
             framework_of(theirs.framework, cell.system),
         ),
         _differs(side.global_batch, cell.global_batch),
-        abs(math.log(side.score.estimate / cell.score_minutes)) if side.score and cell.score_minutes else 0.0,
     )
+
+
+def equally_near(side: Side, label: str) -> list[str]:
+    """Return the names of the other submissions that are as near to the run as the one called ``label``."""
+    ranked = rank(side)
+    nearest = next((cell for cell in ranked if cell.name == label), None)
+    if nearest is None:
+        return []
+    distance = _distance(side, nearest)
+    return [cell.name for cell in ranked if cell.name != label and _distance(side, cell) == distance]
+
+
+def listed(names: list[str]) -> str:
+    """Return the first of the names, and how many more there are."""
+    left = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {left} more" if left > 0 else "")
 
 
 def _org_differs(side: Side, cell: PublishedResult) -> float:
@@ -97,17 +118,19 @@ def _count_distance(ours: int | None, theirs: int | None) -> float:
     return abs(math.log2(ours / theirs))
 
 
-def _why(side: Side, cell: PublishedResult) -> str:
-    same = [
-        name
-        for name, equal in (
-            ("round", side.round == cell.round),
-            ("accelerator", family(side.hardware.accelerator) == family(cell.hardware.accelerator)),
-            ("count", side.ranks == cell.hardware.accelerators),
-        )
-        if equal
-    ]
-    return f"the nearest: same {', '.join(['benchmark', *same])}"
+def why(side: Side, cell: PublishedResult) -> str:
+    """Say what run and submission have in common, and what is not known of the run."""
+    ours, theirs = side.hardware, cell.hardware
+    pairs = {
+        "round": (side.round, cell.round),
+        "accelerator": (family(ours.accelerator), family(theirs.accelerator)),
+        "count": (side.ranks, theirs.accelerators),
+        "batch": (side.global_batch, cell.global_batch),
+    }
+    same = [name for name, (mine, other) in pairs.items() if mine is not None and mine == other]
+    unknown_here = [name for name, (mine, _) in pairs.items() if mine is None]
+    text = f"{NEAREST}: same {', '.join(['benchmark', *same])}"
+    return f"{text}; not known: {', '.join(unknown_here)}" if unknown_here else text
 
 
 def _stated(side: Side) -> PublishedResult | None:
@@ -140,7 +163,7 @@ def _named(side: Side, name: str) -> PublishedResult:
     if len(found) == 1 or (found and len({cell.name for cell in found}) == 1):
         return found[0]
     if found:
-        names = ", ".join(cell.name for cell in found[:_LISTED])
+        names = listed([cell.name for cell in found])
         raise EncoreError(f"{name!r} is the name of several systems", expected=f"one of {names}")
     elsewhere = [cell.benchmark or "?" for cell in load_published() if cell.name.lower() == wanted]
     if elsewhere:
@@ -155,8 +178,8 @@ def _named(side: Side, name: str) -> PublishedResult:
     raise error
 
 
-def same_target(side: Side, cell: PublishedResult) -> bool:
-    """Return whether the run and the cell had to reach the same quality."""
+def same_target(side: Side, other: Side) -> bool:
+    """Return whether the two had to reach the same quality."""
     if side.round is None or side.benchmark is None or not side.targets:
-        return side.round == cell.round
-    return targets_of(cell.round, side.benchmark, cell.global_batch) == side.targets
+        return side.round == other.round
+    return known_targets(other.round, side.benchmark, other.global_batch) == side.targets

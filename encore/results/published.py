@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,10 @@ else:
     import tomli as tomllib
 
 DATA = Path(__file__).parent / "data"
-_FIELDS = ("score_minutes", "fastest_minutes", "slowest_minutes", "cv", "samples_per_second", "init_seconds")
+_FIELDS = (
+    "score_minutes", "fastest_minutes", "slowest_minutes", "cv", "samples_per_second", "init_seconds",
+    "scaling_factor", "official_minutes",
+)  # fmt: skip
 
 _NODES = re.compile(r"(?:^|_)n(\d+)(?:_|$)")
 _NAMED_BOXES = (
@@ -71,6 +75,8 @@ class System:
     operating_system: str | None = None
     status: str | None = None
     software: Mapping[str, str] = field(default_factory=dict)
+    caveat: str = ""
+    """What is wrong with the file that describes it."""
 
     @property
     def accelerators(self) -> int | None:
@@ -92,7 +98,11 @@ class PublishedResult:
     runs: int
     converged: int | None
     score_minutes: float | None
-    """None where the submitted logs give no score."""
+    """The raw score; None where the submitted logs give none."""
+    scaling_factor: float | None
+    """By which MLCommons multiplies the raw score, from the set's scaling.json; None where there is none."""
+    official_minutes: float | None
+    """The official score: the raw one times the factor, or as it is without a factor."""
     fastest_minutes: float | None
     slowest_minutes: float | None
     cv: float | None
@@ -101,6 +111,10 @@ class PublishedResult:
     last_quality: str
     samples_per_second: float | None
     init_seconds: float | None
+    division: str
+    """closed or open; empty where the submitter's description does not say it."""
+    availability: str
+    """As MLCommons' tables have it, such as Available on-premise; RDI is research, development or internal."""
     note: str
     hardware: System
 
@@ -220,6 +234,8 @@ def _result(row: dict[str, str]) -> PublishedResult:
         global_batch=_whole(row["global_batch"]),
         last_eval_epochs=row["last_eval_epochs"],
         last_quality=row["last_quality"],
+        division=row["division"],
+        availability=row["availability"],
         note=row["note"],
         hardware=system_of(round_, submitter, system),
         **numbers,
@@ -232,11 +248,11 @@ def _whole(text: str) -> int | None:
 
 @functools.cache
 def _described(round_: str) -> dict[str, dict[str, dict[str, Any]]]:
-    path = DATA / "systems" / f"{round_}.toml"
-    if not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        return tomllib.load(file)
+    path = DATA / "systems" / f"{round_}.json"
+    found: dict[str, dict[str, Any]] = {}
+    for entry in json.loads(path.read_text("utf-8")) if path.is_file() else []:
+        found.setdefault(entry.pop("submitter"), {})[entry.pop("system")] = entry
+    return found
 
 
 def _from_name(name: str) -> System:
@@ -259,7 +275,8 @@ def _hardware_from_name(name: str) -> tuple[int | None, int | None, str | None]:
     nodes = int(match[1]) if match else None
     tpu = _TPU.search(name)
     if tpu:
-        return nodes, int(tpu[2]), f"TPU v{tpu[1]}"
+        # Names count cores, of which a chip has two; descriptions count chips.
+        return nodes, int(tpu[2]) // 2, f"TPU v{tpu[1]}"
     for pattern, accelerator, count in _NAMED_BOXES:
         if pattern.match(name):
             # v0.5 writes "multi" for a number of nodes that differs from benchmark to benchmark.

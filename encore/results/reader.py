@@ -17,15 +17,14 @@ from __future__ import annotations
 import calendar
 import gzip
 import json
-import math
 import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol
 
 Dialect = Literal["v0.5", "mll", "mllog", "mlperf"]
 OnDamage = Callable[[int, str], None]
@@ -36,20 +35,30 @@ MAX_LINE = 1 << 20
 _CHUNK = 1 << 18
 _EXCERPT = 1000
 _MAX_EXACT_INT = 1 << 53
+_LARGEST = 1e30
+"""No quantity of a run is larger; sums and squares of numbers below it stay finite."""
 _MAX_DAMAGED = 8
 _GZIP_MAGIC = b"\x1f\x8b"
 _MARKS = (b":::ML", b"MLPerf:")
+_SPARSE = 4
+"""Where less than one line of so many has a mark, it is faster to jump from mark to mark than to split the text."""
 _PLAIN = b":::MLLOG {"
+_PLAIN_START = len(_PLAIN) - 1
+_HEAD = _PLAIN + b'"namespace": "", "time_ms": '
+_TIME = len(_HEAD)
+_FIRST_TIME = b"1" + b"0" * 12
+"""Milliseconds have 13 digits from 2001 on."""
+_TIME_END = _TIME + len(_FIRST_TIME)
 _TOKEN = re.compile(r":::ML(?:Pv(?P<version>\d[\d.]*)|LOG|L)(?=[\s{])|(?<![A-Za-z0-9_])MLPerf:(?=\s)")
 _V05 = re.compile(
     r"\s+(?P<benchmark>\S+)\s+(?P<time>[\d.]+)\s+\((?P<file>.*?):(?P<lineno>\d+)\)\s+(?P<key>\w+)(?P<rest>.*)",
-    re.DOTALL,
+    re.DOTALL | re.ASCII,
 )
-_MLL = re.compile(r"\s+(?P<time>[\d.]+)\s+(?P<key>\w+)\s*:\s*")
+_MLL = re.compile(r"\s+(?P<time>[\d.]+)\s+(?P<key>\w+)\s*:\s*", re.ASCII)
 _PERCENT = re.compile(r"\b(\d{1,3}(?:\.\d{1,9})?)%")
 _MLPERF = re.compile(
     r"\s+(?P<benchmark>\w+)\s+\[(?P<time>\d\d/\d\d/\d\d \d\d:\d\d:\d\d)\],\s*(?P<key>\w+)(?P<rest>.*)",
-    re.DOTALL,
+    re.DOTALL | re.ASCII,
 )
 
 
@@ -57,24 +66,37 @@ class _Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-_decode_json = json.JSONDecoder().raw_decode
-_NO_METADATA: Mapping[str, object] = {}
+_DECODER = json.JSONDecoder()
+_decode_json = _DECODER.raw_decode
+_scan_json = _DECODER.scan_once  # type: ignore[attr-defined]  # what raw_decode calls
+_repeated: dict[bytes, tuple[str, object, Mapping[str, object]]] = {}
+"""Key, value and metadata by the text after the time. They are shared: nothing may change them."""
+_MOST_REPEATED = 1 << 13
+_LONGEST_REPEATED = 500
+_REPEATED_VALUES = frozenset({type(None), bool, str})
+_PLAIN_TYPES = _REPEATED_VALUES | {int, float}
+_NO_METADATA: Mapping[str, object] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """One event of a log. ``time_s`` is in seconds since the epoch the log itself uses.
 
     In ``v0.5`` and ``mlperf`` the benchmark's name is in every line: it is ``metadata["benchmark"]``.
     """
 
+    # A tuple, because a log has thousands of events and a frozen dataclass takes three times as long to make.
     time_s: float | None
     key: str
     value: object
-    metadata: Mapping[str, object] = field(default_factory=dict)
+    metadata: Mapping[str, object] = _NO_METADATA
     line: int = 0
     dialect: Dialect = "mllog"
     namespace: str = ""
+    refused_time: str = ""
+    """What ``time_ms`` holds where it is no number that can be a time."""
+
+
+ReadEvents = Callable[[Path, OnDamage], Iterator[Event]]
 
 
 def read_events(path: str | PathLike[str], on_damage: OnDamage | None = None) -> Iterator[Event]:
@@ -89,12 +111,11 @@ def read_events(path: str | PathLike[str], on_damage: OnDamage | None = None) ->
         raw.seek(0)
         stream: _Readable = gzip.GzipFile(fileobj=raw) if compressed else raw
         for number, line in _marked_lines(stream, report):
-            if line.startswith(_PLAIN):
-                event = _parse_plain(line, number)
-                if event is not None:
-                    yield event
-                    continue
-            yield from parse_line(line.decode("utf-8", "replace"), number, report)
+            event = _parse_plain(line, number)
+            if event is not None:
+                yield event
+            else:
+                yield from parse_line(line.decode("utf-8", "replace"), number, report)
 
 
 def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) -> Iterator[Event]:
@@ -120,13 +141,47 @@ def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) ->
 
 
 def _parse_plain(line: bytes, number: int) -> Event | None:
-    """Return the event of a line that is one event and nothing else, as nearly all are; None for any other line."""
+    """Return the event of a line that has one and no other mark, as nearly all do; None for any other line."""
+    if not line.startswith(_PLAIN):
+        # Launchers write the rank in front of the line.
+        at = line.find(_MARKS[0])
+        if at < 0 or not line.startswith(_PLAIN, at) or line.find(_MARKS[1], 0, at) >= 0:
+            return None
+        line = line[at:]
+    rest = line[_TIME_END:]
+    repeated = _repeated.get(rest)
+    if repeated and line.startswith(_HEAD):
+        digits = line[_TIME:_TIME_END]
+        if digits.isdigit() and digits > _FIRST_TIME:
+            return Event(int(digits) / 1000, *repeated, number)
     try:
         text = line.decode()
-        record, end = _decode_json(text, len(_PLAIN) - 1)
-    except (ValueError, RecursionError):
+        record, end = _scan_json(text, _PLAIN_START)
+    except (ValueError, RecursionError, StopIteration):
         return None
-    return _mllog_event(record, number) if len(text) - end <= 1 else None
+    if len(text) - end > 1 and (":::ML" in text[end:] or "MLPerf:" in text[end:]):
+        return None
+    event = _mllog_event(record, number)
+    if event is not None and type(event.value) in _REPEATED_VALUES:
+        _remember(event, line, rest)
+    return event
+
+
+def _remember(event: Event, line: bytes, rest: bytes) -> None:
+    """Keep what follows the time: ranks and runs log the same events, and most of reading is decoding JSON.
+
+    The same text after another time is the same event at that time, if the text has no second time in it.
+    """
+    digits = line[_TIME:_TIME_END]
+    if not (rest.startswith(b", ") and line.startswith(_HEAD) and digits.isdigit() and digits > _FIRST_TIME):
+        return
+    if len(rest) > _LONGEST_REPEATED or b"\\" in rest or b"time_ms" in rest or event.namespace:
+        return
+    if any(type(each) not in _PLAIN_TYPES for each in event.metadata.values()):
+        return
+    if len(_repeated) >= _MOST_REPEATED:
+        _repeated.clear()
+    _repeated[rest] = (event.key, event.value, event.metadata)
 
 
 def _parse_pieces(text: str, number: int, report: OnDamage) -> Iterator[Event]:
@@ -141,10 +196,10 @@ def _ignore(line: int, text: str) -> None:
 
 
 def _marked_lines(stream: _Readable, report: OnDamage) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and bytes of each line with a mark in it; the other lines are counted and never copied."""
+    """Yield the number and bytes of each line with a mark in it."""
     number = 1
     tail = b""
-    skipping = False
+    skipping = dense = False
     marks: Sequence[bytes] = _MARKS
     for chunk in _chunks(stream, report):
         if skipping:
@@ -154,8 +209,11 @@ def _marked_lines(stream: _Readable, report: OnDamage) -> Iterator[tuple[int, by
             chunk, skipping, number = chunk[newline + 1 :], False, number + 1
         block = tail + chunk if tail else chunk
         end = block.rfind(b"\n") + 1
-        yield from _search(block, end, number, marks)
-        number += block.count(b"\n", 0, end)
+        found = _search(block, end, number, marks, dense)
+        yield from found
+        lines = block.count(b"\n", 0, end)
+        number += lines
+        dense = len(found) * _SPARSE > lines
         if len(marks) > 1 and block.find(_MARKS[0], 0, end) >= 0:
             # No log has both marks, and looking for the second one takes as long as for the first.
             marks = _MARKS[:1]
@@ -166,24 +224,29 @@ def _marked_lines(stream: _Readable, report: OnDamage) -> Iterator[tuple[int, by
     yield from _search(tail, len(tail), number, marks)
 
 
-def _search(block: bytes, end: int, number: int, marks: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and bytes of each line before ``end`` that holds one of the marks."""
-    if len(marks) > 1 and all(block.find(mark, 0, end) >= 0 for mark in marks):
-        for offset, line in enumerate(block[:end].split(b"\n")):
-            if any(mark in line for mark in marks):
-                yield number + offset, line
-        return
-    mark = next((each for each in marks if block.find(each, 0, end) >= 0), marks[0])
+def _search(
+    block: bytes, end: int, number: int, marks: Sequence[bytes], dense: bool = False
+) -> list[tuple[int, bytes]]:
+    """Return the number and bytes of each line before ``end`` that holds one of the marks.
+
+    Foreign lines are counted and never copied, but where the text before was ``dense`` with events.
+    """
+    firsts = {mark: at for mark in marks if (at := block.find(mark, 0, end)) >= 0}
+    mark, at = next(iter(firsts.items()), (b"", -1))
+    if at >= 0 and (dense or len(firsts) > 1):
+        lines = enumerate(block[:end].split(b"\n"), number)
+        return [each for each in lines if mark in each[1] or (len(firsts) > 1 and _MARKS[1] in each[1])]
+    found: list[tuple[int, bytes]] = []
     counted = 0
-    at = block.find(mark, 0, end)
     while at >= 0:
         start = block.rfind(b"\n", 0, at) + 1
         stop = block.find(b"\n", at, end)
         stop = end if stop < 0 else stop
         number += block.count(b"\n", counted, start)
         counted = start
-        yield number, block[start:stop]
+        found.append((number, block[start:stop]))
         at = block.find(mark, stop, end)
+    return found
 
 
 def _chunks(stream: _Readable, report: OnDamage) -> Iterator[bytes]:
@@ -219,21 +282,16 @@ def _parse_mllog(text: str, start: int, limit: int, number: int) -> tuple[Event 
 def _mllog_event(record: object, number: int) -> Event | None:
     if not isinstance(record, dict):
         return None
-    key, metadata, namespace = record.get("key"), record.get("metadata"), record.get("namespace")
+    get = record.get
+    key, metadata, namespace = get("key"), get("metadata"), get("namespace")
     if not isinstance(key, str):
         return None
     if not isinstance(metadata, dict):
         metadata = _NO_METADATA
     namespace = namespace[:80] if isinstance(namespace, str) else ""
-    return Event(
-        time_s=_time_of(record),
-        key=key,
-        value=record.get("value"),
-        metadata=metadata,
-        line=number,
-        dialect="mllog",
-        namespace=namespace,
-    )
+    seconds = _time_of(record)
+    refused = "" if seconds is not None or get("time_ms") is None else str(record["time_ms"])[:80]
+    return Event(seconds, key, get("value"), metadata, number, "mllog", namespace, refused)
 
 
 def _parse_mll(text: str, start: int, limit: int, number: int) -> tuple[Event | None, int]:
@@ -249,9 +307,7 @@ def _parse_mll(text: str, start: int, limit: int, number: int) -> tuple[Event | 
         return None, limit
     metadata = record.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else _NO_METADATA
-    return Event(
-        time_s=seconds, key=head["key"], value=record.get("value"), metadata=metadata, line=number, dialect="mll"
-    ), end
+    return Event(seconds, head["key"], record.get("value"), metadata, number, "mll"), end
 
 
 def _parse_v05(body: str, number: int) -> Event | None:
@@ -312,7 +368,7 @@ def _bare_or_json(text: str) -> object:
 def _time_of(record: Mapping[str, object]) -> float | None:
     """Return seconds. Some logs have ``time_s: 0.0`` in place of ``time_ms``: no time at all."""
     milliseconds = record.get("time_ms")
-    if type(milliseconds) is int and abs(milliseconds) < _MAX_EXACT_INT:
+    if type(milliseconds) is int and -_MAX_EXACT_INT < milliseconds < _MAX_EXACT_INT:
         return milliseconds / 1000
     milliseconds = _number(milliseconds)
     if milliseconds is not None:
@@ -321,14 +377,19 @@ def _time_of(record: Mapping[str, object]) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number, also one written as text; None for anything else (``True`` is no number)."""
+    """Return a number, also one written as text; None for anything else (``True`` is no number).
+
+    ``float`` reads the digits of every script and underscores between them; no logger writes these.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and (not value.isascii() or "_" in value):
         return None
     try:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) < _LARGEST else None
 
 
 def _lineno(digits: str) -> int | None:
@@ -336,4 +397,4 @@ def _lineno(digits: str) -> int | None:
 
 
 number_of = _number
-"""Public name of the conversion: a finite number or None."""
+"""Public name of the conversion: a number or None."""

@@ -12,12 +12,13 @@ from encore.results.rules import ROUNDS, rounds_of
 
 ROUND_KEYS = frozenset({"run_stop", "gradient_accumulation_steps"})
 """Keys that distinguish rounds."""
-_MLLOG_ROUNDS = frozenset(ROUNDS[ROUNDS.index("v0.7") :])
+LATER_ROUNDS = frozenset(ROUNDS[ROUNDS.index("v0.7") :])
+"""Those with ``:::MLLOG`` lines."""
 _BY_DIALECT: dict[Dialect, frozenset[str]] = {
     "v0.5": frozenset({"v0.5"}),
     "mll": frozenset({"v0.6"}),
     "mlperf": frozenset({"v0.6"}),
-    "mllog": _MLLOG_ROUNDS,
+    "mllog": LATER_ROUNDS,
 }
 _FOLDER = re.compile(r"(?:training_results_)?v(\d\.\d)(?:\.\d)?")
 # When a round's logs were written, in years: up to its deadline in May or October.
@@ -27,6 +28,8 @@ _DATES = {
     "v3.1": (2023.45, 2023.85), "v4.0": (2023.85, 2024.45), "v4.1": (2024.45, 2024.85),
     "v5.0": (2024.85, 2025.45), "v5.1": (2025.45, 2026.00),
 }  # fmt: skip
+_GUESSES = frozenset({"date", "keys"})
+"""Clues that fit most logs of a round but not all: logs of one round are submitted again in the next."""
 _PASSPORT_LIMIT = 1 << 20
 _SECONDS_PER_YEAR = 365.2425 * 86400
 
@@ -41,10 +44,10 @@ class RoundEvidence:
     keys: set[str] = field(default_factory=set)
     start_s: float | None = None
 
-    def decide(self, path: Path) -> tuple[str | None, str]:
-        """Return the round and how it was found, or None and why it could not be."""
+    def decide(self, path: Path) -> tuple[str | None, str, bool]:
+        """Return the round, how it was found and whether it is a guess; or None and why it could not be found."""
         if not self.dialects:
-            return None, "no MLPerf event in the file"
+            return None, "no MLPerf event in the file", False
         left = frozenset(ROUNDS)
         used: list[str] = []
         for name, rounds in self._clues(path):
@@ -53,9 +56,10 @@ class RoundEvidence:
                 left = narrowed
                 used.append(name)
             if len(left) == 1:
-                return next(iter(left)), f"from the {', '.join(used)}"
+                guess = not _GUESSES.isdisjoint(used)
+                return next(iter(left)), f"{'a guess ' if guess else ''}from the {', '.join(used)}", guess
         candidates = ", ".join(round_ for round_ in ROUNDS if round_ in left)
-        return None, f"may be any of {candidates}: nothing in the log distinguishes them"
+        return None, f"may be any of {candidates}: nothing in the log distinguishes them", False
 
     def _clues(self, path: Path) -> list[tuple[str, frozenset[str]]]:
         clues = [("dialect of the lines", frozenset().union(*(_BY_DIALECT[each] for each in self.dialects)))]
@@ -69,7 +73,7 @@ class RoundEvidence:
         # not, and neither do the open division's rules.
         if self.division == "closed" and "run_stop" in self.keys:
             later = "gradient_accumulation_steps" in self.keys
-            clues.append(("keys", _MLLOG_ROUNDS - {"v0.7"} if later else frozenset({"v0.7"})))
+            clues.append(("keys", LATER_ROUNDS - {"v0.7"} if later else frozenset({"v0.7"})))
         return clues
 
 

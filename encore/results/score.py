@@ -4,25 +4,32 @@
     for score in score_folder("results/dgxa100/resnet"):
         print(score.round, score.benchmark, score.score_minutes, score.missing)
 
-A score is the mean of the runs without the fastest and the slowest (training_rules.adoc, benchmark results).
+A score is the mean of the runs without the fastest and the slowest (training_rules.adoc, benchmark results). That is
+the raw score; the official one is multiplied by the factor in the set's scaling.json.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
 from encore.errors import EncoreError
-from encore.results.rules import Rule, rule_for
+from encore.results.findings import Finding
+from encore.results.normalization import official, read_scaling
+from encore.results.parallel import OnRead, map_files
+from encore.results.rounds import LATER_ROUNDS
+from encore.results.rules import ROUNDS, Rule, is_hpc, rule_for
 from encore.results.run_log import Reason, RunLog, read_run
 
 _RESULT = re.compile(r"result.*\.txt(\.gz)?", re.IGNORECASE)
 _OTHER_LOG = re.compile(r".*\.(txt|log|out)(\.gz)?", re.IGNORECASE)
-_OUTLIER = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,32 +45,47 @@ class Score:
     counted: tuple[RunLog, ...] = ()
     dropped: tuple[RunLog, ...] = ()
     score_minutes: float | None = None
+    """The raw score."""
+    scaling_factor: float | None = None
+    """From the set's scaling.json; None where there is none."""
     missing: str = ""
     """Why there is no score, in words."""
     flags: tuple[str, ...] = ()
+    """What the scoring did that a reader should know; what is odd about the logs are the audit's findings."""
+    round_is_guess: bool = False
+    """Whether the round was taken from the date or the keys of the logs, which neighbouring rounds share."""
+
+    @property
+    def official_minutes(self) -> float | None:
+        """The raw score times the factor; None without a scaling.json."""
+        return official(self.score_minutes, self.scaling_factor)
 
     @property
     def converged(self) -> tuple[RunLog, ...]:
         """The runs that have a time."""
         return tuple(run for run in self.runs if run.converged)
 
-    def as_json(self) -> dict[str, object]:
-        """Return the score as plain data; the fields are described in docs/results.md."""
+    def as_json(self, findings: Sequence[Finding] = ()) -> dict[str, object]:
+        """Return the score as plain data, with an audit's findings; the fields are described in docs/results.md."""
         counted, dropped = set(map(id, self.counted)), set(map(id, self.dropped))
         return {
             "folder": str(self.folder),
             "round": self.round,
+            "round_is_guess": self.round_is_guess,
             "benchmark": self.benchmark,
             "score_minutes": _rounded(self.score_minutes),
+            "scaling_factor": self.scaling_factor,
+            "official_minutes": _rounded(self.official_minutes),
             "required": self.required,
             "runs": [
-                {**_run_as_json(run), "counted": id(run) in counted, "dropped": id(run) in dropped} for run in self.runs
+                {**_run_as_json(run, findings), "counted": id(run) in counted, "dropped": id(run) in dropped}
+                for run in self.runs
             ],
             "counted": [run.path.name for run in self.counted],
             "dropped": [run.path.name for run in self.dropped],
             "converged": len(self.converged),
             "missing": self.missing,
-            "flags": list(self.flags),
+            "flags": [*self.flags, *_flags(findings, None)],
         }
 
 
@@ -72,7 +94,11 @@ def _rounded(minutes: float | None) -> float | None:
     return None if minutes is None else round(minutes, 6)
 
 
-def _run_as_json(run: RunLog) -> dict[str, object]:
+def _flags(findings: Sequence[Finding], path: Path | None) -> list[str]:
+    return [f"{finding.rule}: {finding.found}" for finding in findings if finding.path == path]
+
+
+def _run_as_json(run: RunLog, findings: Sequence[Finding]) -> dict[str, object]:
     return {
         "file": run.path.name,
         "minutes": _rounded(run.minutes),
@@ -82,23 +108,37 @@ def _run_as_json(run: RunLog) -> dict[str, object]:
         "quality": dict(run.best_quality),
         "epochs": run.epochs,
         "seeds": list(run.seeds),
-        "flags": list(run.flags),
+        "flags": _flags(findings, run.path),
     }
 
 
-def score_folder(path: str | PathLike[str], round_: str | None = None) -> list[Score]:
+def score_folder(path: str | PathLike[str], round_: str | None = None, on_read: OnRead | None = None) -> list[Score]:
     """Score every set of logs at or below ``path``: a file, a folder of results, or a submission tree."""
+    root = existing(path)
+    sets = list(find_sets(root))
+    files = [file for _, found in sets for file in found]
+    runs = map_files(partial(read_run, round_=round_), files, on_read)
+    scores = [score for folder, found in sets for score in score_logs(folder, [*itertools.islice(runs, len(found))])]
+    if not scores:
+        raise no_log(root)
+    return scores
+
+
+def existing(path: str | PathLike[str]) -> Path:
+    """Return the path; EncoreError where there is nothing."""
     root = Path(path)
     if not root.exists():
         raise EncoreError(f"there is no {root}", expected="a folder of result files", remedy="check the path")
-    scores = [score for folder, files in find_sets(root) for score in _score_files(folder, files, round_)]
-    if not scores:
-        raise EncoreError(
-            f"no MLPerf log in {root}",
-            expected="result_0.txt, result_1.txt ... with :::MLLOG, :::MLL or :::MLPv0.5.0 lines",
-            remedy="name the folder that holds the result files of one benchmark, or a folder above it",
-        )
-    return scores
+    return root
+
+
+def no_log(root: Path) -> EncoreError:
+    """Return the error for a place without a set of logs."""
+    return EncoreError(
+        f"no MLPerf log in {root}",
+        expected="result_0.txt, result_1.txt ... with :::MLLOG, :::MLL or :::MLPv0.5.0 lines",
+        remedy="name the folder that holds the result files of one benchmark, or a folder above it",
+    )
 
 
 def find_sets(root: Path) -> Iterator[tuple[Path, list[Path]]]:
@@ -139,13 +179,16 @@ def score_runs(folder: Path, runs: Sequence[RunLog]) -> Score:
     """Score the runs of one benchmark and round, in the order of their files."""
     round_, benchmark, batch = _common(runs)
     rule = rule_for(round_, benchmark, batch)
+    scaling = read_scaling(folder, round_)
     score = Score(
         folder=folder,
         round=round_,
         benchmark=benchmark,
         runs=tuple(runs),
         required=rule.runs if rule else None,
-        flags=(*_outliers(runs), *_duplicates(runs)),
+        scaling_factor=scaling.factor,
+        round_is_guess=any(run.round_is_guess for run in runs if run.events),
+        flags=tuple(filter(None, [scaling.flag])),
     )
     if rule is None:
         return replace(score, missing=_no_rule(runs, round_, benchmark))
@@ -164,18 +207,30 @@ def _apply(rule: Rule, score: Score) -> Score:
             return replace(score, missing=missing)
         return _olympic(rule, score, converged[: rule.first_converging], 0)
     missed = len(runs) - len(converged)
-    broken = [run for run in runs if run.reason not in _MISSED and not run.converged]
+    broken = [run for run in runs if run.reason not in (*_MISSED, *_CRASHED) and not run.converged]
     if broken:
         names = ", ".join(f"{run.path.name} ({run.explanation})" for run in broken)
         return replace(score, missing=f"not to be judged: {names}")
     if missed > rule.may_miss:
-        missing = f"{missed} runs missed the target; {rule.round} lets {rule.may_miss} of {rule.runs} do so"
+        how = "missed the target or crashed" if any(_crashes(runs)) else "missed the target"
+        missing = f"{missed} runs {how}; {rule.round} lets {rule.may_miss} of {rule.runs} do so"
         return replace(score, missing=missing)
-    return _olympic(rule, score, converged, missed)
+    return _olympic(rule, replace(score, flags=(*score.flags, *_crashes(runs))), converged, missed)
 
 
 _MISSED = frozenset({Reason.ABORTED, Reason.TARGET_MISSED})
-"""What counts as a run that did not converge; anything else is a log that says nothing about the run."""
+"""Outcomes of a run that did not converge."""
+_CRASHED = frozenset({Reason.NO_EVENTS, Reason.NO_START, Reason.NO_STOP})
+"""A log without an end is of a run that crashed, which MLCommons counts as one that did not converge. Any other
+reason is one of the log, which then says nothing about the run."""
+NOT_CONVERGED = _MISSED | _CRASHED
+"""What a run without a time may be, for its set to be judged."""
+
+
+def _crashes(runs: Sequence[RunLog]) -> Iterator[str]:
+    for run in runs:
+        if run.reason in _CRASHED:
+            yield f"{run.path.name} counts as a run that missed the target, as MLCommons counts it: {run.explanation}"
 
 
 def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> Score:
@@ -192,25 +247,58 @@ def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> S
     return replace(score, counted=tuple(counted), dropped=tuple(dropped), score_minutes=minutes)
 
 
-def _score_files(folder: Path, files: list[Path], round_: str | None) -> Iterator[Score]:
+def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
+    """Score the logs of a folder, in the order of their files: the set, or the sets that they are of."""
     sets: dict[tuple[str | None, str | None], list[RunLog]] = {}
     strays: list[RunLog] = []
-    for file in files:
-        run = read_run(file, round_)
-        if run.reason in (Reason.NO_EVENTS, Reason.UNREADABLE):
-            if _RESULT.fullmatch(file.name):
+    for run in one_round(logs):
+        if not run.events:
+            if _RESULT.fullmatch(run.path.name):
                 strays.append(run)
             continue
         sets.setdefault((run.round, run.benchmark), []).append(run)
+    unnamed = [run for (_, benchmark), runs in sets.items() if benchmark is None for run in runs]
+    if len({benchmark for _, benchmark in sets}) == 2 and unnamed and all(run.reason in _CRASHED for run in unnamed):
+        strays += unnamed
+        sets = {key: runs for key, runs in sets.items() if key[1] is not None}
     if len(sets) == 1:
-        # An empty or unreadable result file among good ones is a run of this set that cannot be judged.
+        # A result file without a whole event among good ones, or one that ends before it names its benchmark, is a run
+        # of this set.
         runs = next(iter(sets.values()))
-        yield score_runs(folder, sorted([*runs, *strays], key=lambda run: _natural(run.path)))
+        score = score_runs(folder, sorted([*runs, *strays], key=lambda run: _natural(run.path)))
+        yield replace(score, flags=(*score.flags, *_joined(logs, score.round)))
         return
     for runs in sets.values():
         yield score_runs(folder, runs)
     if strays and not sets:
         yield score_runs(folder, strays)
+
+
+def _joined(logs: Sequence[RunLog], chosen: str | None) -> Iterator[str]:
+    """Say that the logs of a folder, scored by one round, look like those of several."""
+    (first, most), *others = Counter(run.round for run in logs if run.round).most_common() or [("", 0)]
+    if others:
+        rest = ", ".join(f"{number} like {round_}" for round_, number in others)
+        yield f"{most} of {len(logs)} logs look like {first}, {rest}: scored as one set of {chosen}"
+
+
+def one_round(runs: Sequence[RunLog]) -> list[RunLog]:
+    """Return the logs of a folder, read again by one round where they seem to be of several: one folder is one round.
+
+    What a log or its place states is taken for those that leave it open; else the round that most of them seem to be.
+    """
+    stated = {run.round for run in runs if run.round in LATER_ROUNDS and not run.round_is_guess}
+    guessed = Counter(run.round for run in runs if run.round and run.round_is_guess)
+    if len(stated) > 1 or not (stated or guessed):
+        return list(runs)
+    chosen = next(iter(stated)) if stated else max(guessed, key=lambda each: (guessed[each], ROUNDS.index(each)))
+    how = "from the other logs of the folder" if stated else "a guess from the other logs of the folder"
+    return [
+        replace(read_run(run.path, chosen), round_found=how, round_is_guess=not stated)
+        if run.events and run.round != chosen and (run.round is None or run.round_is_guess)
+        else run
+        for run in runs
+    ]
 
 
 def _common(runs: Sequence[RunLog]) -> tuple[str | None, str | None, float | None]:
@@ -221,36 +309,16 @@ def _common(runs: Sequence[RunLog]) -> tuple[str | None, str | None, float | Non
     return first.round, first.benchmark, first.global_batch
 
 
-def _duplicates(runs: Sequence[RunLog]) -> Iterator[str]:
-    """Report the same log under a second name: public sets have that, so it is not refused."""
-    seen: dict[tuple[float, float], str] = {}
-    for run in runs:
-        if run.start_s is None or run.stop_s is None:
-            continue
-        first = seen.setdefault((run.start_s, run.stop_s), run.path.name)
-        if first != run.path.name:
-            yield f"{run.path.name} is the same run as {first}, to the millisecond"
-
-
 def _no_rule(runs: Sequence[RunLog], round_: str | None, benchmark: str | None) -> str:
     if not any(run.events for run in runs):
         return "; ".join(sorted({f"{run.path.name}: {run.explanation}" for run in runs}))
     if benchmark is None:
         return "the logs do not say which benchmark they are of"
+    if is_hpc(benchmark):
+        return f"{benchmark} is a benchmark of MLPerf HPC, whose rounds have rules that are not known here"
     if round_ is None:
         return f"the round is not known: {next(run.round_found for run in runs if run.events)}"
     return f"{round_} had no {benchmark}"
-
-
-def _outliers(runs: Sequence[RunLog]) -> Iterator[str]:
-    for run in runs:
-        others = [other.minutes for other in runs if other is not run and other.minutes is not None]
-        if run.minutes is None or not others:
-            continue
-        ratio = run.minutes / sorted(others)[len(others) // 2]
-        if ratio >= _OUTLIER or ratio <= 1 / _OUTLIER:
-            times = f"{ratio:.0f}" if ratio >= 1 else f"{ratio:.2g}"
-            yield f"{run.path.name} took {times} times as long as the other runs"
 
 
 def _natural(path: Path) -> list[tuple[int, int | str]]:

@@ -13,16 +13,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from encore.errors import EncoreError
+from encore.results.audit.judge import audit_score
+from encore.results.descriptions import described
+from encore.results.findings import Finding
+from encore.results.normalization import official
 from encore.results.published import PublishedResult, System
 from encore.results.rules import Target, rule_for, targets_of
 from encore.results.run_log import RunLog
 from encore.results.score import Score, score_folder
 from encore.results.statistics import Sample
-from encore.results.systems import from_description, nearest_description, rounds_system
-from encore.results.timing import length_of, median_phases
+from encore.results.systems import nearest_description, rounds_system
+from encore.results.timing import Curve, curve_of, length_of, median_phases
 
 _PASSPORT_LIMIT = 1 << 22
 
@@ -39,6 +43,9 @@ class Side:
     """Minutes to the target; None where no run converged."""
     score_is_official: bool = False
     """Whether the round's rules give this score; else it is the mean of the runs there are."""
+    scaling_factor: float | None = None
+    """By which the raw score is multiplied to the official one; None where that is not known."""
+    score_kind: Literal["raw", "official"] = "raw"
     missing: str = ""
     """Why there is no official score."""
     runs: int = 0
@@ -57,6 +64,8 @@ class Side:
     division: str | None = None
     targets: tuple[Target, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
+    curves: tuple[Curve, ...] = ()
+    """Quality over time of each run, thinned; empty where neither the logs nor a digest of them is here."""
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     """Environment, versions and data, which the system description does not hold: from Encore's run.json."""
@@ -64,7 +73,14 @@ class Side:
     published: PublishedResult | None = None
     """The published cell that this side is, or that its logs were found to be of."""
     logs: tuple[RunLog, ...] = ()
+    minutes: tuple[float, ...] = ()
+    """Raw minutes of each run that converged, as far as they are known."""
+    findings: tuple[Finding, ...] = ()
+    """What the audit found in the logs, errors first."""
+    flags: tuple[str, ...] = ()
+    """What the scoring did that a reader should know."""
     folder: Path | None = None
+    round_is_guess: bool = False
 
     @property
     def ranks(self) -> int | None:
@@ -74,17 +90,32 @@ class Side:
         nodes, each = self.passport.get("nodes"), self.passport.get("ranks_per_node")
         return nodes * each if isinstance(nodes, int) and isinstance(each, int) else None
 
+    @property
+    def raw_minutes(self) -> float | None:
+        """The raw score, or the mean of the runs where there is none."""
+        if self.score is None:
+            return None
+        scaled = self.score_kind == "official" and self.score_is_official
+        return self.score.estimate / (self.scaling_factor or 1.0) if scaled else self.score.estimate
+
+    @property
+    def official_minutes(self) -> float | None:
+        """The raw score times the factor; None where there is no score or the factor is not known."""
+        return official(self.raw_minutes, self.scaling_factor) if self.score_is_official else None
+
+    @property
+    def score_name(self) -> str:
+        """What ``score`` is called, where raw and official scores may differ."""
+        return "score" if self.scaling_factor == 1.0 else f"{self.score_kind} score"
+
     def by_last_evaluation(self) -> Side:
         """Return this side with its epochs counted to the last evaluation in the log, as published.csv counts them."""
-        pairs = [(run.minutes, run.epochs) for run in self.logs if run.minutes is not None and (run.epochs or 0) > 0]
-        known = [(minutes, epochs) for minutes, epochs in pairs if epochs is not None]
-        if not known:
+        known = [(run.minutes, run.epochs) for run in self.logs if run.minutes is not None and run.epochs is not None]
+        pairs = [(minutes, epochs) for minutes, epochs in known if epochs > 0]
+        if not pairs:
             return self
-        return replace(
-            self,
-            lengths=Sample.of([epochs for _, epochs in known]),
-            per_length=Sample.of([minutes / epochs for minutes, epochs in known]),
-        )
+        lengths, per_length = length_samples(pairs, self.score.trimmed if self.score else 0)
+        return replace(self, lengths=lengths, per_length=per_length)
 
     @property
     def is_cpu(self) -> bool:
@@ -113,7 +144,8 @@ def load_side(path: str | Path, round_: str | None = None) -> Side:
 def side_of(score: Score) -> Side:
     """Return the side that a scored set is."""
     passport = _json(score.folder / "run.json")
-    lengths, unit, per_length = _lengths(score.runs)
+    minutes = _score_sample(score)
+    lengths, unit, per_length = _lengths(score.runs, minutes.trimmed if minutes else 0)
     with_events = [run for run in score.runs if run.events]
     first = with_events[0] if with_events else None
     hardware = _hardware(score, passport, first)
@@ -122,8 +154,9 @@ def side_of(score: Score) -> Side:
         round=score.round,
         benchmark=score.benchmark,
         hardware=hardware,
-        score=_score_sample(score),
+        score=minutes,
         score_is_official=score.score_minutes is not None,
+        scaling_factor=score.scaling_factor,
         missing=score.missing,
         runs=len(score.runs),
         converged=len(score.converged),
@@ -134,17 +167,23 @@ def side_of(score: Score) -> Side:
         global_batch=first.global_batch if first else None,
         train_samples=first.train_samples if first else None,
         division=first.division if first else None,
-        targets=_targets(score.round, score.benchmark, first.global_batch if first else None),
+        targets=known_targets(score.round, score.benchmark, first.global_batch if first else None),
         phases=median_phases([run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]),
+        curves=tuple(curve_of(run) for run in score.runs),
         hyperparameters=_common(with_events),
         settings=_settings(passport),
         passport=passport,
         logs=score.runs,
+        minutes=tuple(run.minutes for run in score.converged if run.minutes is not None),
+        findings=audit_score(score),
+        flags=score.flags,
         folder=score.folder,
+        round_is_guess=score.round_is_guess,
     )
 
 
-def _targets(round_: str | None, benchmark: str | None, batch: float | None) -> tuple[Target, ...]:
+def known_targets(round_: str | None, benchmark: str | None, batch: float | None) -> tuple[Target, ...]:
+    """Return the targets; none where the round did not have the benchmark."""
     if rule_for(round_, benchmark, batch) is None or round_ is None or benchmark is None:
         return ()
     return targets_of(round_, benchmark, batch)
@@ -159,20 +198,38 @@ def _score_sample(score: Score) -> Sample | None:
         return Sample.of(minutes)
     counted = [run.minutes for run in (*score.counted, *score.dropped) if run.minutes is not None]
     sample = Sample.of(counted, trimmed=(len(counted) - len(score.counted)) // 2)
-    return Sample(estimate=score.score_minutes, spread=sample.spread, count=sample.count, trimmed=sample.trimmed)
+    return replace(sample, estimate=score.score_minutes)
 
 
-def _lengths(runs: Sequence[RunLog]) -> tuple[Sample | None, str, Sample | None]:
-    """Return epochs to the target of the runs that converged; minutes per epoch of all that ended."""
+def _lengths(runs: Sequence[RunLog], trimmed: int) -> tuple[Sample | None, str, Sample | None]:
+    """Return epochs to the target and minutes per epoch; the latter of all that ended, where none converged."""
     ended = [(run, length_of(run)) for run in runs if (run.elapsed_minutes or 0.0) > 0]
     known = [(run, length) for run, length in ended if length is not None and length.value > 0]
     if not known:
         return None, "", None
     unit = Counter(length.unit for _, length in known).most_common(1)[0][0]
     known = [(run, length) for run, length in known if length.unit == unit]
-    reached = [length.value for run, length in known if run.converged]
-    speeds = [(run.elapsed_minutes or 0.0) / length.value for run, length in known]
-    return Sample.of(reached) if reached else None, unit, Sample.of(speeds)
+    reached = [(run.minutes, length.value) for run, length in known if run.minutes is not None]
+    if not reached:
+        return None, unit, Sample.of([(run.elapsed_minutes or 0.0) / length.value for run, length in known])
+    lengths, per_length = length_samples(reached, trimmed)
+    return lengths, unit, per_length
+
+
+def length_samples(runs: Sequence[tuple[float, float]], trimmed: int) -> tuple[Sample, Sample]:
+    """Return epochs to the target, and minutes per epoch, of runs by their minutes and epochs.
+
+    Their means are of the runs that the score counts, so that their product is the score. How they vary is seen in
+    all runs: those that are dropped are the ones with an epoch more.
+    """
+    lengths = Sample.of([length for _, length in runs], trimmed)
+    per_length = Sample.of([minutes / length for minutes, length in runs], trimmed)
+    kept = sorted(runs)[lengths.trimmed : len(runs) - lengths.trimmed]
+    total = sum(length for _, length in kept)
+    return (
+        replace(lengths, estimate=total / len(kept)),
+        replace(per_length, estimate=sum(minutes for minutes, _ in kept) / total),
+    )
 
 
 def _common(runs: Sequence[RunLog]) -> dict[str, object]:
@@ -186,13 +243,12 @@ def _common(runs: Sequence[RunLog]) -> dict[str, object]:
 
 
 def _hardware(score: Score, passport: Mapping[str, Any], first: RunLog | None) -> System:
-    description = _json(score.folder / "system.json")
-    if description:
-        return from_description(description)
-    nearest = nearest_description(score.folder)
-    if nearest is not None:
-        return nearest
-    return rounds_system(score.folder, score.round, first.platform if first else None)
+    own = score.folder / "system.json"
+    found = described(own) if own.is_file() else nearest_description(score.folder)
+    if found is not None and found.described:
+        return found
+    by_name = rounds_system(score.folder, score.round, first.platform if first else None)
+    return replace(by_name, caveat=found.caveat) if found is not None else by_name
 
 
 def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
@@ -209,9 +265,11 @@ def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
         content = passport.get(part)
         if isinstance(content, dict):
             found.update({f"{part}.{name}": content[name] for name in names if content.get(name) is not None})
-    environment = passport.get("environment")
-    if isinstance(environment, dict):
-        found.update({f"environment.{name}": value for name, value in environment.items()})
+    # What rank 0 saw counts: an image adds its own variables, and some runtimes let it replace the given ones.
+    for part in ("environment", "rank_environment"):
+        variables = passport.get(part)
+        if isinstance(variables, dict):
+            found.update({f"environment.{name}": value for name, value in variables.items()})
     configuration = passport.get("configuration")
     if isinstance(configuration, dict):
         for name, entry in configuration.items():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from encore.results.descriptions import described
 from encore.results.published import PublishedResult, System, load_published, system_of
 from encore.results.rules import canonical
 
@@ -23,10 +21,13 @@ DESCRIPTION_FIELDS = (
 )  # fmt: skip
 """Of MLPerf's system description, by the schema of the v0.7 repository."""
 _FAMILY = re.compile(
-    r"(?<![a-z0-9])(?:tpu[\s_-]*v(\d)[a-z]?|((?:gb|gh)[23]00|[bh][123]00|h800|v100|a100|a800|p100|l40s?|l4|a30|a40"
-    r"|a10|a2|t4|mi3\d\dx|gaudi\s*\d?|hl-?\d+|ascend\s*\d*|rtx\s?\w+|4090|7900|radeon\w*))",
+    r"(?<![a-z0-9])(?:tpu[\s_-]*v(\d[ep]?)|((?:gb|gh)[23]00|[bh][123]00|h800|v100s?|a100x?|a800|p100|l40s?|l4|a30|a40"
+    r"|a10g?|a2|t4|mi3\d\dx|gaudi\s*\d?|hl-?\d+|ascend\s*\d*|rtx\s?(?:pro\s?)?\w+|rx\s?7900\s?xtx?|bow ipu|gc200"
+    r"|trillium))",
     re.IGNORECASE,
 )
+_FORM = re.compile(r"(?<![a-z])(sxm|pcie?|nvl)\s*(\d?)", re.IGNORECASE)
+_TRADEMARK = re.compile(r"\(r\)|®|™", re.IGNORECASE)
 _GAP = re.compile(r"[\s_-]+")
 _FRAMEWORKS = ("hugectr", "mxnet", "pytorch", "tensorflow", "mindspore", "paddle", "jax", "nemo", "popart")
 _RELEASE = re.compile(r"(?:ngc|nvidia release\s+|ngc \w+ )(\d\d\.\d\d)", re.IGNORECASE)
@@ -36,17 +37,26 @@ _BOXES = (
     ("dgx-1", "Tesla V100-SXM2", 8),
     ("dgx-2", "Tesla V100-SXM3", 16),
 )
-_NOT_A_NUMBER = re.compile(r"\D+")
 _ABOVE = 5
-_LONGEST_COUNT = 10
 
 
 def family(accelerator: str | None) -> str | None:
     """Return the accelerator's short name, such as V100 or TPUV3; None where the text names none that is known."""
-    match = _FAMILY.search(accelerator or "")
+    match = _FAMILY.search(_TRADEMARK.sub("", accelerator or ""))
     if match is None:
         return None
-    return f"TPUV{match[1]}" if match[1] else _GAP.sub("", match[2]).upper()
+    return f"TPUV{match[1].upper()}" if match[1] else _GAP.sub("", match[2]).upper()
+
+
+def model_of(accelerator: str | None) -> str | None:
+    """Return the family with its form factor, such as V100-SXM2 or V100S-PCIe: these differ in power and speed."""
+    name = family(accelerator)
+    form = _FORM.search(accelerator or "")
+    if name is None or form is None:
+        return name
+    # Of the A100 and later there is one SXM socket, with and without its number.
+    socket = {"s": f"SXM{form[2] if name == 'V100' else ''}", "p": "PCIe", "n": "NVL"}[form[1][0].lower()]
+    return f"{name}-{socket}"
 
 
 def framework_of(*texts: str | None) -> str | None:
@@ -64,53 +74,11 @@ def release_of(*texts: str | None) -> str | None:
     return match[1] if match else None
 
 
-def from_description(description: Mapping[str, Any]) -> System:
-    """Return the system that MLPerf's system description describes; what is empty there stays unknown."""
-
-    def text(name: str) -> str | None:
-        value = str(description.get(name) or "").strip()
-        return None if value.lower() in ("", "n/a", "na", "none", "todo", "-") else value
-
-    software = description.get("other_software_stack")
-    versions = {str(k): str(v) for k, v in software.items()} if isinstance(software, dict) else {}
-    return System(
-        described=True,
-        nodes=_count(text("number_of_nodes")),
-        accelerators_per_node=_count(text("accelerators_per_node")),
-        accelerator=text("accelerator_model_name"),
-        accelerator_memory=text("accelerator_memory_capacity"),
-        accelerator_interconnect=text("accelerator_interconnect"),
-        cpu=text("host_processor_model_name"),
-        cpus_per_node=_count(text("host_processors_per_node")),
-        cores_per_cpu=_count(text("host_processor_core_count")),
-        host_memory=text("host_memory_capacity"),
-        storage=text("host_storage_type"),
-        network=text("host_networking"),
-        framework=text("framework"),
-        operating_system=text("operating_system"),
-        status=text("status"),
-        software={name: value for name, value in versions.items() if value},
-    )
-
-
-def _count(text: str | None) -> int | None:
-    digits = _NOT_A_NUMBER.split(text.strip()) if text else []
-    return int(digits[0]) if digits and 0 < len(digits[0]) < _LONGEST_COUNT else None
-
-
 def nearest_description(folder: Path) -> System | None:
     """Return the system of a submission's logs: ``systems/<system>.json`` next to or above ``results/``."""
     parents = [folder.absolute(), *folder.absolute().parents][:_ABOVE]
-    for system in parents[:3]:
-        for above in parents:
-            path = above / "systems" / f"{system.name}.json"
-            try:
-                loaded = json.loads(path.read_text("utf-8"))
-            except (OSError, ValueError, RecursionError):
-                continue
-            if isinstance(loaded, dict):
-                return from_description(loaded)
-    return None
+    paths = [above / "systems" / f"{system.name}.json" for system in parents[:3] for above in parents]
+    return next((described(path) for path in paths if path.is_file()), None)
 
 
 def cells_at(folder: Path, round_: str | None, benchmark: str | None) -> list[PublishedResult]:
@@ -142,17 +110,17 @@ def rounds_system(folder: Path, round_: str | None, platform: str | None) -> Sys
 
 
 def _from_platform(platform: str) -> System:
-    """Return ``1xNVIDIA DGX A100`` as v0.6 and later write it."""
+    """Return ``1xNVIDIA DGX A100`` as v0.6 and later write it: the number in front is one of nodes."""
     match = _PLATFORM.match(platform.strip())
     nodes, name = (int(match[1]), match[2]) if match and len(match[1]) < 7 else (None, platform)
     for box, accelerator, count in _BOXES:
         if box in name.lower():
             return System(described=False, nodes=nodes or 1, accelerators_per_node=count, accelerator=accelerator)
-    found = system_of("", "", platform.replace(" ", "-"))
+    found, whole = (system_of("", "", text.replace(" ", "-")) for text in (name, platform))
     return System(
         described=False,
-        nodes=found.nodes or nodes,
+        nodes=max(nodes or 0, found.nodes or 0) or None,
         accelerators_per_node=found.accelerators_per_node,
-        accelerator=found.accelerator,
+        accelerator=found.accelerator or whole.accelerator,
         framework=found.framework,
     )

@@ -39,6 +39,11 @@ class Table:
             for column, cell in zip(self.columns, row, strict=True)
         ]
 
+    def is_number(self, column: int) -> bool:
+        """Return whether a column holds numbers alone, so that it is aligned to the right."""
+        cells = [row[column] for row in self.rows if row[column] is not None]
+        return bool(cells) and not any(isinstance(cell, str) for cell in cells)
+
     def as_csv(self) -> str:
         """Return the table as CSV, numbers unrounded."""
         file = io.StringIO()
@@ -49,7 +54,7 @@ class Table:
 
     def as_markdown(self) -> str:
         """Return the table as Markdown."""
-        right = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
+        right = [self.is_number(column) for column in range(len(self.columns))]
         lines = [f"| {' | '.join(self.columns)} |", f"|{'|'.join('---:' if r else '---' for r in right)}|"]
         lines += [f"| {' | '.join(_in_markdown(text) for text in self.texts(row))} |" for row in self.rows]
         return "\n".join(lines)
@@ -62,6 +67,8 @@ def shown(cell: Cell) -> str:
     if isinstance(cell, float):
         if abs(cell) >= 1000:
             return f"{cell:,.0f}"
+        if 0 < abs(cell) < 0.01:
+            return f"{cell:.3g}"
         return f"{cell:.4f}".rstrip("0").rstrip(".") if abs(cell) < 10 else f"{cell:.5g}"
     return f"{cell:,}" if isinstance(cell, int) else cell
 

@@ -8,16 +8,20 @@ print(phases_of(run).evaluate_s, length_of(run))
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from encore.results.run_log import Phase, Quality, RunLog
 
 _TRAINING_STARTS = ("epoch_start", "block_start", "train_epoch")
-_STEPS_FROM = 1000
+_STEPS_FROM = {"unet3d": 10_000}
 """No run of any round trained for so many epochs: a larger number is one of steps or samples."""
+_STEPS_FROM_ELSE = 1000
 _SLACK_S = 1.0
+MOST_POINTS = 30
+"""Of a curve: what a plot can show."""
 _COUNTS_SAMPLES = frozenset({"bert"})
 """NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples."""
 
@@ -41,7 +45,7 @@ class Phases:
     """One evaluation: the median."""
 
 
-PHASE_NAMES = tuple(field.name for field in fields(Phases))
+PHASE_NAMES = tuple(each.name for each in fields(Phases))
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,15 @@ class Length:
     """epochs or samples as the log counts them, evaluations where it counts neither."""
 
 
+@dataclass(frozen=True)
+class Curve:
+    """Quality of one run over its minutes since run_start: evaluations on the clock, the last one decided the run."""
+
+    minutes: tuple[float, ...] = ()
+    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """As long as ``minutes``, by the names of the targets: "value", or "BBOX" and "SEGM" of Mask R-CNN."""
+
+
 def phases_of(run: RunLog) -> Phases:
     """Return where the time of the run went."""
     if run.start_s is None or run.stop_s is None:
@@ -60,7 +73,7 @@ def phases_of(run: RunLog) -> Phases:
     start, stop = run.start_s, run.stop_s
     phases = [phase for phase in run.phases if start <= phase.time_s <= stop]
     first = min((phase.time_s for phase in phases if phase.name in _TRAINING_STARTS), default=None)
-    evaluations = list(_intervals(phases, "eval", stop))
+    evaluations = list(intervals_of(phases, "eval", stop))
     evaluate = _covered(evaluations) if evaluations else None
     starting = None if first is None else first - start
     train = None if first is None else stop - first - (evaluate or 0.0)
@@ -99,7 +112,7 @@ def length_of(run: RunLog) -> Length | None:
         if point.samples:
             return Length(value=point.samples, unit="samples")
         return _counted(run, point)
-    if point.epoch >= _STEPS_FROM:
+    if point.epoch >= _STEPS_FROM.get(run.benchmark or "", _STEPS_FROM_ELSE):
         return Length(value=point.epoch, unit="steps or samples")
     epoch = _from_zero(run, point) or point.epoch
     return Length(value=epoch, unit="epochs") if epoch > 0 else _counted(run, point)
@@ -117,6 +130,33 @@ def deciding(run: RunLog) -> Quality | None:
         return met[0]
     evaluations = on_time or list(run.quality)
     return evaluations[-1] if evaluations else None
+
+
+def curve_of(run: RunLog) -> Curve:
+    """Return the quality over time, thinned to what a plot can show: the first and the deciding evaluation stay."""
+    points: list[tuple[tuple[float | None, float | None], float, dict[str, float]]] = []
+    for point in run.quality:
+        if run.start_s is None or point.time_s is None or point.time_s > (run.stop_s or math.inf) + _SLACK_S:
+            continue
+        where, minutes = (point.epoch, point.samples), (point.time_s - run.start_s) / 60
+        if points and points[-1][0] == where != (None, None) and not points[-1][2].keys() & point.values.keys():
+            # Some logs write each metric of one evaluation on a line of its own.
+            points[-1] = (where, minutes, {**points[-1][2], **point.values})
+        else:
+            points.append((where, minutes, dict(point.values)))
+    names = tuple(points[-1][2]) if points else ()
+    whole = _thinned([(minutes, values) for _, minutes, values in points if all(name in values for name in names)])
+    return Curve(
+        minutes=tuple(minutes for minutes, _ in whole),
+        values={name: tuple(values[name] for _, values in whole) for name in names},
+    )
+
+
+def _thinned(points: list[tuple[float, dict[str, float]]]) -> list[tuple[float, dict[str, float]]]:
+    last = len(points) - 1
+    if last < MOST_POINTS:
+        return points
+    return [points[round(number * last / (MOST_POINTS - 1))] for number in range(MOST_POINTS)]
 
 
 def _counted(run: RunLog, point: Quality) -> Length:
@@ -148,7 +188,7 @@ def _from_zero(run: RunLog, point: Quality) -> float | None:
     return float(len(labels)) if abs(point.epoch - labels[-1]) <= 1 else None
 
 
-def _intervals(phases: Sequence[Phase], name: str, stop: float) -> Iterator[tuple[float, float]]:
+def intervals_of(phases: Sequence[Phase], name: str, stop: float) -> Iterator[tuple[float, float]]:
     """Yield the intervals from each start to the next end; several ranks' starts before one end are one."""
     begin: float | None = None
     for phase in sorted(phases, key=lambda phase: phase.time_s):

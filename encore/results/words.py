@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from encore.results.compare import Comparison
+from collections.abc import Mapping
 
 
 def with_names(values: Mapping[str, float], style: str = ".4f") -> str:
@@ -17,6 +13,17 @@ def with_names(values: Mapping[str, float], style: str = ".4f") -> str:
     return ", ".join(f"{name} {value:{style}}" for name, value in values.items())
 
 
+def apart(values: Mapping[str, float], targets: Mapping[str, float]) -> str:
+    """Return ``value 0.759``; with as many digits as tell each from its target: ``value 0.7589999``."""
+    return ", ".join(f"{name} {_apart(value, targets.get(name))}" for name, value in values.items())
+
+
+def _apart(value: float, target: float | None) -> str:
+    wanted = "" if target is None or value == target else f"{target:g}"
+    texts = (f"{value:.{digits}g}" for digits in range(5, 17))
+    return next((text for text in texts if text != wanted), repr(value))
+
+
 def against_targets(qualities: Mapping[str, float], targets: Mapping[str, float]) -> str:
     """Return ``quality 0.9259 of 0.95``; of several: ``box 0.3100 of 0.377, mask 0.2800 of 0.339``."""
     several = len(qualities) > 1
@@ -25,22 +32,16 @@ def against_targets(qualities: Mapping[str, float], targets: Mapping[str, float]
     )
 
 
-def certainty(found: Comparison) -> Iterator[str]:
-    """Say how sure the figures are."""
-    ours = found.ours
-    if ours.score is not None:
-        name = "score" if ours.score_is_official else f"mean of {_counted(ours.score.count, 'run')}, not a score"
-        span = found.score_interval
-        interval = f", 95 % interval {span[0]:.3f} to {span[1]:.3f}" if span else ""
-        yield f"{name}: {ours.score.estimate:.3f} minutes{interval}"
-    if found.confidence is not None:
-        yield f"probability that the true ratio agrees with the verdict: {found.confidence:.0%}"
-    if found.further_runs is not None and ours.score is not None:
-        more = _counted(found.further_runs, "further run") if found.further_runs else "no further run"
-        yield f"{more} needed to know your mean to within {found.within * 100:g} %"
-    elif ours.score is not None and found.theirs is not None:
-        yield "how many runs a claim needs is not known: more than 1000, or run at least twice to find out"
+def percent(share: float) -> str:
+    """Return ``5 %`` of 0.05."""
+    return f"{share * 100:g} %"
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def count_of(number: float, what: str) -> str:
+    """Return ``1 run`` or ``3 runs``; a broken number to three decimals."""
+    return f"{round(number, 3):.12g} {what}{'' if number == 1 else 's'}"
+
+
+def round_of(round_: str | None, is_guess: bool) -> str:
+    """Return ``v0.7``, ``v0.7?`` where it is a guess, and ``?`` where it is not known."""
+    return f"{round_ or ''}{'?' if is_guess or not round_ else ''}"

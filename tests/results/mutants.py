@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from encore.results.audit.judge import audit_score
 from encore.results.run_log import read_run
+from encore.results.score import score_runs
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -38,9 +40,10 @@ def times_of(data: bytes, keys: tuple[bytes, ...]) -> set[bytes]:
 
 
 def check_mutant(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
-    """A mutant has no time, or the right one, or a whole run_start or run_stop that says another."""
+    """A mutant has no time, or the right one, or a whole run_start or run_stop that says another; it can be audited."""
     path.write_bytes(mutant)
     run = read_run(path, "v0.5" if b"MLPv0.5" in original else "v0.7")
+    audit_score(score_runs(path.parent, [run]))
     if run.minutes is None:
         assert run.reason is not None
         return

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from encore import catalogue
 from encore.cli.app import app
 from encore.results.compare import compare
 from encore.results.explain import Difference, explain
@@ -57,13 +58,14 @@ def test_phases_add_up_to_the_run(tmp_path: Path) -> None:
 
 def test_epochs_numbered_from_zero_or_from_minus_one(tmp_path: Path) -> None:
     """Three epochs begun, numbered 0 to 2; v0.5 logs number the evaluation after them 3, 2 or 1."""
+    begin = 1_541_720_386.0
     for shift, name in ((1, "one"), (0, "zero"), (-1, "minus")):
-        text = v05("run_start", seconds=1000.0)
+        text = v05("run_start", seconds=begin)
         for epoch in range(3):
-            text += v05("train_epoch", str(epoch), 1010.0 + 60 * epoch)
+            text += v05("train_epoch", str(epoch), begin + 10 + 60 * epoch)
             value = json.dumps({"epoch": epoch + shift, "value": 0.7 + 0.025 * epoch})
-            text += v05("eval_accuracy", value, 1069.0 + 60 * epoch)
-        text += v05("run_stop", seconds=1190.0)
+            text += v05("eval_accuracy", value, begin + 69 + 60 * epoch)
+        text += v05("run_stop", seconds=begin + 190)
         length = length_of(read_run(write_set(tmp_path / name, [text]) / "result_0.txt"))
         assert length is not None
         assert length.value == 3, name
@@ -125,11 +127,25 @@ def test_two_runs_of_encore_are_compared_in_environment_and_configuration(tmp_pa
         code={"commit": "b" * 40},
         configuration={"precision": {"value": "fp16", "origin": "--set"}},
     )
-    result = CliRunner().invoke(app, ["explain", str(tmp_path / "a"), "--other", str(tmp_path / "b"), "--json"])
+    runs = ("explain", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
+    result = CliRunner().invoke(app, runs)
+    assert result.output == CliRunner().invoke(app, [*runs[:2], "--other", *runs[2:]]).output
     found = {each["name"]: each for each in json.loads(result.output)["differences"]}
     assert list(found) == ["precision", "code.commit", "environment.NCCL_DEBUG"]
     assert found["precision"]["area"] == "configuration"
     assert found["precision"]["ours"] == "fp32"
+
+
+def test_the_environment_of_a_submission_is_that_of_its_system(tmp_path: Path) -> None:
+    """What rank 0 saw counts before what was given."""
+    write_set(tmp_path, [timed_log(60, 3)])
+    system = catalogue.find_system(catalogue.choose("resnet"), "dgx1", "v0.7")
+    given = {name: value for variables in system.environment.values() for name, value in variables.items()}
+    passport(tmp_path, name="resnet", environment=given, rank_environment={"HOROVOD_CYCLE_TIME": "5"})
+    theirs = compare(load_side(tmp_path), "v0.7/NVIDIA/dgx1_ngc20.06_mxnet").theirs
+    assert theirs is not None
+    found = [each for each in explain(load_side(tmp_path), theirs).differences if each.area == "environment"]
+    assert [(each.name, each.ours, each.theirs) for each in found] == [("environment.HOROVOD_CYCLE_TIME", "5", "0.1")]
 
 
 def test_the_command_takes_one_thing_to_compare_with(tmp_path: Path) -> None:

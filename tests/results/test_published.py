@@ -11,17 +11,17 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results.published import load_figures, load_published, load_studies, select
+from encore.results.published import load_figures, load_published, load_studies, select, system_of
 from encore.results.rules import ROUNDS
 
 
 def test_every_row_is_read() -> None:
     results = load_published()
-    assert len(results) == 1502
+    assert len(results) == 2220
     assert {result.round for result in results} == set(ROUNDS)
     assert all(result.runs > 0 for result in results)
     assert sum(result.benchmark is None for result in results) == 3
-    assert sum(result.score_minutes is None for result in results) == 4
+    assert sum(result.score_minutes is None for result in results) == 15
 
 
 def test_figures_that_the_submitter_published_too() -> None:
@@ -35,6 +35,15 @@ def test_figures_that_the_submitter_published_too() -> None:
         assert len(found) == 1
         assert found[0].score_minutes is not None
         assert found[0].score_minutes * 8 / 60 == pytest.approx(hours, abs=0.006)
+
+
+def test_retinanets_samples_per_second_are_those_of_all_accelerators() -> None:
+    """Many logs state one accelerator's: with these, a run would have seen a fraction of an epoch."""
+    cells = [cell for cell in load_published() if cell.benchmark in ("ssd", "retinanet") and cell.round >= "v2.0"]
+    assert len(cells) > 200
+    for cell in cells:
+        if cell.samples_per_second is not None and cell.score_minutes is not None:
+            assert 2 < cell.samples_per_second * cell.score_minutes * 60 / 1_170_301 < 20, cell.name
 
 
 def test_selection_takes_names_as_people_write_them() -> None:
@@ -53,12 +62,20 @@ def test_systems_are_described_or_read_off_their_names() -> None:
     assert a100.accelerators == 8
     assert a100.software["cuda_version"] == "11.0.167"
     large = by_name["v0.7/NVIDIA/dgxa100_n96_ngc20.06_mxnet"]
-    assert not large.described
-    assert (large.nodes, large.accelerators, large.framework) == (96, 768, "MXNet")
+    assert (large.nodes, large.accelerators) == (96, 768)
+    # Not valid JSON: log lines with Python dictionaries in them, and a comma too many.
+    dgx1 = by_name["v0.6/NVIDIA/dgx1_ngc19.05_mxnet"]
+    assert (dgx1.accelerator, dgx1.cpus_per_node, dgx1.software["nccl_version"]) == ("Tesla V100-SXM2-16GB", 2, "2.4.6")
+    assert [by_name[f"v0.7/DellEMC/{name}C4140"].accelerators for name in ("", "2x", "4x")] == [4, 8, 16]
+    named = system_of("v4.0", "nobody", "dgxh100_n96_pytorch")
+    assert (named.described, named.nodes, named.accelerators, named.framework) == (False, 96, 768, "PyTorch")
+    assert [result.name for result in load_published() if not result.hardware.described] == [
+        f"v0.7/Alibaba/{name}" for name in ("v100-1280", "v100-256", "v100-512", "a100-8")
+    ]
     assert by_name["v3.0/Dell/4xXE8545x4A100-SXM-80GB"].accelerators == 16
-    assert by_name["v0.6/Google/tpu-v3-1024"].accelerators == 1024
+    # Its description counts chips, its name the cores, of which a chip has two.
+    assert by_name["v0.6/Google/tpu-v3-1024"].accelerators == 512
     assert by_name["v0.5/nvidia/dgx2h_multi_ngc18.11_mxnet"].accelerators is None
-    assert by_name["v4.1/ASUSTeK/ESC_N8_E11"].nodes is None
 
 
 def test_studies_and_their_figures() -> None:
@@ -104,3 +121,25 @@ def test_a_wrong_name_is_reported_with_the_nearest(options: list[str], meant: st
     result = CliRunner().invoke(app, ["published", *options])
     assert isinstance(result.exception, EncoreError)
     assert meant in result.exception.remedy
+
+
+def test_a_name_like_no_other_has_no_suggestion() -> None:
+    result = CliRunner().invoke(app, ["published", "--submitter", "nobody"])
+    assert isinstance(result.exception, EncoreError)
+    assert not result.exception.remedy
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["published", "--csv", "--json"],
+        ["published", "--table", "--markdown", "--json"],
+        ["published", "--table", "--csv", "--markdown"],
+        ["score", "logs", "--json", "--csv"],
+    ],
+)
+def test_two_output_formats_are_refused(command: list[str]) -> None:
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, EncoreError)
+    assert "at once" in result.exception.found
+    assert result.exception.exit_code == 2

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from encore.results import reader
 from encore.results.reader import MAX_LINE, Event, parse_line, read_events
 from encore.results.run_log import read_run
 from tests.results.mutants import check_mutant, mutate
@@ -222,3 +223,89 @@ def test_events_are_plain_data(tmp_path: Path) -> None:
     assert json.dumps([event.time_s, event.key, event.value, dict(event.metadata)])
     with pytest.raises(AttributeError):
         event.key = "other"  # type: ignore[misc]
+
+
+def test_line_numbers_are_right_wherever_a_block_of_the_file_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_CHUNK", 1000)
+    rng = random.Random(3)
+    lines = []
+    for part in range(40):
+        share = rng.choice([0.0, 0.05, 0.9, 1.0])
+        lines += [mllog("seed", part) if rng.random() < share else "x" * rng.randint(0, 90) + "\n" for _ in range(30)]
+    expected = [(number, line) for number, line in enumerate(lines, 1) if ":::ML" in line]
+    path = tmp_path / "result_0.txt"
+    path.write_text("".join(lines))
+    found = [(event.line, event.value) for event in read_events(path)]
+    assert found == [(number, json.loads(line[9:])["value"]) for number, line in expected]
+
+
+HEAD = ':::MLLOG {"namespace": "", "time_ms": '
+REST = ', "event_type": "POINT_IN_TIME", "key": "init_start", "value": null, "metadata": {"lineno": 1}}'
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        HEAD + "1652461536214" + REST,
+        "0: " + HEAD + "1652461536214" + REST,
+        HEAD + "0652461536214" + REST,
+        HEAD + "-652461536214" + REST,
+        HEAD + "165246153621.5" + REST,
+        HEAD + "16524615362x4" + REST,
+        HEAD + "1652461536.21" + REST,
+        HEAD.replace('""', '"a"') + "1652461536214" + REST,
+        HEAD + "1652461536214" + REST + HEAD + "1652461536215" + REST,
+        "MLPerf: resnet [06/13/19 00:30:56], run_start " + HEAD + "1652461536214" + REST,
+        HEAD + "1652461536214" + REST + " MLPerf: resnet [06/13/19 00:30:56], run_start",
+        ':::MLLOG {"key": "a", "value": {"namespace": "", "time_ms": 1652461536214' + REST + "}",
+    ],
+)
+@pytest.mark.parametrize(
+    "before",
+    [
+        HEAD + "1652461536213" + REST,
+        HEAD + "1652461536213" + REST[:-1] + ', "time_ms": 1000}',
+        HEAD + "1652461536213" + REST[:-1] + ', "time\\u005fms": 1000}',
+        HEAD + "1652461536213" + REST[:-1] + ', "namespace": "b"}',
+    ],
+)
+def test_a_line_is_read_the_same_whatever_was_read_before(before: str, again: str, tmp_path: Path) -> None:
+    rest = before[len(HEAD) + 13 :]
+    again = again.replace(REST, rest)
+    alone = list(parse_line(again, 2))
+    read = events_of(f"{before}\n{again}\n", tmp_path)
+    assert read[0] == next(parse_line(before, 1))
+    assert read[1:] == alone
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    prefix=st.sampled_from(["", "0: ", "[1]:::M", "MLPerf: ", "é \ufffd"]),
+    suffix=st.sampled_from(["", "\r", " x", ":::ML", HEAD + "1", "MLPerf: a [", "\udc80"]),
+    metadata=st.dictionaries(st.sampled_from(["lineno", "a"]), st.none() | st.integers() | st.text(max_size=5)),
+)
+def test_the_short_way_through_a_line_is_the_long_way(
+    prefix: str, suffix: str, metadata: dict[str, object], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    line = prefix + mllog("seed", None, **metadata).rstrip("\n") + suffix
+    data = line.encode("utf-8", "surrogateescape")
+    path = tmp_path_factory.getbasetemp() / "short.txt"
+    path.write_bytes(data + b"\n" + data + b"\n")
+    damaged: list[int] = []
+    long = [list(parse_line(data.decode("utf-8", "replace"), number)) for number in (1, 2)]
+    assert list(read_events(path, lambda number, _: damaged.append(number))) == [*long[0], *long[1]]
+    assert damaged.count(1) == damaged.count(2)
+
+
+def test_many_seeds_are_read_in_linear_time(tmp_path: Path) -> None:
+    taken = {}
+    for name, seeds in (("one", [1] * 30_000), ("distinct", range(30_000))):
+        path = tmp_path / f"{name}.txt"
+        path.write_text("".join(mllog("seed", seed) for seed in seeds))
+        start = time.process_time()
+        run = read_run(path)
+        taken[name] = time.process_time() - start
+        assert len(run.seeds) == min(len(set(seeds)), 4096)
+    assert taken["distinct"] < 4 * taken["one"]

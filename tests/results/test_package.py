@@ -1,0 +1,76 @@
+"""A submission tree that somebody else made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from encore.cli.app import app
+from encore.errors import EncoreError
+from encore.results.package import check_trees
+from encore.results.systems import DESCRIPTION_FIELDS
+from tests.results.result_logs import START_MS, resnet_v07, write_set
+
+
+def tree(root: Path, ruleset_logs: int = 5) -> Path:
+    folder = root / "Lab"
+    logs = [resnet_v07(40.0 + each, start_ms=START_MS + 10**7 * each, seed=each) for each in range(ruleset_logs)]
+    write_set(folder / "results" / "box" / "resnet", logs)
+    (folder / "systems").mkdir()
+    description = {**dict.fromkeys(DESCRIPTION_FIELDS, ""), "division": "closed"}
+    (folder / "systems" / "box.json").write_text(json.dumps(description))
+    (folder / "benchmarks" / "resnet").mkdir(parents=True)
+    return folder
+
+
+def test_a_sound_tree_is_accepted_and_left_as_it_is(tmp_path: Path) -> None:
+    folder = tree(tmp_path)
+    (folder / "results" / "box" / "resnet" / "scaling.json").write_text('{"scaling_factor": 1.5}')
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (report,) = check_trees(tmp_path)
+    assert report.path == folder
+    assert report.ruleset == "0.7.0"
+    assert report.findings == ()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert CliRunner().invoke(app, ["check", str(tmp_path), "--package"]).exit_code == 0
+
+
+def test_every_fault_of_the_layout_is_a_finding(tmp_path: Path) -> None:
+    folder = tree(tmp_path, 4)
+    results = folder / "results"
+    (results / "box" / "resnet" / "result_3.txt").rename(results / "box" / "resnet" / "result_7.txt")
+    (results / "box" / "resnet" / "notes.md").write_text("x")
+    write_set(results / "box" / "resnet50", [resnet_v07()])
+    write_set(results / "other" / "resnet", [resnet_v07()])
+    (folder / "systems" / "other.json").write_text("{,}")
+    (report,) = check_trees(folder)
+    found = "\n".join(each.found for each in report.findings)
+    assert "results/box/resnet: 4 result files" in found
+    assert "1 other file, such as notes.md" in found
+    assert "results/box/resnet50: not checked by the package checker" in found
+    assert "systems/other.json: not readable as JSON" in found
+    assert "no folder benchmarks/resnet50" in found
+    assert "Incorrect number of files in dir" in found
+    assert not report.passed
+    result = CliRunner().invoke(app, ["check", str(folder), "--package", "--json"])
+    assert result.exit_code == 1
+    assert len(json.loads(result.stdout)["findings"]) == len(report.findings)
+
+
+def test_a_division_and_numbers_with_gaps(tmp_path: Path) -> None:
+    folder = tree(tmp_path)
+    (folder / "systems" / "box.json").write_text('{"division": "Closed"}')
+    logs = folder / "results" / "box" / "resnet"
+    (logs / "result_4.txt").rename(logs / "result_5.txt")
+    (report,) = check_trees(folder)
+    found = {each.found: each.severity for each in report.findings}
+    assert found["systems/box.json: division 'Closed'"] == "error"
+    assert found["results/box/resnet: the numbers of the files have gaps"] == "warning"
+
+
+def test_a_folder_that_is_no_tree(tmp_path: Path) -> None:
+    with pytest.raises(EncoreError, match="no submission tree"):
+        check_trees(tmp_path)

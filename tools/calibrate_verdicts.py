@@ -1,0 +1,186 @@
+"""Measures how often the verdicts of ``encore compare`` are right, on simulated runs and on public sets.
+
+    python -m tools.calibrate_verdicts                      # a minute; rewrites encore/results/data/calibration.csv
+    python -m tools.calibrate_verdicts --logs DIR --logs DIR    # also the rows of public sets, from these trees of logs
+
+Pairs of sets are drawn from one population and all times of one of them are multiplied, so that how far apart they
+are is known; every other pair is apart the other way round. A public set is split at random instead. Everything is
+seeded. ``make docs`` puts the table on docs/compare.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from encore.results.calibration import COLUMNS, DATA_FILE, load_calibration
+from encore.results.compare import WITHIN
+from encore.results.score import score_folder
+from encore.results.sides import length_samples
+from encore.results.statistics import Sample
+from encore.results.timing import length_of
+from encore.results.verdicts import Verdict, decide, factor_of, length_factor
+
+Runs = list[tuple[float, float]]
+"""Minutes and epochs of each run."""
+Population = Callable[[random.Random], tuple[float, float]]
+
+TRIALS = 2000
+SPLITS = 20
+APART = (0.0, 0.05, 0.1, 0.2)
+SIZES = ((1, 5), (3, 5), (5, 5), (10, 10))
+PUBLIC_SIZES = ((1, 4), (3, 5), (5, 5))
+_STEP_NOISE = 0.003
+"""Spread of the time per epoch of one system, as public sets of one epoch count have it."""
+_DIFFERENT = (Verdict.FASTER, Verdict.SLOWER, Verdict.CONVERGES_DIFFERENTLY)
+
+
+def steady(spread: float) -> Population:
+    """Runs of the same epochs, whose time per epoch varies."""
+    return lambda chance: (chance.gauss(1.0, spread), 1.0)
+
+
+def varied(spread: float) -> Population:
+    """Runs whose epochs vary, lognormally."""
+
+    def draw(chance: random.Random) -> tuple[float, float]:
+        epochs = chance.lognormvariate(0.0, spread)
+        return epochs * chance.gauss(1.0, _STEP_NOISE), epochs
+
+    return draw
+
+
+def stepped(epochs: int, more: int, share: float) -> Population:
+    """Runs of some epochs, of which a share takes ``more``: what is evaluated once an epoch, or once in four."""
+
+    def draw(chance: random.Random) -> tuple[float, float]:
+        length = epochs + (more if chance.random() < share else 0)
+        return length * chance.gauss(1.0, _STEP_NOISE), float(length)
+
+    return draw
+
+
+POPULATIONS: dict[str, Population] = {
+    "time per epoch, spread 1 %": steady(0.01),
+    "time per epoch, spread 2 %": steady(0.02),
+    "time per epoch, spread 4 %": steady(0.04),
+    "epochs, spread 4 %": varied(0.04),
+    "epochs, spread 8 %": varied(0.08),
+    "40 epochs, 44 in a tenth of the runs": stepped(40, 4, 0.1),
+    "4 epochs, 5 in a fifth of the runs": stepped(4, 1, 0.2),
+    "14 epochs, 15 in half of the runs": stepped(14, 1, 0.5),
+}
+SHIFTS: dict[str, tuple[Population, Population]] = {
+    "4 epochs in all runs against 5 in 3 of 10": (stepped(4, 1, 0.0), stepped(4, 1, 0.3)),
+    "4 epochs in all runs against 5 in 6 of 10": (stepped(4, 1, 0.0), stepped(4, 1, 0.6)),
+    "40 epochs in all runs against 44 in 8 of 10": (stepped(40, 4, 0.0), stepped(40, 4, 0.8)),
+}
+"""Sets that converge differently: few runs may not show it."""
+
+
+def verdict_of(ours: Runs, theirs: Runs) -> Verdict:
+    """Return the verdict on two sets of runs that are comparable."""
+    sides = []
+    for runs in (ours, theirs):
+        trimmed = 1 if len(runs) >= 5 else 0
+        sides.append((Sample.of([minutes for minutes, _ in runs], trimmed), *length_samples(runs, trimmed)))
+    (score, lengths, per_length), (their_score, their_lengths, their_per_length) = sides
+    time = factor_of("time", "min", score, their_score)
+    if time is None:
+        raise ValueError("a set without runs")
+    per_epoch = factor_of("minutes per epoch", "min", per_length, their_per_length)
+    epochs = length_factor("epochs", lengths, their_lengths)
+    return decide(time, per_epoch, epochs, WITHIN, single=len(ours) == 1)[0]
+
+
+def tally(pairs: Iterator[tuple[Runs, Runs]], apart: float) -> Counter[str]:
+    """Return how often the verdict is reproduced, and how often a difference, with ours that far apart."""
+    found: Counter[str] = Counter()
+    for number, (ours, theirs) in enumerate(pairs):
+        times = 1 + apart if number % 2 else 1 / (1 + apart)
+        verdict = verdict_of([(minutes * times, epochs) for minutes, epochs in ours], theirs)
+        found["trials"] += 1
+        found["reproduced"] += verdict is Verdict.REPRODUCED
+        found["different"] += verdict in _DIFFERENT
+    return found
+
+
+def simulated(
+    name: str, sizes: tuple[int, int], trials: int, populations: tuple[Population, Population]
+) -> Iterator[tuple[Runs, Runs]]:
+    """Yield pairs of sets, the same ones in every call."""
+    chance = random.Random(f"{name} {sizes}")
+    for _ in range(trials):
+        ours, theirs = ([draw(chance) for _ in range(size)] for draw, size in zip(populations, sizes, strict=True))
+        yield ours, theirs
+
+
+def split(sets: Sequence[Runs], sizes: tuple[int, int], times: int) -> Iterator[tuple[Runs, Runs]]:
+    """Yield disjoint parts of each set."""
+    chance = random.Random(f"public {sizes}")
+    for runs in sets:
+        for _ in range(times):
+            drawn = chance.sample(runs, sum(sizes))
+            yield drawn[: sizes[0]], drawn[sizes[0] :]
+
+
+def public_sets(folders: Sequence[Path]) -> list[Runs]:
+    """Return every set below the folders with a score, epochs and enough runs to be split."""
+    found = []
+    for root in folders:
+        for score in score_folder(root):
+            lengths = [(run.minutes, length_of(run)) for run in score.converged]
+            runs = [(minutes, length.value) for minutes, length in lengths if minutes and length and length.value]
+            if score.score_minutes is not None and len(runs) >= min(map(sum, PUBLIC_SIZES)):
+                found.append(runs)
+    return found
+
+
+def row(population: str, sizes: tuple[int, int], apart: str, found: Counter[str]) -> dict[str, str]:
+    """Return a line of the file."""
+    counts = [str(found[name]) for name in ("trials", "reproduced", "different")]
+    return dict(zip(COLUMNS, (population, *map(str, sizes), apart, *counts), strict=True))
+
+
+def rows_of_simulation(trials: int = TRIALS) -> Iterator[dict[str, str]]:
+    """Yield what is simulated."""
+    for name, population in POPULATIONS.items():
+        for sizes in SIZES:
+            for apart in APART:
+                pairs = simulated(name, sizes, trials, (population, population))
+                yield row(name, sizes, f"{apart:g}", tally(pairs, apart))
+    for name, populations in SHIFTS.items():
+        for sizes in SIZES:
+            yield row(name, sizes, "shift", tally(simulated(name, sizes, trials, populations), 0.0))
+
+
+def rows_of_public_sets(sets: Sequence[Runs]) -> Iterator[dict[str, str]]:
+    """Yield what the public sets give."""
+    for sizes in PUBLIC_SIZES:
+        enough = [runs for runs in sets if len(runs) >= sum(sizes)]
+        for apart in APART:
+            found = tally(split(enough, sizes, SPLITS), apart)
+            yield row(f"{len(enough)} public sets, split", sizes, f"{apart:g}", found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--logs", type=Path, action="append", default=[], help="a tree of public logs")
+    given = parser.parse_args()
+    rows = list(rows_of_simulation())
+    if given.logs:
+        rows += rows_of_public_sets(public_sets(given.logs))
+    elif DATA_FILE.is_file():
+        rows += [line for line in load_calibration() if "public" in line["population"]]
+    with DATA_FILE.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

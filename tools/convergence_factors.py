@@ -1,0 +1,66 @@
+"""Compares the factor that Encore computes from the reference convergence points with every public scaling.json.
+
+    python -m tools.convergence_factors CHECKOUTS [v5.0 v5.1 ...]    # the folder with training_results_v2.0 ...
+
+Prints the table of docs/results.md and lists every difference. All rounds take some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from encore.results.convergence import convergence_of
+from encore.results.normalization import SCALED_SINCE, read_scaling
+from encore.results.rules import ROUNDS
+from encore.results.score import score_folder
+from encore.results.tables import Table
+
+COLUMNS = (
+    "round", "sets", "passed", "too few epochs", "no reference point", "not checked",
+    "with scaling.json", "equal", "within 0.001", "different", "computed alone",
+)  # fmt: skip
+_EQUAL, _NEAR = 1e-9, 1e-3
+
+
+def kind(given: float | None, computed: float | None) -> str | None:
+    if given is None:
+        return "computed alone" if (computed or 1.0) > 1 else None
+    off = abs(given - (computed or 1.0))
+    return "equal" if off < _EQUAL else "within 0.001" if off < _NEAR else "different"
+
+
+def of_round(checkout: Path, round_: str, listed: list[str]) -> Iterator[str]:
+    """What is counted about each set; differences go to ``listed``."""
+    for score in score_folder(checkout, round_):
+        given, found = read_scaling(score.folder).factor, convergence_of(score)
+        yield "sets"
+        yield from ["with scaling.json"] if given else []
+        yield from [found.outcome.value] if found else []
+        # A factor that the checker computes for a set with too few epochs counts only where a review accepted the set.
+        computed = found.factor if found and (given or found.outcome.value == "passed") else None
+        what = kind(given, computed)
+        yield from [what] if what else []
+        if what in ("within 0.001", "different", "computed alone"):
+            state = found.outcome.value if found else "no points"
+            listed.append(f"{what}: {round_}/{score.folder.relative_to(checkout)}: {given} {computed} ({state})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkouts", type=Path)
+    parser.add_argument("rounds", nargs="*", default=ROUNDS[ROUNDS.index(SCALED_SINCE) :])
+    arguments = parser.parse_args()
+    listed: list[str] = []
+    rows = []
+    for round_ in arguments.rounds:
+        counts = Counter(of_round(arguments.checkouts / f"training_results_{round_}", round_, listed))
+        rows.append((round_, *(counts[column] for column in COLUMNS[1:])))
+    print(Table(title="", columns=COLUMNS, rows=tuple(rows)).as_markdown())
+    print("\n".join(listed))
+
+
+if __name__ == "__main__":
+    main()

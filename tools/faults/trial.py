@@ -1,0 +1,320 @@
+"""What a fault is tried on: a benchmark with its unbroken run, a run that was stopped, and the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from encore import catalogue, data, environment, paths
+from encore.machine import processes
+from encore.results import reader
+from encore.run import hints
+from tests.conftest import TINY, evaluations, records
+
+RANKS = 2
+LONGEST_SECONDS = 300
+HINT = re.compile(r"(?:resume with|end them|or end it): (.+)$", re.MULTILINE)
+CANCEL = re.compile(r"\S*encore cancel .+$", re.MULTILINE)
+CACHES = ("torchinductor_", "__pycache__", "__autograph")
+"""What PyTorch and TensorFlow compile and keep in TMPDIR."""
+TEMPORARY = ("*.writing", "writing_*", "*.partial")
+REPORTED = ("ranks", "heartbeat", "telemetry.jsonl", "state.json", "owner.json", ".owner.lock")
+"""What a resume may write before its ranks have refused the checkpoints."""
+Kind = Literal["as unbroken", "refused", "FAULT", "not tried"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a run after a fault."""
+
+    kind: Kind
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    output: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A benchmark on its small set, in a folder for all of its trials."""
+
+    name: str
+    work: Path
+    seed: int
+
+    @property
+    def data(self) -> Path:
+        """The small set; made once for all implementations."""
+        return self.work.parent / "data" / catalogue.choose(self.name).benchmark.name
+
+    @functools.cached_property
+    def unbroken(self) -> Path:
+        """The run that nothing happens to."""
+        python = environment.ensure_environment(catalogue.choose(self.name).implementation.framework)
+        data.prepare(self.data.name, self.data, data.Preparation(), python)
+        return self._made("unbroken", lambda trial: trial.ended(trial.begin()), 3)
+
+    @functools.cached_property
+    def stopped(self) -> Path:
+        """A run that was stopped in its second epoch: it has a checkpoint from there, and one of the first's end."""
+        count = len(steps(self.unbroken))
+        return self._made("stopped", lambda trial: _stop(trial, count // 2 + 1, count), 130)
+
+    def _made(self, name: str, make: Callable[[Trial], Done], code: int) -> Path:
+        trial = Trial(self, self.work / name, random.Random(f"{self.seed} {self.name} {name}"))
+        if not trial.results.is_dir():
+            done = make(trial)
+            if done.code != code:
+                raise SystemExit(f"{self.name}, {name}: exit code {done.code}\n{done.output}")
+        return trial.run
+
+
+def _stop(trial: Trial, first: int, last: int) -> Done:
+    encore = trial.begin()
+    trial.wait_for_records(encore, trial.moment.randrange(first, last - 1))
+    encore.send_signal(signal.SIGINT)
+    return trial.ended(encore)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fault on one benchmark: where it happens, and when."""
+
+    bench: Bench
+    folder: Path
+    moment: random.Random
+    options: list[str] = field(default_factory=list)
+    """More options of ``encore run``."""
+
+    @property
+    def results(self) -> Path:
+        """The results folder of this trial."""
+        return self.folder / "results"
+
+    @property
+    def run(self) -> Path:
+        """The only run folder."""
+        (found,) = [path.parent for path in self.results.glob("[!.]*/run.json")]
+        return found
+
+    @property
+    def temporary(self) -> Path:
+        """TMPDIR of all trials of the benchmark, one after another: what is compiled is compiled once."""
+        return self.bench.work / "tmp"
+
+    # -- commands ----------------------------------------------------------------------------------------
+
+    def spawn(self, command: str) -> subprocess.Popen[str]:
+        """Start a command as a shell would that knows ``encore``; its output goes to a file."""
+        programs = self.bench.work.parent / "bin"
+        for folder in (self.folder, self.temporary):
+            folder.mkdir(parents=True, exist_ok=True)
+        _provide_encore(programs)
+        variables = {
+            **os.environ,
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "TMPDIR": str(self.temporary),
+            "COLUMNS": "300",
+        }
+        number = len(list(self.folder.glob("output_*")))
+        with (self.folder / f"output_{number}").open("w+", encoding="utf-8") as output:
+            output.write(f"$ {command}\n")
+            output.flush()
+            return subprocess.Popen(
+                ["bash", "-c", f"exec {command}"],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, text=True,
+                cwd=self.folder, env=variables, pass_fds=(), start_new_session=True,
+            )  # fmt: skip
+
+    def ended(self, child: subprocess.Popen[str]) -> Done:
+        """Wait for a command of ``spawn``."""
+        code = child.wait(timeout=LONGEST_SECONDS)
+        outputs = sorted(self.folder.glob("output_*"), key=lambda path: path.stat().st_mtime)
+        return Done(code, outputs[-1].read_text(encoding="utf-8", errors="replace"))
+
+    def do(self, command: str) -> Done:
+        """Execute a command as it is printed."""
+        return self.ended(self.spawn(command))
+
+    def run_command(self) -> str:
+        """Return the command of a new run."""
+        where = ("--data", str(self.bench.data), "--results", str(self.results))
+        words = ("encore", "run", self.bench.name, str(RANKS), "--seed", "7", *where, *TINY, *self.options)
+        return shlex.join(words)
+
+    def begin(self) -> subprocess.Popen[str]:
+        """Start a new run."""
+        return self.spawn(self.run_command())
+
+    # -- moments -----------------------------------------------------------------------------------------
+
+    def wait_for_records(self, encore: subprocess.Popen[str], count: int) -> None:
+        """Wait until the training has reported so many losses, or has ended."""
+        end = time.monotonic() + LONGEST_SECONDS
+        while encore.poll() is None and time.monotonic() < end:
+            for metrics in self.results.glob("[!.]*/experiment_0/metrics.jsonl"):
+                if metrics.read_text(encoding="utf-8").count('"kind": "step"') >= count:
+                    return
+            time.sleep(0.02)
+
+    def wait_for_moment(self, encore: subprocess.Popen[str]) -> None:
+        """Wait for some moment of the training: after a step, and a part of a second more."""
+        self.wait_for_records(encore, self.moment.randrange(1, len(steps(self.bench.unbroken))))
+        time.sleep(self.moment.uniform(0, 0.2))
+
+    def ranks(self) -> list[int]:
+        """Return processes of the ranks."""
+        return [beat.pid for beat in processes.heartbeats(self.run / "experiment_0" / "heartbeat")]
+
+    def copied(self, run: Path) -> Path:
+        """Return a copy of a run folder: what a run is that was moved."""
+        return Path(shutil.copytree(run, self.results / run.name))
+
+    # -- verdicts ----------------------------------------------------------------------------------------
+
+    def resumed(self, run: Path, hint: str = "") -> Verdict:
+        """Resume a run as the printed hint says, or as status would say; ranks that still run are ended as printed."""
+        before = snapshot(run)
+        done = self.do(hint or hints.resume(run))
+        cancel = CANCEL.search(done.output)
+        if done.code == 2 and cancel:
+            ended = self.do(cancel.group())
+            if ended.code:
+                return Verdict("FAULT", f"{cancel.group()} ends with {ended.code}: {ended.output[-300:]}")
+            before = snapshot(run)
+            done = self.do(hint or hints.resume(run))
+        return self.judged(run, done, before)
+
+    def after(self, done: Done, killed: bool = False) -> Verdict:
+        """Judge the end of a run that something happened to, and its resume."""
+        allowed = (-signal.SIGKILL,) if killed else (1, 3, 130)
+        if done.code not in allowed or (done.code == 130 and traceback_of(done)):
+            return Verdict("FAULT", f"ends with {done.code}: {done.output[-600:]}")
+        left = [] if killed else self.left()
+        if left:
+            return Verdict("FAULT", f"after the fault {'; '.join(left)}")
+        printed = [line.partition("resume with: ")[2] for line in done.output.splitlines() if "resume with: " in line]
+        if not printed and done.code not in (3, -signal.SIGKILL):
+            return Verdict("FAULT", "no hint how to resume")
+        return self.resumed(self.run, printed[-1] if printed else "")
+
+    def judged(self, run: Path, done: Done, before: dict[str, str]) -> Verdict:
+        """Judge what a resume has left: the run as unbroken, or refused and as it was."""
+        found = [*self.left(), *(["a traceback"] if traceback_of(done) else [])]
+        if done.code in (0, 3):
+            found += differences(run, self.bench.unbroken)
+        elif done.code in (1, 2) and "do this: " in done.output:
+            changed = {name for name, _ in before.items() ^ snapshot(run).items()}
+            if done.code == 1:
+                changed = {name for name in changed if not set(Path(name).parts) & set(REPORTED)}
+                found += ["advises to resume"] if "resume with: " in done.output else []
+            found += [f"refused and changed {name}" for name in sorted(changed)]
+        else:
+            found.append(f"exit code {done.code}: {done.output[-400:]}")
+        if found:
+            return Verdict("FAULT", "; ".join(found))
+        return Verdict("as unbroken") if done.code in (0, 3) else Verdict("refused", refusal(done))
+
+    def left(self) -> list[str]:
+        """Return processes and temporary files that should not be there."""
+        time.sleep(0.1)
+        found = [f"process {process.pid} is left" for process in self.processes()]
+        names = [path for pattern in TEMPORARY for path in self.results.rglob(pattern)]
+        names += [path for path in self.temporary.glob("*") if not path.name.startswith(CACHES)]
+        return found + [f"{path.relative_to(self.bench.work)} is left" for path in names]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the living processes of this trial."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if str(self.folder) in " ".join(process.cmdline()) and process.pid != os.getpid():
+                    found.append(process)
+        return found
+
+
+def refusal(done: Done) -> str:
+    """Return the first line of a refusal."""
+    lines = [line for line in done.output.splitlines() if "error: " in line or " failed" in line or " damaged" in line]
+    return lines[0].strip() if lines else ""
+
+
+def traceback_of(done: Done) -> bool:
+    """Return whether a command ended in a traceback, or showed a rank's as the reason."""
+    return "Traceback (most recent call last)" in done.output
+
+
+def steps(run: Path) -> list[tuple[int, float]]:
+    """Return the number and the loss of all steps of a run's first experiment."""
+    return [(each["step"], each["loss"]) for each in records(run / "experiment_0" / "metrics.jsonl", "step")]
+
+
+def differences(run: Path, unbroken: Path) -> list[str]:
+    """Say in what a run differs from the unbroken one: losses, evaluations, log events in their order."""
+    found, numbers = [], [number for number, _ in steps(run)]
+    if sorted(set(numbers)) != numbers:
+        found.append("steps are there twice")
+    if steps(run) != steps(unbroken):
+        found.append("other losses")
+    mine, other = (evaluations(each / "experiment_0" / "metrics.jsonl") for each in (run, unbroken))
+    if mine != other:
+        found.append("other evaluations")
+    if events(run) != events(unbroken):
+        found.append("other log events")
+    return found
+
+
+def events(run: Path) -> list[str]:
+    """Return the keys of a result log in order; a damaged line is a key of its own."""
+    damage: list[str] = []
+    keys = [event.key for event in reader.read_events(run / "result_0.txt", lambda line, text: damage.append(text))]
+    return keys + damage
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """Return the digest of every file that counts."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".owner.lock"]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _provide_encore(programs: Path) -> None:
+    """Put ``encore`` on PATH: this checkout's, whatever environment it runs in."""
+    program = programs / "encore"
+    if not program.exists():
+        programs.mkdir(parents=True, exist_ok=True)
+        python, root = shlex.quote(sys.executable), shlex.quote(str(paths.ROOT))
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {python} -m encore.cli.app "$@"\n', encoding="ascii")
+        program.chmod(0o755)
+
+
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """Move a folder elsewhere while entered; yields where it is."""
+    elsewhere = path.with_name(f"{path.name}-elsewhere")
+    path.rename(elsewhere)
+    try:
+        yield elsewhere
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        elsewhere.rename(path)
