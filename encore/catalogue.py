@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,12 @@ class Framework(_Strict):
     """Module that the test of an image runs in addition."""
     communication: Literal["horovod", "torch.distributed"]
     """How ranks find and reach each other, and so what can start them."""
+    imports: tuple[str, ...]
+    """Modules that every rank imports, in this order."""
+    cuda: str
+    """Expression over them: the version of CUDA that it was built with; empty without."""
+    gpus: str
+    """Expression over them: the number of GPUs that it sees."""
     software: dict[str, tuple[str, ...]]
     """Names of a system description, each with the patterns of the packages that have its version."""
     horovod: Horovod | None = None
@@ -140,8 +147,9 @@ class Benchmark(_Strict):
 class System(_Strict):
     """systems/*.toml: the values of one configuration, with the place that they were read from."""
 
-    kind: Literal["submitted", "study", "small"]
-    """submitted: in an MLPerf round; study: published elsewhere; small: for trying the code."""
+    kind: Literal["submitted", "later", "study", "derived", "small"]
+    """submitted: in ``round``; later: in a round after it, trained here by its rules; study: published elsewhere;
+    derived: worked out from a submission for other GPUs; small: for trying the code."""
     round: str
     system: str
     submitter: str
@@ -158,10 +166,18 @@ class System(_Strict):
     config: dict[str, Any]
     implementations: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Values that one implementation must have instead of those in ``config``."""
-    environment: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the ranks."""
+    environment: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Environment variables of the ranks, by the file in ``source`` that sets them."""
     file: str = ""
     """Name of the file, set when it is read."""
+
+    @model_validator(mode="after")
+    def _sets_each_variable_once(self) -> System:
+        names_of = [name for variables in self.environment.values() for name in variables]
+        twice = {name for name in names_of if names_of.count(name) > 1}
+        if twice:
+            raise ValueError(f"set twice: {', '.join(sorted(twice))}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -204,7 +220,18 @@ def parse(model: type[Parsed], path: Path) -> Parsed:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise names.unknown(f"key in {path}:", where, _keys_next_to(model, first["loc"])) from error
         raise EncoreError(f"{path}: {where}: {first['msg']}", remedy="fix the file") from error
+
+
+def _keys_next_to(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that the model has at the place of one that it has not."""
+    for part in place[:-1]:
+        field = model.model_fields.get(str(part)) or model.model_fields.get("root")
+        nested = (field.annotation, *typing.get_args(field.annotation)) if field else ()
+        model = next((each for each in nested if isinstance(each, type) and issubclass(each, BaseModel)), model)
+    return [".".join(map(str, (*place[:-1], name))) for name in model.model_fields]
 
 
 def framework(name: str) -> Framework:
@@ -256,9 +283,15 @@ def _read_system(path: Path, choice: Choice) -> System:
     return system.model_copy(update={"file": path.name, "config": config})
 
 
+ON_GPUS = "gpu"
+"""Name of the small set's system with ``device = "gpu"``, which has no file of its own."""
+
+
 def find_system(choice: Choice, name: str, round_name: str | None) -> System:
     """Return the system called ``name`` in ``round_name``, or in the newest round that has it."""
     every = systems(choice)
+    small = [system for system in every if system.system == choice.benchmark.small_data.system]
+    every += [each.model_copy(update={"system": ON_GPUS, "config": {**each.config, "device": "gpu"}}) for each in small]
     named = [system for system in every if system.system == name]
     if not named:
         raise names.unknown(f"system of {choice.name}", name, {system.system for system in every})

@@ -1,7 +1,7 @@
 """Resolve a configuration: every value of config.py with the place that it comes from.
 
 Precedence, lowest first: the defaults in config.py, the round's quality targets in benchmark.toml, the system
-file, the rule for another number of ranks, ``--set``.
+file, the rule for another number of ranks, ``--set``. Environment variables: the system file, ``--env``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from encore import names, paths
 from encore.catalogue import Choice, System
 from encore.errors import EncoreError
 
+UNSUBMITTED = {
+    "later": "submitted in a later round, trained by the rules of this one",
+    "study": "a study, not a submission",
+    "derived": "derived from a submission",
+    "small": "a small data set",
+}
+"""Why a system file of a kind is no submitted configuration, as it stands."""
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+MOST_INT = 2**31 - 1
+"""Of a whole number in a configuration: frameworks hold most of them in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +66,26 @@ class Configuration:
         return self.system.kind == "submitted" and not self.deviations
 
     @property
+    def why_not_submitted(self) -> str:
+        """What makes this another configuration than a submitted one."""
+        return "; ".join(self.deviations) or UNSUBMITTED[self.system.kind]
+
+    @property
     def division(self) -> str:
         """MLPerf division by whose rules the run is checked."""
         return "closed" if self.is_submitted else "open"
+
+    @property
+    def environment(self) -> dict[str, Value]:
+        """Environment variables of the system file that hold for this configuration, by name.
+
+        They were chosen for one framework on GPUs: with another one, and on a CPU, there are none.
+        """
+        framework = self.choice.implementation.framework
+        if self.system.framework not in ("", framework) or self.get("device") == "cpu":
+            return {}
+        files = self.system.environment.items()
+        return {name: Value(value, file) for file, variables in files for name, value in variables.items()}
 
     def plain(self) -> dict[str, Any]:
         """Return values without origins, as config.json holds them."""
@@ -97,6 +123,15 @@ def config_class(folder: Path) -> type[Any]:
     return found
 
 
+def memory_model(folder: Path) -> Any | None:
+    """Return the module that models the GPU memory of a benchmark, loaded from its file; None where there is none."""
+    config_class(folder)
+    modules = [folder.parent / f"{name}.py" for name in ("architecture", "memory")]
+    if not all(path.exists() for path in modules):
+        return None
+    return [_load(path, f"benchmarks.{path.parent.name}.{path.stem}") for path in modules][-1]
+
+
 def field_types(folder: Path) -> dict[str, Any]:
     """Return the type of each field of an implementation's Config."""
     return typing.get_type_hints(config_class(folder))
@@ -104,17 +139,19 @@ def field_types(folder: Path) -> dict[str, Any]:
 
 def _checked(name: str, value: Any, wanted: Any) -> Any:
     """Return ``value`` as the field's type ``wanted``; EncoreError says what was expected."""
+    if wanted is int and isinstance(value, int) and abs(value) > MOST_INT:
+        raise EncoreError(f"{name} = {value} is too large", expected=f"a whole number up to {MOST_INT}")
     try:
         # As JSON, which has no tuples: lists are taken for them, and nothing else is converted.
         return TypeAdapter(wanted, config=STRICT).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         if typing.get_origin(wanted) is not Literal:
             raise EncoreError(f"{name} = {value!r} has the wrong type", expected=_type_name(wanted)) from error
-        allowed = typing.get_args(wanted)
+        # Which of them the device has is the configuration's own check.
         raise EncoreError(
             f"{name} = {value!r} is not possible",
-            expected=f"one of {', '.join(map(str, allowed))}",
-            remedy=f"use --set {name}={allowed[0]}",
+            expected=f"one of {', '.join(map(str, typing.get_args(wanted)))}",
+            remedy=f"--set {name}=VALUE with one of them",
         ) from error
 
 
@@ -142,6 +179,15 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
     if types_of[name] is str and not isinstance(value, str):
         value = text
     return name, _checked(name, value, types_of[name])
+
+
+def _shorter_warmup(system: System, overrides: dict[str, Value]) -> dict[str, Value]:
+    """Return the warm-up of a small system that is asked for fewer epochs than it has: all of them."""
+    wanted = overrides.get("epochs")
+    warmup = system.config.get("warmup_epochs", 0)
+    if system.kind != "small" or wanted is None or "warmup_epochs" in overrides or not 0 < wanted.value < warmup:
+        return {}
+    return {"warmup_epochs": Value(float(wanted.value), f"rule: {warmup:g}, and at most epochs")}
 
 
 def scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
@@ -205,6 +251,7 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
     for setting in settings:
         name, value = parse_setting(setting, wanted)
         overrides[name] = Value(value, "--set")
+    overrides.update(_shorter_warmup(system, overrides))
     deviations = _deviations(system, nodes, ranks_per_node, values, overrides)
     framework = choice.implementation.framework
     if system.framework not in ("", framework):

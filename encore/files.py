@@ -24,12 +24,16 @@ def existing(folder: Path) -> Path:
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` so that a reader sees the old file or the new one, never half of it."""
     temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2, sort_keys=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2, sort_keys=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def rank_environment(
     if configuration.get("device") == "cpu":
         threads = max(1, (launch.cores or cores) // configuration.ranks_per_node)
         variables["OMP_NUM_THREADS"] = str(threads)
-    variables.update(configuration.system.environment)
+    variables.update({name: each.value for name, each in configuration.environment.items()})
     variables.update(extra)
     return variables
 

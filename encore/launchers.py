@@ -7,8 +7,10 @@ every node), and the variables by which the ranks find each other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from encore import catalogue
 
@@ -18,7 +20,7 @@ class Launch:
     """How the ranks of one experiment come to life."""
 
     name: str
-    """The program: horovodrun, torchrun, srun; ``python`` for a single rank without any."""
+    """The program: horovodrun, mpirun, torchrun, srun; ``python`` for a single rank without any."""
     inner: tuple[str, ...] = ()
     outer: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -44,21 +46,79 @@ def by_horovod(framework: str) -> bool:
     return catalogue.framework(framework).communication == "horovod"
 
 
-def on_one_node(framework: str, ranks: int, output: str) -> Launch:
+@dataclass(frozen=True)
+class HorovodBuild:
+    """What a Horovod was built with, as ``horovodrun --check-build`` prints it."""
+
+    controllers: tuple[str, ...]
+    """MPI, Gloo: by which the ranks find and steer each other."""
+    operations: tuple[str, ...]
+    """NCCL, MPI, Gloo and others: by which tensors travel."""
+
+    def __str__(self) -> str:
+        return f"controllers {', '.join(self.controllers) or 'none'}; operations {', '.join(self.operations) or 'none'}"
+
+
+def parse_check_build(text: str) -> HorovodBuild | None:
+    """Return what a table of ``horovodrun --check-build`` marks; None if there is no table.
+
+    Its frameworks say nothing: Horovod marks one that is not installed, too.
+    """
+    parts = re.split(r"^\s*Available (.+):\s*$", text, flags=re.MULTILINE)[1:]
+    marked = {
+        title: tuple(re.findall(r"^\s*\[X\] (\w+)", rows, re.MULTILINE))
+        for title, rows in zip(parts[::2], parts[1::2], strict=True)
+    }
+    if "Controllers" not in marked:
+        return None
+    return HorovodBuild(marked["Controllers"], marked.get("Tensor Operations", ()))
+
+
+Controller = Literal["gloo", "mpi"]
+
+
+def controller(build: HorovodBuild | None, mpirun: bool, ranks: int) -> Controller | None:
+    """Return how the ranks of one node meet: by Gloo if the Horovod has it, else by MPI; None if neither can be.
+
+    One that was not asked is taken to have Gloo, as the environments of this project have. A single rank needs no
+    ``mpirun``.
+    """
+    if build is None or "Gloo" in build.controllers:
+        return "gloo"
+    return "mpi" if "MPI" in build.controllers and (mpirun or ranks == 1) else None
+
+
+def on_one_node(
+    framework: str, ranks: int, output: str, meeting: Controller | None = "gloo", as_root: bool = False
+) -> Launch:
     """Return all ranks on this node; each keeps its output in a file of its own below ``output``/ranks."""
-    horovod = by_horovod(framework)
-    environment = HOROVOD_BY_GLOO if horovod else {}
+    logs = f"{output}/ranks"
+    if not by_horovod(framework):
+        return Launch("python") if ranks == 1 else _torchrun(ranks, logs)
+    by_mpi = meeting == "mpi"
+    environment = HOROVOD_BY_MPI if by_mpi else HOROVOD_BY_GLOO
     if ranks == 1:
         return Launch("python", environment=environment)
-    return (_horovodrun if horovod else _torchrun)(ranks, f"{output}/ranks", environment)
+    return _mpirun(ranks, logs, as_root) if by_mpi else _horovodrun(ranks, logs)
 
 
-def _horovodrun(ranks: int, logs: str, environment: Mapping[str, str]) -> Launch:
+def _horovodrun(ranks: int, logs: str) -> Launch:
     command = ("horovodrun", "--gloo", "-np", str(ranks), "--output-filename", logs)
-    return Launch("horovodrun", inner=command, environment=environment)
+    return Launch("horovodrun", inner=command, environment=HOROVOD_BY_GLOO)
 
 
-def _torchrun(ranks: int, logs: str, environment: Mapping[str, str]) -> Launch:
+def _mpirun(ranks: int, logs: str, as_root: bool) -> Launch:
+    """Return a launch as NVIDIA's submissions have it on one node (v0.7, resnet/implementations/mxnet/run_and_time.sh).
+
+    Ranks on this node inherit the environment, so that no variable has to be named.
+    """
+    command = ("mpirun", *(["--allow-run-as-root"] if as_root else []), "--bind-to", "none", "-np", str(ranks))
+    # As horovodrun names the files: without the job's number in the path.
+    files = ("--output-filename", f"{logs}:nojobid")
+    return Launch("mpirun", inner=(*command, *files), environment=HOROVOD_BY_MPI)
+
+
+def _torchrun(ranks: int, logs: str) -> Launch:
     # --standalone: a rendezvous on a free port of this node. 3: standard output and error, to files.
     options = ("--standalone", f"--nproc-per-node={ranks}", f"--log-dir={logs}", "--redirects=3")
-    return Launch("torchrun", inner=("torchrun", *options, "--no-python"), environment=environment)
+    return Launch("torchrun", inner=("torchrun", *options, "--no-python"))

@@ -19,8 +19,9 @@ from encore.names import unknown
 COMMANDS = {
     "run": "run.run", "submit": "submit.submit", "status": "jobs.show_status", "follow": "jobs.follow",
     "cancel": "jobs.cancel", "sweep": "sweep.sweep", "plan": "plan.plan", "list": "show.list_", "show": "show.show",
-    "data": "data", "doctor": "doctor.doctor", "bench": "bench.bench", "images": "images", "score": "results.score",
-    "check": "results.check", "published": "results.published", "compare": "compare.compare",
+    "data": "data", "doctor": "doctor.doctor", "selftest": "selftest.selftest", "bench": "bench.bench",
+    "images": "images", "score": "results.score",
+    "check": "results.check", "audit": "audit.audit", "published": "published.published", "compare": "compare.compare",
     "explain": "compare.explain", "report": "report.report", "tables": "report.tables", "archive": "report.archive",
 }  # fmt: skip
 """Module and function of each command; a module alone registers a group of them."""

@@ -8,7 +8,7 @@ import typer
 
 from encore.cli import options
 from encore.cli.data import shown_progress
-from encore.cli.layout import console, plain_table, write_json
+from encore.cli.layout import console, plain_table, print_fitted, write_json
 from encore.run import benching
 
 BENCH_EPILOG = """
@@ -28,6 +28,7 @@ def bench(
     steps: Annotated[int, typer.Option(help="Steps of each measurement.")] = 20,
     repeats: Annotated[int, typer.Option(help="Measurements of each kind; the median counts.")] = 5,
     settings: options.Settings = None,
+    python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure samples/s on one GPU or on all cores: bare loop, synthetic data, real data, input alone."""
@@ -41,6 +42,7 @@ def bench(
             steps=steps,
             repeats=repeats,
             settings=tuple(settings or ()),
+            python=python,
         )
         result = benching.measure(request, screen.print, on_update)
     if as_json:
@@ -51,5 +53,5 @@ def bench(
     for name, entry in result["measured"].items():
         ratio = "" if name in ("bare", "input") else f"{entry['ratio']:.3f}"
         table.add_row(entry["title"], f"{entry['median']:.1f}", f"{entry['least']:.1f}", f"{entry['most']:.1f}", ratio)
-    screen.print(table)
+    print_fitted(screen, table)
     screen.print(f"share of the time waiting for data: {result['input_share']:.1%}; bare loop {bare:.1f} samples/s")

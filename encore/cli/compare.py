@@ -9,15 +9,16 @@ import typer
 from rich.console import Console
 
 from encore.cli import options
-from encore.cli.layout import console, plain_table, say, text, write_json
+from encore.cli.audit import summary
+from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError
-from encore.results.compare import Comparison, Factor, compare_path
+from encore.results.compare import Comparison, Factor, certainty, compare_path, compare_with
 from encore.results.digest import submission
 from encore.results.explain import Explanation
 from encore.results.explain import explain as explained
 from encore.results.nearest import find_submission
 from encore.results.sides import Side, load_side
-from encore.results.words import certainty
+from encore.results.words import round_of
 
 COMPARE_EPILOG = """
 Examples:
@@ -25,16 +26,19 @@ Examples:
   encore compare results/20260101T120000Z-resnet-mxnet-dgxa100
 
   encore compare my_logs --with v0.7/NVIDIA/dgxa100_ngc20.06_mxnet --json
+
+  encore compare my_logs --other training_results_v4.0/NVIDIA/results/dgxh100_ngc24.04_pytorch/unet3d
 """
 EXPLAIN_EPILOG = """
 Examples:
 
   encore explain results/20260101T120000Z-resnet-mxnet-dgxa100
 
-  encore explain results/20260101T120000Z-resnet-mxnet-cpu --other results/20260102T090000Z-resnet-mxnet-cpu
+  encore explain results/20260101T120000Z-resnet-mxnet-cpu results/20260102T090000Z-resnet-mxnet-cpu
 """
 _STYLES = {
     "reproduced": "bold green",
+    "undecided": "bold yellow",
     "faster": "bold green",
     "slower": "bold red",
     "converges differently": "bold red",
@@ -47,6 +51,7 @@ _SHOWN = 15
 def compare(
     run: options.Run,
     with_: options.With = None,
+    other: options.Other = None,
     logs: options.Logs = None,
     within: Annotated[
         float, typer.Option(min=0.1, max=100.0, help="Per cent that still count as the same result.")
@@ -54,7 +59,11 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Compare a run with a submitted result: was it reproduced, and how sure is that?"""
-    found = compare_path(run, with_, _folder(logs), within / 100)
+    _only_one(with_, other)
+    if other is not None:
+        found = compare_with(load_side(run), load_side(other), "as given", within / 100)
+    else:
+        found = compare_path(run, with_, _folder(logs), within / 100)
     if as_json:
         write_json(found.as_json())
     else:
@@ -63,17 +72,18 @@ def compare(
 
 def explain(
     run: options.Run,
-    with_: options.With = None,
-    other: Annotated[
-        Path | None, typer.Option("--other", metavar="RUN", help="Another run, in place of a submission.")
+    second: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="Another run, in place of a submission.")
     ] = None,
+    with_: options.With = None,
+    other: options.Other = None,
     logs: options.Logs = None,
     everything: Annotated[bool, typer.Option("--all", help="Also the differences of little weight.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Rank what differs between a run and a submission, or between two runs."""
-    if other is not None and with_ is not None:
-        raise EncoreError("--with and --other both name what to compare with", remedy="give one of them")
+    _only_one(second, with_, other)
+    other = second or other
     ours = load_side(run)
     theirs = load_side(other) if other is not None else _submission(ours, with_, _folder(logs))
     found = explained(ours, theirs)
@@ -81,6 +91,11 @@ def explain(
         write_json(found.as_json())
     else:
         _print_explanation(console(), found, None if everything else _SHOWN)
+
+
+def _only_one(*given: Path | str | None) -> None:
+    if sum(each is not None for each in given) > 1:
+        raise EncoreError("--with, --other and a second RUN name what to compare with", remedy="give one of them")
 
 
 def _folder(logs: Path | None) -> Path | None:
@@ -103,18 +118,20 @@ def _print_comparison(screen: Console, found: Comparison) -> None:
     for reason in found.reasons:
         say(screen, text(f"  {reason}"))
     if found.factors:
-        table = plain_table("", "", "yours", "theirs", "ratio", "95 % interval", "z")
+        table = plain_table("", "", "yours", "theirs", "ratio", "90 % interval", "z")
         for column in table.columns[1:]:
             column.justify = "right"
         for factor in found.factors:
             table.add_row(*_row(factor))
-        screen.print(table)
+        print_fitted(screen, table, least=("z",))
         for note in dict.fromkeys(factor.note for factor in found.factors if factor.note):
             say(screen, text(note, "dim"))
     for line in certainty(found):
         say(screen, text(line))
     for caveat in found.caveats:
         say(screen, text(f"note: {caveat}", "yellow"))
+    for line, style in summary(found.ours.findings):
+        say(screen, text(line, style))
 
 
 def _row(factor: Factor) -> list[str]:
@@ -130,7 +147,8 @@ def _row(factor: Factor) -> list[str]:
 
 
 def _print_explanation(screen: Console, found: Explanation, most: int | None) -> None:
-    say(screen, text(f"{found.ours.label} against {found.theirs.label}", "bold"))
+    sides = (f"{each.label} ({round_of(each.round, each.round_is_guess)})" for each in (found.ours, found.theirs))
+    say(screen, text(" against ".join(sides), "bold"))
     if not found.differences:
         say(screen, text("no difference found"))
     for number, each in enumerate(found.differences[:most], 1):

@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 from encore import catalogue, data
 from encore.catalogue import Choice
-from encore.containers import runtimes
+from encore.containers import checks, runtimes
 from encore.containers.runtimes import Target
 from encore.environment import ensure_environment
 from encore.errors import EncoreError, ExitCode
@@ -138,7 +138,8 @@ def describe(passport: data.DataPassport) -> str:
     """Return a data set as one line."""
     counts = ", ".join(f"{count:,} {split}" for split, count in passport.counts.items())
     size = human_bytes(passport.bytes)
-    return f"{passport.name}, {counts}, {passport.classes:,} classes, {size}, id {passport.id[:12]}"
+    classes = f"{passport.classes:,} classes, " if passport.classes else ""
+    return f"{passport.name}, {counts}, {classes}{size}, id {passport.id[:12]}"
 
 
 def human_bytes(count: float) -> str:
@@ -157,7 +158,7 @@ def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.
     if target.problem is not None:
         raise target.problem
     folders = [directory.absolute(), *([wanted.source.absolute()] if wanted.source else [])]
-    preflight.refuse_failed(runtimes.check_folders(folders))
+    preflight.refuse_failed(checks.check_folders(folders))
     if wanted.source is not None and not wanted.source.exists():
         raise EncoreError(f"{wanted.source} does not exist", remedy="give the folder of the raw data: --from DIR")
     try:

@@ -23,6 +23,10 @@ from encore import catalogue, configuration, names, paths
 from encore.catalogue import Choice, System
 from encore.containers import dockerfiles, images
 from encore.errors import EncoreError, ExitCode
+from encore.results import calibration
+from encore.results.audit import rates
+from encore.results.audit.oddities import Rule
+from encore.results.audit.rules import RULES
 from encore.results.published import PublishedResult, load_published
 
 START = re.compile(r"<!-- generated: (?P<name>[\w -]+) -->")
@@ -72,7 +76,8 @@ def _system_row(choice: Choice, system: System) -> list[str]:
     values = ["batch_size", "optimizer", "learning_rate", "epochs"]
     batch, optimizer, rate, epochs = (resolved.get(name) for name in values)
     warmup = f"{resolved.get('warmup_epochs'):g}" if "warmup_epochs" in resolved.values else NO_VALUE
-    row = [system.round, f"`{system.system}`", system.kind, scale, system.accelerator or "none"]
+    gpu = system.accelerator or ("any" if resolved.get("device") == "gpu" else "none")
+    row = [system.round, f"`{system.system}`", system.kind, scale, gpu]
     row += [str(batch) if system.accelerator else NO_VALUE, str(batch * resolved.ranks), optimizer]
     return [*row, f"{rate:g}", warmup, str(epochs)]
 
@@ -125,6 +130,16 @@ def images_table() -> str:
     return markdown(head, rows)
 
 
+def calibration_table() -> str:
+    """Return how often verdicts were right where it is known how far apart two sets are."""
+    return markdown(calibration.calibration_head(), calibration.calibration_rows())
+
+
+def shift_table() -> str:
+    """Return the same for sets of which one needs more epochs."""
+    return markdown(calibration.shift_head(), calibration.shift_rows())
+
+
 def predictions_table(benchmark: str) -> str:
     """Return the cost model's predictions next to the published results of a benchmark."""
     # scipy, which only this table needs, takes half a second to load.
@@ -132,6 +147,29 @@ def predictions_table(benchmark: str) -> str:
 
     table = error_table(benchmark)
     return f"{table.as_markdown()}\n\n{table.note}\n"
+
+
+def audit_table() -> str:
+    """Return every rule of the audit with how often it fires on the public sets."""
+    head = ["rule", "finds", "severity", "public sets", "logs", "among them"]
+    return markdown(head, [_audit_row(rule) for rule in RULES])
+
+
+def _audit_row(rule: Rule) -> list[str]:
+    entry, every = rates.measured()["rules"].get(rule.name), rates.measured()
+    if entry is None:
+        return [f"`{rule.name}`", rule.meaning, rates.severity_of(rule), *["not measured"] * 3]
+    counts = [f"{entry[key]} of {every[key]} ({entry[key] / every[key]:.2%})" for key in ("sets", "logs")]
+    # The folder of the results is in every path.
+    examples = [name.removeprefix("training_results_").replace("/results/", "/") for name in entry["examples"]]
+    return [f"`{rule.name}`", rule.meaning, rates.severity_of(rule), *counts, "<br>".join(examples) or NO_VALUE]
+
+
+def fakes_table() -> str:
+    """Return how many fakes of the public sets the audit finds."""
+    fakes = rates.measured()["fakes"]
+    rows = [[what, f"{seen} of {fakes['sets']} ({seen / fakes['sets']:.1%})"] for what, seen in fakes["found"].items()]
+    return markdown(["fake", "sets in which the audit then has an error more"], rows)
 
 
 TABLES: dict[str, Callable[[Choice], str]] = {
@@ -142,7 +180,14 @@ TABLES: dict[str, Callable[[Choice], str]] = {
 }
 """Tables of one benchmark."""
 
-GENERAL: dict[str, Callable[[], str]] = {"benchmarks": benchmarks_table, "images": images_table}
+GENERAL: dict[str, Callable[[], str]] = {
+    "benchmarks": benchmarks_table,
+    "images": images_table,
+    "calibration": calibration_table,
+    "convergence-calibration": shift_table,
+    "audit": audit_table,
+    "fakes": fakes_table,
+}
 """Tables of everything."""
 
 OF_RESULTS: dict[str, Callable[[str], str]] = {"predictions": predictions_table}

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from encore import catalogue
 from encore.cli import options
-from encore.cli.layout import console, plain_table, write_json
+from encore.cli.layout import console, plain_table, print_fitted, write_json
 from encore.containers import building, compatibility, engines, images, standins
 from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
@@ -75,7 +75,7 @@ def list_(as_json: options.Json = False) -> None:
             release.driver,
             _verdict(release, gpus),
         )
-    screen.print(table)
+    print_fitted(screen, table)
     _print_submitted(screen, known)
     screen.print("empty: no source states it; sources: encore images list --json")
 
@@ -114,7 +114,7 @@ def _print_submitted(screen: Console, known: images.Images) -> None:
         submitted = images.find_release(entry.framework, entry.release)
         today = images.find_release(entry.framework)
         table.add_row(entry.round, entry.benchmark, submitted.tag, today.tag, entry.why)
-    screen.print(table)
+    print_fitted(screen, table)
 
 
 def pin(

@@ -14,15 +14,16 @@ from rich.markup import escape
 
 from encore import paths
 from encore.cli import options
-from encore.cli.layout import console, plain_table, write_json
+from encore.cli.layout import console, plain_table, print_fitted, write_json
 from encore.cli.live import RunView, clock
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
 from encore.results.words import against_targets
-from encore.run import control, status
+from encore.run import control, hints, status
 from encore.run.control import Subject
 from encore.run.follow import Progress, Tail
 from encore.run.run_folder import Experiment, RunFolder
+from encore.run.runner import Ending
 from encore.run.status import Row, State
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, queue
@@ -101,15 +102,20 @@ def show_status(
     columns = (*(["job"] if with_jobs else []), "run", "state", "nodes", "time")
     table = plain_table(str(folder), *columns, numbers=("nodes", "time"))
     for row in rows:
-        table.add_row(*([row.job] if with_jobs else []), *_cells(row))
-    screen.print(table)
+        table.add_row(*([row.job] if with_jobs else []), *_cells(row, folder))
+    print_fitted(screen, table, least=("nodes",))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _name(run: Path, results: Path) -> str:
+    """Return what ``follow`` and ``cancel`` take: by the results folder, or the whole path of a run elsewhere."""
+    return str(run.relative_to(results)) if run.is_relative_to(results) else str(run)
+
+
+def _cells(row: Row, results: Path) -> tuple[str, ...]:
     colour = COLOURS.get(row.state, "red")
     detail = describe(row)
     return (
-        row.run.name if row.run else "",
+        _name(row.run, results) if row.run else "",
         f"[{colour}]{row.state}[/]" + (f" {escape(detail)}" if detail else ""),
         str(row.nodes or ""),
         "" if row.seconds is None else clock(row.seconds),
@@ -152,9 +158,13 @@ def follow(
         run = subject.folder or _wait_for_folder(notice, subject, folder)
         states = _follow_all(screen, notice, subject, run)
     except KeyboardInterrupt:
-        screen.print(f"no longer watched; it continues. Watch it again with: encore follow {name or ''}".rstrip())
+        screen.print(f"no longer watched; it continues. Watch it again with: {_again(subject)}")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    finish(screen, run, exit_code(states), as_json=False)
+    finish(screen, run, Ending(exit_code(states)), as_json=False)
+
+
+def _again(subject: Subject) -> str:
+    return hints.follow(subject.folder.path) if subject.folder else hints.command("follow", subject.job)
 
 
 def exit_code(states: Sequence[State]) -> ExitCode:
@@ -183,7 +193,7 @@ def _wait_for_folder(notice: Notices, subject: Subject, results: Path) -> RunFol
     """Wait until a job has made its run folder; EncoreError if it ends before that."""
     while True:
         seen = status.ask(subject.job)
-        folder = control.folder_of(subject.job, results)
+        folder = control.folder_of(subject.job, results, seen.jobs)
         if folder is not None:
             return folder
         alive = [job for job in seen.jobs if not job.has_ended]
@@ -218,7 +228,9 @@ def _follow_all(screen: Console, notice: Notices, subject: Subject, folder: RunF
     """Show one experiment after the other to its end; return their states then."""
     chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
-        raise EncoreError(f"{folder.path.name} has no run of job {subject.job}", remedy="see: encore status")
+        raise EncoreError(
+            f"{folder.path.name} has no run of job {subject.job}", remedy=f"see: {hints.command('status')}"
+        )
     count = len(folder.experiments())
     states: list[State] = []
     with RunView(screen) as view:
@@ -271,8 +283,8 @@ def _follow_one(view: RunView, notice: Notices, watched: Following) -> tuple[Sta
             state, reason = watched.verdict(seen)
             if state not in status.ALIVE and not (state == "not started" and _is_early(begun)):
                 return state, reason
-        if state == "queued":
-            notice(_queued(watched.subject.job, reason))
+        if reason:
+            notice(_queued(watched.subject.job, reason) if state == "queued" else reason)
         time.sleep(POLL_SECONDS)
 
 

@@ -3,41 +3,109 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 from rich.text import Text
 
-WHOLE = (
-    "name",
-    "framework",
-    "data set",
-    "target per round",
-    "samples/s",
-    "speed-up",
-    "efficiency",
-    "reached",
-)
-"""Columns that are never broken: a name is there to be copied."""
+from encore.results.parallel import OnRead
+
+FOLDED = 16
+"""Characters of a name to which a narrow terminal may fold it."""
+SHORT_SECONDS = 1.0
+"""Work that takes no longer needs no bar."""
+NUMBER = re.compile(r"[-+]?\d[\d.,:%x]*")
 
 
 def plain_table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
     """Return an empty table with these columns, those in ``numbers`` set to the right."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    table = _frame(title)
     for column in columns:
         justify: Literal["left", "right"] = "right" if column in numbers else "left"
-        table.add_column(column, overflow="fold", justify=justify, no_wrap=column in WHOLE)
+        table.add_column(column, overflow="fold", justify=justify)
     return table
+
+
+def _frame(title: str, *columns: Column) -> Table:
+    return Table(*columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+
+
+def print_fitted(screen: Console, table: Table, least: Sequence[str] = ()) -> None:
+    """Print a table as wide as the terminal: no number and no header is cut.
+
+    Texts are wrapped first; then the columns in ``least`` are left out, those of least use first; then names are
+    folded; then columns are left out from the right. A line names what is left out.
+    """
+    if table.title:
+        say(screen, Text(str(table.title), style="bold"))
+    columns = _with_room(table.columns, screen.width, least)
+    left_out = [str(column.header) for column in table.columns if column not in columns]
+    for column, width in zip(columns, _widths(columns, screen.width), strict=True):
+        column.width = width
+    fitted = _frame("", *columns)
+    fitted.rows = table.rows
+    # A terminal that is narrower than the first column's numbers wraps them by itself.
+    needed = _total(_least_widths(columns))
+    screen.print(fitted, soft_wrap=False, width=max(screen.width, needed), crop=False)
+    if left_out:
+        whole = _total(_word_widths(table.columns))
+        say(screen, f"[dim]a terminal of {whole} columns also shows: {escape(', '.join(left_out))}[/]")
+
+
+def _with_room(columns: Sequence[Column], width: int, least: Sequence[str]) -> list[Column]:
+    """Return the columns that have room."""
+    left = list(columns)
+    for header in least:
+        if _total(_word_widths(left)) > width:
+            left = [column for column in left if column.header != header]
+    while _total(_least_widths(left)) > width and len(left) > 1:
+        left.pop()
+    return left
+
+
+def _widths(columns: Sequence[Column], width: int) -> list[int]:
+    """Return the width of each column: as its longest line, and narrower where the terminal is."""
+    widths = [max(map(len, _lines(column)), default=0) for column in columns]
+    for limits in (_word_widths(columns), _least_widths(columns)):
+        while _total(widths) > width:
+            wider = [place for place, limit in enumerate(limits) if widths[place] > limit]
+            if not wider:
+                break
+            widths[max(wider, key=lambda place: widths[place])] -= 1
+    return widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * len(widths)  # two between columns, one at either edge
+
+
+def _word_widths(columns: Sequence[Column]) -> list[int]:
+    """Return the width of each column in which no word is broken."""
+    return [max(map(len, " ".join(_lines(column)).split()), default=0) for column in columns]
+
+
+def _least_widths(columns: Sequence[Column]) -> list[int]:
+    """Return the width of each column in which no number and no header is broken."""
+    widths = []
+    for column in columns:
+        words = " ".join(_lines(column)).split()
+        whole = [word for word in words if NUMBER.fullmatch(word)] + str(column.header).split()
+        widths.append(max([*map(len, whole), *(min(len(word), FOLDED) for word in words)], default=0))
+    return widths
+
+
+def _lines(column: Column) -> list[str]:
+    """Return header and cells of a column as plain lines."""
+    cells = (cell if isinstance(cell, Text) else Text.from_markup(str(cell)) for cell in column.cells)
+    return [line for cell in (Text(str(column.header)), *cells) for line in cell.plain.splitlines()]
 
 
 def console(stderr: bool = False, soft_wrap: bool = False) -> Console:
@@ -60,3 +128,25 @@ def write_json(content: object) -> None:
     """Write ``content`` to the standard output."""
     # Not through rich: it would wrap and colour what other programs read.
     sys.stdout.write(json.dumps(content, indent=2) + "\n")
+
+
+@contextmanager
+def reading() -> Iterator[OnRead | None]:
+    """Draw a bar while logs are read, where a person waits at a terminal."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    # A bar that refreshes itself does so in a thread, and a process with threads reads on one core.
+    with Progress(*columns, console=screen, transient=True, auto_refresh=False) as bar:
+        task, start = bar.add_task("reading", visible=False), time.monotonic()
+
+        def update(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if time.monotonic() - start > SHORT_SECONDS:
+                bar.update(task, visible=True, refresh=True)
+
+        yield update

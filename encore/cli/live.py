@@ -18,7 +18,7 @@ PLAIN_SECONDS = 10.0
 
 def facts(progress: follow.Progress) -> str:
     """Return ``epoch 3/12  410 img/s  loss 0.512  quality 0.9259 of 0.95  0:00:31 to go``."""
-    parts = [f"epoch {max(progress.epoch, 1)}/{progress.epochs}"]
+    parts = [f"epoch {max(progress.epoch, 1)}" + (f"/{progress.epochs}" if progress.epochs else "")]
     if progress.samples_per_second is not None:
         parts.append(f"{progress.samples_per_second:,.0f} samples/s")
     if progress.loss is not None:

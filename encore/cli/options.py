@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from encore.errors import EncoreError
+from encore.results.rules import ROUNDS
+
 Benchmark = Annotated[str, typer.Argument(help="Benchmark, such as resnet.")]
 OptionalBenchmark = Annotated[str | None, typer.Argument(help="Benchmark, such as resnet.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of logs.")]
@@ -41,6 +44,10 @@ Runtime = Annotated[
     str | None, typer.Option(help="auto, host, docker, podman, apptainer, enroot or pyxis; default: auto.")
 ]
 Image = Annotated[str | None, typer.Option(help="Image to run in; default: the benchmark's that was built last.")]
+Python = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Python that has the framework, for the host runtime."),
+]
 Cluster = Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")]
 Engine = Annotated[str | None, typer.Option(help="docker or podman; default: the first that answers.")]
 Resume = Annotated[Path | None, typer.Option(help="Resume what is in this folder.")]
@@ -49,6 +56,9 @@ Resume = Annotated[Path | None, typer.Option(help="Resume what is in this folder
 With = Annotated[
     str | None,
     typer.Option("--with", metavar="NAME", help="Submission, as `encore published` names it; default: the nearest."),
+]
+Other = Annotated[
+    Path | None, typer.Option("--other", metavar="RUN", help="Another set of runs, in place of a submission.")
 ]
 Logs = Annotated[
     Path | None,
@@ -59,3 +69,21 @@ Logs = Annotated[
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done and do nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Write CSV instead of a table.")]
+
+
+def one_format(**formats: bool) -> None:
+    """Refuse two output formats at once: ``one_format(json=True, csv=False)``."""
+    given = [f"--{name}" for name, chosen in formats.items() if chosen]
+    if len(given) > 1:
+        raise EncoreError(f"{' and '.join(given)} at once", expected="one output format", remedy="give one of them")
+
+
+def known_round(name: str | None) -> str | None:
+    """Return ``0.7`` as ``v0.7``; EncoreError for a round that there is not."""
+    if name is None:
+        return None
+    found = f"v{name.lower().removeprefix('v')}"
+    if found not in ROUNDS:
+        raise EncoreError(f"there is no round {name!r}", expected=", ".join(ROUNDS), remedy="name one of these")
+    return found

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from encore.cli import options
-from encore.cli.layout import console, plain_table, say, text, write_json
+from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.results.archive import check_package, write_archive
 from encore.results.measurements import of_side
@@ -109,7 +109,7 @@ def print_table(table: Table) -> None:
             column.justify = "right"
     for row in table.rows:
         made.add_row(*(text(cell) for cell in table.texts(row)))
-    screen.print(made)
+    print_fitted(screen, made)
     if table.note:
         say(screen, text(table.note, "dim"))
 

@@ -14,13 +14,13 @@ from rich.console import Console
 
 from encore import data
 from encore.cli import options
-from encore.cli.layout import console, plain_table, write_json
+from encore.cli.layout import console, plain_table, print_fitted, write_json
 from encore.cli.live import RunView, clock
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 from encore.machine import preflight
 from encore.results.words import with_names
-from encore.run import judge, passport, planning, run_folder, runner, slurm_job
+from encore.run import hints, judge, passport, planning, run_folder, runner, slurm_job, supervise
 from encore.run.run_folder import Experiment, RunFolder
 from encore.run.supervise import Outcome
 from encore.ssh import hosts
@@ -66,6 +66,7 @@ def run(
     hang_seconds: options.HangSeconds = 600.0,
     runtime: options.Runtime = None,
     image: options.Image = None,
+    python: options.Python = None,
     cluster: options.Cluster = None,
     host_list: Annotated[
         str | None,
@@ -104,12 +105,13 @@ def run(
         return
     if plan.target.why != "asked for":
         screen.print(f"runtime {plan.target.runtime}: {plan.target.why}")
+    plan = planning.asked(plan)
     for check in planning.refuse(plan):
         screen.print(f"[yellow]warning[/] {check.name}: {check.found}")
     folder, python = runner.prepare_and_create(plan, hooks(screen, None, None))
     with RunView(screen) as view:
-        code = runner.execute(plan, folder, python, hooks(screen, view, folder), hang_seconds)
-    finish(screen, folder, code, as_json)
+        ending = runner.execute(plan, folder, python, hooks(screen, view, folder), hang_seconds)
+    finish(screen, folder, ending, as_json)
 
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
@@ -124,6 +126,7 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
         "drop_caches",
         "runtime",
         "image",
+        "python",
         "cluster",
     )
     return planning.Request(
@@ -175,8 +178,8 @@ def _resume(screen: Console, path: Path, hang_seconds: float, dry_run: bool, as_
                 typer.echo(runner.as_shell(runner.resumed_command(folder, experiment)))
         return
     with RunView(screen) as view:
-        _, code = runner.resume(folder, hooks(screen, view, folder), hang_seconds)
-    finish(screen, folder, code, as_json)
+        ending = runner.resume(folder, hooks(screen, view, folder), hang_seconds)
+    finish(screen, folder, ending, as_json)
 
 
 def hooks(screen: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
@@ -212,15 +215,17 @@ def hooks(screen: Console, view: RunView | None, folder: RunFolder | None) -> ru
     )
 
 
-def finish(screen: Console, folder: RunFolder, code: ExitCode, as_json: bool) -> None:
+def finish(screen: Console, folder: RunFolder, ending: runner.Ending, as_json: bool) -> None:
     """Print the judged result and leave with its exit code."""
+    code = ending.code
     judgements = judge.judge(folder)
     if as_json:
         write_json(_as_json(folder, judgements, code))
     else:
         _print_judgements(screen, folder, judgements)
-    if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
-        screen.print(f"resume with: encore run --resume {folder.path}")
+    diverged = any(each.state.reason.startswith(supervise.DIVERGED) for each in judgements)
+    if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and not (ending.goes_on or ending.is_final or diverged):
+        screen.print(f"resume with: {hints.resume(folder.path)}", markup=False, highlight=False)
     raise typer.Exit(code)
 
 
@@ -260,7 +265,7 @@ def _print_judgements(screen: Console, folder: RunFolder, judgements: list[judge
             with_names(each.figures.targets, "g"),
             _compliance(each),
         )
-    screen.print(table)
+    print_fitted(screen, table, least=("log", "epochs"))
     if any(each.figures.resumed and each.figures.minutes is not None for each in judgements):
         screen.print("a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses")
     for each in judgements[:1]:
@@ -268,7 +273,7 @@ def _print_judgements(screen: Console, folder: RunFolder, judgements: list[judge
     screen.print(judge.standing(folder))
     screen.print(f"run folder: {folder.path}")
     if any(each.compliance is not None for each in judgements):
-        screen.print(f"hold it against what was submitted: encore compare {folder.path}")
+        screen.print(f"hold it against what was submitted: {hints.command('compare', folder.path)}", markup=False)
 
 
 def _compliance(each: judge.Judgement) -> str:
@@ -289,8 +294,10 @@ def _print_findings(screen: Console, each: judge.Judgement) -> None:
 
 
 def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
+    plan = planning.asked(plan, start=False)
     command = runner.dry_run_command(plan)
     found = planning.checks(plan)
+    refused = [check.name for check in found if check.level == "FAIL"]
     if as_json:
         content = {
             "argv": command.argv,
@@ -299,11 +306,14 @@ def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
             "configuration": plan.configuration.plain(),
             "deviations": plan.configuration.deviations,
             "checks": [vars(check) for check in found],
+            "refused": refused,
         }
         write_json(content)
         return
     print_checks(screen, found)
     typer.echo(runner.as_shell(command))
+    if refused:
+        screen.print(f"[red]the run would be refused[/] with exit code 2: {', '.join(refused)}; a dry run exits with 0")
 
 
 def print_checks(screen: Console, found: list[preflight.Check]) -> None:

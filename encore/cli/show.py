@@ -11,7 +11,7 @@ from rich.console import Console
 from encore import catalogue, configuration
 from encore.catalogue import Choice
 from encore.cli import options
-from encore.cli.layout import console, plain_table, write_json
+from encore.cli.layout import console, plain_table, print_fitted, write_json
 from encore.machine import node
 from encore.results.words import with_names
 from encore.run import planning
@@ -58,7 +58,7 @@ def _list_benchmarks(as_json: bool) -> None:
         benchmark = choice.benchmark
         targets = "\n".join(f"{r}  {with_names(each.targets, 'g')}" for r, each in benchmark.rounds.items())
         table.add_row(name, benchmark.title, choice.implementation.framework, benchmark.data_set, targets)
-    console().print(table)
+    print_fitted(console(), table, least=("task",))
 
 
 def _list_systems(choice: Choice, as_json: bool) -> None:
@@ -80,7 +80,7 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
             system.config["optimizer"],
             str(system.config["epochs"]),
         )
-    console().print(table)
+    print_fitted(console(), table, least=("kind", "optimizer"))
     console().print("batch: samples per step over all GPUs; `encore show` prints each value's source", style="dim")
 
 
@@ -111,6 +111,7 @@ def show(
             "submitted": resolved.is_submitted,
             "deviations": resolved.deviations,
             "values": {name: vars(value) for name, value in resolved.values.items()},
+            "environment": {name: vars(value) for name, value in resolved.environment.items()},
         }
         write_json(content)
         return
@@ -125,8 +126,7 @@ def _print_configuration(screen: Console, resolved: configuration.Configuration)
     if resolved.is_submitted:
         screen.print("[green]a submitted configuration[/]")
     else:
-        why = "; ".join(resolved.deviations) or f"kind: {system.kind}"
-        screen.print(f"[yellow]not a submitted configuration[/]: {why}")
+        screen.print(f"[yellow]not a submitted configuration[/]: {resolved.why_not_submitted}")
     meanings = configuration.fields_with_meaning(resolved.choice.folder)
     wide = screen.width >= WIDE
     table = plain_table("", "key", "value", "from", *(("meaning",) if wide else ()))
@@ -134,6 +134,11 @@ def _print_configuration(screen: Console, resolved: configuration.Configuration)
         style = "dim" if value.origin == "default" else ""
         meaning = (meanings.get(name, ""),) if wide else ()
         table.add_row(name, json.dumps(value.value), value.origin, *meaning, style=style)
-    screen.print(table)
+    print_fitted(screen, table)
+    if resolved.environment:
+        variables = plain_table("environment of the ranks", "variable", "value", "from")
+        for name, value in resolved.environment.items():
+            variables.add_row(name, value.value, value.origin)
+        print_fitted(screen, variables)
     if not wide:
         screen.print(f"a terminal of {WIDE} columns also shows what each key means", style="dim")

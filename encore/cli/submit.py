@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from encore.cli.layout import console, say, write_json
 from encore.cli.run import as_request, run
 from encore.errors import EncoreError
 from encore.machine import preflight
-from encore.run import runner
+from encore.run import hints, runner
 from encore.run import submission as submissions
 from encore.run.submission import Wanted
 
@@ -44,7 +45,7 @@ def submit(
     minutes: Annotated[
         int | None, typer.Option("--time", help="Minutes; default: from the published time, with a margin.")
     ] = None,
-    array: Annotated[int | None, typer.Option(help="So many runs, each as a task of an array.")] = None,
+    array: Annotated[str | None, typer.Option(metavar="RUNS", help="So many runs, each as a task of an array.")] = None,
     partition: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
     account: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
     sbatch: Annotated[list[str] | None, typer.Option(metavar="OPTION", help="A further option of sbatch.")] = None,
@@ -66,7 +67,7 @@ def submit(
     )
     rest = tuple(context.args)
     if resume is not None:
-        _refuse_extra(benchmark, rest)
+        _refuse_extra(resume, benchmark, rest)
         prepared = submissions.prepare_resume(resume.absolute(), wanted)
     elif benchmark is None:
         raise EncoreError("no benchmark given", expected="encore submit BENCHMARK --nodes NODES")
@@ -83,14 +84,14 @@ def submit(
         typer.echo("\n".join(f"#   {line}" for line in runner.as_shell(prepared.step).splitlines()))
     else:
         say(console(), f"time limit: {prepared.estimate.reason}")
-        say(console(), f"submitted as job {job}; watch it with: encore follow {job}")
+        say(console(), f"submitted as job {job}; watch it with: {hints.command('follow', str(job))}")
 
 
-def _refuse_extra(benchmark: str | None, rest: tuple[str, ...]) -> None:
+def _refuse_extra(resume: Path, benchmark: str | None, rest: tuple[str, ...]) -> None:
     if benchmark is not None or rest:
         raise EncoreError(
             f"--resume takes all that is to be run from the run folder, not {shlex.join(rest) or benchmark!r}",
-            remedy="encore submit --resume RUN",
+            remedy=hints.command("submit", "--resume", resume),
         )
 
 

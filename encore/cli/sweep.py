@@ -12,13 +12,13 @@ from rich.console import Console
 
 from encore import catalogue, paths
 from encore.cli import options
-from encore.cli.layout import console, plain_table, write_json
+from encore.cli.layout import console, plain_table, print_fitted, write_json
 from encore.cli.live import RunView
 from encore.cli.report import print_table, tables_as_json
 from encore.cli.run import hooks, refuse_with_resume
 from encore.configuration import describe_scale
 from encore.errors import EncoreError, ExitCode
-from encore.run import judge, planning
+from encore.run import hints, judge, planning
 from encore.run.run_folder import RunFolder
 from encore.run.runner import Hooks
 from encore.scaling import sweep_folder as sweeps
@@ -68,6 +68,7 @@ def sweep(
     hang_seconds: options.HangSeconds = 600.0,
     runtime: options.Runtime = None,
     image: options.Image = None,
+    python: options.Python = None,
     cluster: options.Cluster = None,
     submit: Annotated[bool, typer.Option("--submit", help="Submit all points to the scheduler.")] = False,
     predict: Annotated[
@@ -102,6 +103,7 @@ def _grid(given: Mapping[str, Any]) -> Grid:
     if given["benchmark"] is None or given["gpus"] is None:
         raise EncoreError("no benchmark or no numbers of GPUs given", expected="encore sweep BENCHMARK --gpus 1,2,4")
     data, cluster, precision = given["data_folder"], given["cluster"], given["precision"]
+    python = given["python"]
     same = ("global_batch", "runs", "system", "seed", "drop_caches", "runtime", "image")
     return Grid(
         benchmark=catalogue.choose(given["benchmark"]).name,
@@ -113,6 +115,7 @@ def _grid(given: Mapping[str, Any]) -> Grid:
         data=str(data.absolute()) if data else None,
         settings=tuple(given["settings"] or ()),
         environment=tuple(given["environment"] or ()),
+        python=str(python.absolute()) if python else None,
         cluster=str(cluster.absolute()) if cluster else None,
         **{name: given[name] for name in same},
     )
@@ -166,7 +169,7 @@ def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
     table = plain_table(f"{grid.benchmark}, {grid.mode} scaling", "point", "batch", "--set", "state")
     for row in rows:
         table.add_row(*row)
-    console().print(table)
+    print_fitted(console(), table)
 
 
 def _here(screen: Console, hang_seconds: float) -> Here:
@@ -186,7 +189,9 @@ def _run(
     screen.print(f"study folder: {study.path}")
     code = sweeps.run(study, _here(screen, hang_seconds), submitter(study.grid), submit)
     if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
-        screen.print(f"resume with: encore sweep --resume {study.path}")
+        screen.print(
+            f"resume with: {hints.command('sweep', '--resume', study.path.absolute())}", markup=False, highlight=False
+        )
     _report(screen, study, predict, as_json)
     raise typer.Exit(code)
 

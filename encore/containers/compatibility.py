@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from encore import catalogue
+from encore import configuration as configurations
 from encore.catalogue import Benchmark
 from encore.configuration import Configuration
 from encore.containers import images
 from encore.containers.images import Images, Release
 from encore.machine.node import Gpu
-from encore.machine.preflight import Check
+from encore.machine.preflight import Check, Level
 
 ARCHITECTURES = (
     ("Pascal", (6, 0)),
@@ -72,7 +74,53 @@ def check_driver(release: Release, gpu: Gpu) -> Check:
     return Check("FAIL", "driver", f"{gpu.driver}; {release.reference} needs {allowed}", "install a newer driver")
 
 
+ACCUMULATION = "accumulation_steps"
+"""Key of implementations that make a batch of several smaller ones."""
+CLEARLY = 1.1
+"""A run is refused where the tensors alone are more than the memory by this factor: the model is no measurement."""
+NEARLY = 0.95
+"""Share of the memory from which on a warning is due."""
+
+
 def check_memory(configuration: Configuration, gpu: Gpu) -> Check:
+    """Check the GPU's memory against the benchmark's model of it, or else against that of the submission's GPU."""
+    model = configurations.memory_model(configuration.choice.folder)
+    if not gpu.memory_gib:
+        return Check("OK", "GPU memory", f"the driver does not report that of {gpu.name}")
+    if model is None:
+        return _check_submitted_memory(configuration, gpu)
+    need = _needed(model, configuration, {})
+    found = f"about {sum(need) / 2**30:.1f} GiB needed by the model, {gpu.name} has {gpu.memory_gib:g} GiB"
+    if sum(need) <= NEARLY * gpu.memory_gib * 2**30:
+        return Check("OK", "GPU memory", found)
+    level: Level = "FAIL" if need.tensors > CLEARLY * gpu.memory_gib * 2**30 else "WARN"
+    return Check(level, "GPU memory", found, smaller_batch(model, configuration, gpu))
+
+
+def _needed(model: Any, configuration: Configuration, changes: dict[str, int]) -> Any:
+    """Return the model's answer; ValueError where the changed configuration is impossible."""
+    config = configurations.config_class(configuration.choice.folder)(**{**configuration.plain(), **changes})
+    return model.needed(config, configuration.choice.implementation.framework)
+
+
+def smaller_batch(model: Any, configuration: Configuration, gpu: Gpu) -> str:
+    """Return the setting with which a step fits: accumulation, which keeps the global batch, else a smaller batch."""
+    batch = configuration.get("batch_size")
+    divisors = [n for n in range(2, batch + 1) if batch % n == 0]
+    accumulated = [{ACCUMULATION: n} for n in divisors if ACCUMULATION in configuration.values]
+    for changes in (*accumulated, *({"batch_size": size} for size in range(batch - 1, 0, -1))):
+        try:
+            fits = sum(_needed(model, configuration, changes)) <= NEARLY * gpu.memory_gib * 2**30
+        except ValueError:
+            continue
+        if fits:
+            ((name, value),) = changes.items()
+            effect = "which keeps the global batch" if name == ACCUMULATION else "another global batch"
+            return f"--set {name}={value}, {effect}"
+    return "use a GPU with more memory"
+
+
+def _check_submitted_memory(configuration: Configuration, gpu: Gpu) -> Check:
     """Check the GPU's memory against that of the GPU which the configuration was submitted on."""
     match = re.search(r"(\d+) ?GB", configuration.system.accelerator)
     if match is None:

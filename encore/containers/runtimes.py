@@ -7,22 +7,21 @@ import hashlib
 import os
 import re
 import resource
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from encore import data, files, names, paths
 from encore.catalogue import Choice
-from encore.configuration import Configuration
-from encore.containers import building, compatibility, engines, images
+from encore.containers import building, engines
 from encore.containers.engines import Engine, Image
 from encore.containers.renderers import apptainer, docker, enroot, podman, pyxis
 from encore.containers.renderers.container import Container
 from encore.errors import EncoreError
 from encore.job import Command, Job, Mount
 from encore.machine.node import Node
-from encore.machine.preflight import Check
+from encore.machine.pythons import Facts
 
 RENDERERS = {
     "pyxis": pyxis.render,
@@ -32,8 +31,6 @@ RENDERERS = {
     "enroot": enroot.render,
 }
 RUNTIMES = ("auto", "host", *RENDERERS)
-UNMOUNTABLE = re.compile(r"[,:\"\n]")
-"""Characters that divide the parts of a mount on engines' command lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +45,17 @@ class Target:
     found: Image | None = None
     problem: EncoreError | None = None
     """Why nothing can be started there; a dry run shows the command all the same."""
+    python: Path | None = None
+    """On the host: the Python that the user named; None: that of the framework's own environment."""
+    facts: Facts | None = None
+    """What the Python answered; None before it was asked."""
+
+    def python_json(self) -> dict[str, Any] | None:
+        """Return what the run passport says about a Python of the user's."""
+        if self.python is None:
+            return None
+        known = asdict(self.facts) if self.facts else {}
+        return {"file": str(self.python), **known}
 
     def as_json(self) -> dict[str, Any] | None:
         """Return what the run passport says about the image."""
@@ -68,11 +76,22 @@ ON_HOST = Target()
 
 
 def choose(
-    runtime: str, choice: Choice, machine: Node, device: str, image: str | None = None, in_slurm: bool = False
+    runtime: str,
+    choice: Choice,
+    machine: Node,
+    device: str,
+    image: str | None = None,
+    in_slurm: bool = False,
+    python: Path | None = None,
 ) -> Target:
-    """Return the runtime that was asked for, or with ``auto`` the first that has an image of the benchmark."""
+    """Return the runtime that was asked for, or with ``auto`` the first that has an image of the benchmark.
+
+    ``python`` is the user's own, for the host.
+    """
     if runtime not in RUNTIMES:
         raise names.unknown("runtime", runtime, RUNTIMES)
+    if runtime == "host":
+        return Target(runtime="host", python=python)
     if runtime != "auto":
         return _look(runtime, choice, "asked for", image)
     here = [name for name in RENDERERS if _is_here(name, in_slurm)]
@@ -80,6 +99,8 @@ def choose(
     for target in tried:
         if target.problem is None:
             return target
+    if python is not None:
+        return Target(runtime="host", why=f"no container engine has an image of {choice.name}; {python}", python=python)
     if tried and machine.gpus and device == "gpu":
         return tried[0]
     return Target(runtime="host", why=f"no container engine has an image of {choice.name}")
@@ -95,8 +116,6 @@ def _is_here(name: str, in_slurm: bool) -> bool:
 
 def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
     """Return what there is of one runtime; never raises, so that a dry run can show the command anywhere."""
-    if runtime == "host":
-        return Target(runtime="host", why=why)
     built = runtime in engines.BUILDERS
     reference = image or (building.image_name(choice) if built else str(building.image_file(choice, runtime)))
     engine = found = problem = None
@@ -198,115 +217,3 @@ def container_name(folder: Path) -> str:
     distinction = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
     words = re.sub(r"[^a-zA-Z0-9_.-]", "-", f"{folder.parent.name}-{folder.name.rsplit('_', 1)[-1]}")
     return f"encore-{words}-{distinction}"
-
-
-# -- checks ------------------------------------------------------------------------------------------
-
-
-def check(target: Target, configuration: Configuration, machine: Node, folders: list[Path]) -> list[Check]:
-    """Return all checks of a run in a container, in addition to those of any run."""
-    if target.runtime == "host":
-        return [check_host(target, configuration)]
-    if target.problem is not None:
-        problem = target.problem
-        found = problem.found + (f" (expected: {problem.expected})" if problem.expected else "")
-        return [Check("FAIL", target.runtime, found, problem.remedy)]
-    checks = [Check("OK", "runtime", f"{target.runtime}: {target.why}, {target.image}")]
-    checks += check_folders(folders)
-    if target.found is not None:
-        checks.append(check_code(target.found, configuration.choice))
-    if configuration.get("device") == "gpu":
-        checks += _check_gpu_run(target, configuration, machine)
-    return checks
-
-
-def check_host(target: Target, configuration: Configuration) -> Check:
-    """Check the GPUs: the host runtime's environments hold what PyPI has, which is built for CPUs."""
-    if configuration.get("device") != "gpu":
-        return Check("OK", "runtime", f"host: {target.why}")
-    choice = configuration.choice
-    found = f"the host runtime's {choice.implementation.framework} is built for CPUs ({target.why})"
-    return Check("FAIL", "runtime", found, f"make build-{choice.name}, then run with --runtime docker")
-
-
-def check_folders(folders: Iterable[Path]) -> list[Check]:
-    """Check for folders whose names an engine would take apart."""
-    remedy = "give a folder without, or a link to it"
-    return [
-        Check("FAIL", "mount", f"{folder} has a comma, a colon or a quote in its name", remedy)
-        for folder in folders
-        if UNMOUNTABLE.search(str(folder))
-    ]
-
-
-def check_code(image: Image, choice: Choice) -> Check:
-    """Compare the training code in the image with that of the checkout."""
-    if image.labels.get("encore.code") == building.code_id():
-        return Check("OK", "image", f"holds the code of this checkout, {image.id[7:19]}")
-    remedy = f"make build-{choice.name}, which takes seconds"
-    return Check("WARN", "image", "holds other training code than this checkout", remedy)
-
-
-def check_locked_memory(engine: Engine) -> Check:
-    """Check that the engine can lift the limit on locked memory, which GPUs and adapters need."""
-    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    may_raise = not engine.rootless and _engine_may_raise_limits()
-    if hard == resource.RLIM_INFINITY or may_raise:
-        return Check("OK", "locked memory", "unlimited in the container")
-    found = f"{engine.name} may not lift the limit of {hard // 1024} KiB"
-    return Check("WARN", "locked memory", found, "start the engine with CAP_SYS_RESOURCE and LimitMEMLOCK=infinity")
-
-
-CAP_SYS_RESOURCE = 24
-
-
-def _engine_may_raise_limits() -> bool:
-    """Return whether processes of this machine can have CAP_SYS_RESOURCE at all."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return True
-    bounds = re.search(r"^CapBnd:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return bounds is None or bool(int(bounds.group(1), 16) >> CAP_SYS_RESOURCE & 1)
-
-
-def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) -> list[Check]:
-    checks: list[Check] = []
-    engine, choice = target.engine, configuration.choice
-    labels = target.found.labels if target.found else {}
-    if "encore.standin" in labels:
-        remedy = f"make build-{choice.name}"
-        checks.append(Check("FAIL", "image", f"{target.image} is built on the CPU base", remedy))
-    if engine is not None and engine.gpu_access is None:
-        found = f"{engine.name} cannot hand GPUs to containers"
-        checks.append(Check("FAIL", "GPU toolkit", found, engines.NO_TOOLKIT))
-    if engine is not None:
-        checks.append(check_locked_memory(engine))
-    release = _release_of(labels, choice)
-    gpus = machine.gpus[: configuration.ranks_per_node]
-    if release is not None:
-        checks += compatibility.check_gpus(release, gpus, choice.benchmark)
-    return checks + [compatibility.check_memory(configuration, gpu) for gpu in gpus[:1]]
-
-
-def _release_of(labels: Mapping[str, str], choice: Choice) -> images.Release | None:
-    """Return the release that an image was built on: by its label, and for a file that has none, the default."""
-    base = labels.get("org.opencontainers.image.base.name", "")
-    locked = {entry["digest"]: reference for reference, entry in images.read_lock().items()}
-    reference = locked.get(base.rpartition("@")[2], base)
-    framework = choice.implementation.framework
-    for release in images.catalogue().release:
-        if release.framework == framework and release.reference == reference:
-            return release
-    return None if base else images.find_release(framework)
-
-
-def refuse_other_image(content: Mapping[str, Any], target: Target) -> None:
-    """Check that an experiment resumes in the image that it began in."""
-    began = content["image"]["id"] if content["image"] else None
-    if began is not None and target.found is not None and target.found.id != began:
-        raise EncoreError(
-            f"{target.image} is not the image that the run began in",
-            expected=f"{began[:19]}, built from commit {content['image']['revision']}",
-            remedy="build it from that commit, or start a new run",
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import signal
@@ -11,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+PR_SET_CHILD_SUBREAPER = 36
+LAUNCHER = "launcher.pid"
+"""File in an experiment's folder: process, host and start of what starts its ranks, while that runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +27,9 @@ class Heartbeat:
     host: str
     step: int
     time: float
+    """Of the step."""
+    alive: float = 0.0
+    """When a thread of the rank last ran."""
 
 
 def heartbeats(folder: Path) -> list[Heartbeat]:
@@ -29,8 +37,9 @@ def heartbeats(folder: Path) -> list[Heartbeat]:
     found = []
     for path in folder.glob("rank_*"):
         with contextlib.suppress(OSError, ValueError):
-            pid, host, step, when = path.read_text(encoding="ascii").split()
-            found.append(Heartbeat(rank=int(path.name[5:]), pid=int(pid), host=host, step=int(step), time=float(when)))
+            pid, host, step, when, *alive = path.read_text(encoding="ascii").split()
+            rank, seen = int(path.name[5:]), float(alive[0] if alive else when)
+            found.append(Heartbeat(rank=rank, pid=int(pid), host=host, step=int(step), time=float(when), alive=seen))
     return sorted(found, key=lambda beat: beat.rank)
 
 
@@ -54,6 +63,12 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, as init would (prctl(2), Linux alone)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def end(processes: list[psutil.Process], grace_seconds: float) -> None:
     """Send SIGTERM, wait, send SIGKILL: afterwards none of ``processes`` is left."""
     for process in processes:
@@ -72,11 +87,36 @@ def rank_processes(folder: Path) -> list[psutil.Process]:
     for beat in heartbeats(folder):
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(beat.pid)
-            # The number may belong to another process by now; and a zombie, which nobody has waited for, is dead.
+            # The number may belong to another process by now.
             same = beat.host == platform.node() and process.create_time() <= beat.time + 1
-            if same and process.status() != psutil.STATUS_ZOMBIE:
+            if same and is_running(process):
                 alive.append(process)
     return alive
+
+
+def note_launcher(folder: Path, pid: int) -> None:
+    """Note which process starts the ranks of the experiment in ``folder``."""
+    started = psutil.Process(pid).create_time()
+    (folder / LAUNCHER).write_text(f"{pid} {platform.node()} {started}", encoding="ascii")
+
+
+def left_running(folder: Path) -> list[psutil.Process]:
+    """Return what runs on this machine of the experiment in ``folder``: its launcher, ranks, and their descendants."""
+    roots = rank_processes(folder / "heartbeat")
+    with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
+        pid, host, started = (folder / LAUNCHER).read_text(encoding="ascii").split()
+        launcher = psutil.Process(int(pid))
+        if host == platform.node() and abs(launcher.create_time() - float(started)) < 1:
+            roots.append(launcher)
+    every = dict.fromkeys(process for root in roots for process in family(root.pid))
+    return [process for process in every if is_running(process)]
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Return whether a process runs; a zombie, which nobody has waited for, is dead."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def is_stopped(beat: Heartbeat) -> bool:

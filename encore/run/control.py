@@ -7,18 +7,20 @@ import os
 import platform
 import pwd
 import re
-import shlex
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import psutil
 
-from encore import names
+from encore import files, names
 from encore.errors import EncoreError
 from encore.machine import processes
-from encore.run import status
-from encore.run.run_folder import Experiment, RunFolder
+from encore.run import hints, ownership, run_folder, runner, status, supervise
+from encore.run.follow import read_progress
+from encore.run.run_folder import Experiment, RunFolder, Status
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
 
@@ -59,13 +61,13 @@ def named(text: str, results: Path) -> Subject:
     # A task of an array has a number of its own, which only Slurm knows.
     mine = [job for job in found if job.number == match["name"] and job.task is not None]
     job = mine[0].name if len(mine) == 1 and mine[0].array != match["name"] else match["name"]
-    folder_found = folder_of(job, results)
+    folder_found = folder_of(job, results, found)
     if not found and folder_found is None:
         commands.require()
         raise EncoreError(
             f"no job {job}, and no run folder of it in {results}",
             expected="a job of `squeue --me`, or a run folder",
-            remedy="see what there is with: encore status",
+            remedy=f"see what there is: {hints.command('status', '--results', results)}",
         )
     return Subject(job, folder_found)
 
@@ -79,18 +81,20 @@ def _last_job(folder: RunFolder) -> str:
     return status.number_of(folder)
 
 
-def folder_of(job: str, results: Path) -> RunFolder | None:
-    """Return the newest run folder in which a job works."""
+def folder_of(job: str, results: Path, known: Sequence[Job] = ()) -> RunFolder | None:
+    """Return the newest run folder in which a job works: in ``results``, or where ``known`` says that it makes it."""
     array = job.partition("_")[0]
-    for folder in status.run_folders(results):
+    places = {each.results for each in known if each.results is not None} | {results}
+    for folder in (folder for place in places for folder in status.run_folders(place)):
         if (folder.path / "run.json").is_file() and array in (status.number_of(folder), _last_job(folder)):
             return folder
     return None
 
 
 def newest(results: Path) -> RunFolder:
-    """Return the newest run; EncoreError if there is none."""
-    for folder in status.run_folders(results):
+    """Return the newest run, in ``results`` or of one of this user's jobs; EncoreError if there is none."""
+    jobs = [folder for job in status.ask().jobs if (folder := status.elsewhere(job, results)) is not None]
+    for folder in sorted([*status.run_folders(results), *jobs], key=lambda each: -status.made(each.path)):
         if (folder.path / "run.json").is_file():
             return folder
     raise EncoreError(f"no run in {results}", remedy="start one with: encore run; or name the folder: --results DIR")
@@ -125,15 +129,11 @@ def _cancel_job(subject: Subject) -> list[str]:
         return [*done, "it has no run folder yet: nothing is left of it"]
     if where == "running":
         done.append("its ranks write a checkpoint if Slurm leaves them the time (KillWait)")
-    return [*done, f"resume with: sbatch -N {alive[0].nodes} slurm/run.sub --resume {_quoted(folder)}"]
+    return [*done, f"resume with: {hints.resume(folder.path)}"]
 
 
 def _look(folder: RunFolder | None) -> str:
-    return f"see what came of it: encore follow {_quoted(folder)}" if folder else "see: encore status --all"
-
-
-def _quoted(folder: RunFolder) -> str:
-    return shlex.quote(str(folder.path))
+    return f"see what came of it: {hints.follow(folder.path)}" if folder else f"see: {hints.command('status', '--all')}"
 
 
 def _refuse_others(job: Job, folder: RunFolder | None) -> None:
@@ -162,18 +162,21 @@ def _cancel_run(folder: RunFolder) -> list[str]:
         state = f"{rows[0].state}, {rows[0].reason}" if rows[0].reason else rows[0].state
         raise EncoreError(f"{folder.path.name} does not run: {state}", remedy=_look(folder))
     numbers = {row.experiment for row in running}
-    stopped = [_stop(each) for each in folder.experiments() if each.number in numbers]
-    return [*stopped, f"resume with: encore run --resume {_quoted(folder)}"]
+    stopped = [_stop(folder, each) for each in folder.experiments() if each.number in numbers]
+    return [*stopped, f"resume with: {hints.resume(folder.path)}"]
 
 
-def _stop(experiment: Experiment) -> str:
+def _stop(folder: RunFolder, experiment: Experiment) -> str:
     """Send SIGTERM to the ranks of an experiment; return how it ended."""
     beats = experiment.folder / "heartbeat"
     ranks = processes.rank_processes(beats)
-    if not ranks:
-        hosts = sorted({beat.host for beat in processes.heartbeats(beats)} - {platform.node()})
+    unsupervised = ownership.lost_its_owner(experiment)
+    if not ranks and not unsupervised:
+        hosts = {beat.host for beat in processes.heartbeats(beats)}
+        if hosts - {platform.node()}:
+            raise EncoreError(f"its ranks run on {', '.join(sorted(hosts))}", remedy="cancel it there")
         if hosts:
-            raise EncoreError(f"its ranks run on {', '.join(hosts)}", remedy="cancel it there")
+            return f"nothing to cancel of experiment {experiment.number + 1}: its ranks have ended"
         raise EncoreError("no rank has written a heartbeat yet", remedy="wait a moment, or press Ctrl-C where it runs")
     for rank in ranks:
         try:
@@ -185,10 +188,36 @@ def _stop(experiment: Experiment) -> str:
         except psutil.NoSuchProcess:
             continue
     end = time.monotonic() + STOP_SECONDS
-    while experiment.state().status == "running" and time.monotonic() < end:
+    while experiment.state().status == "running" and _is_left(experiment) and time.monotonic() < end:
+        if unsupervised and not processes.rank_processes(beats):
+            break
         time.sleep(POLL_SECONDS)
+    if unsupervised:
+        _conclude(folder, experiment)
     state = experiment.state()
     what = f"cancelled experiment {experiment.number + 1}"
+    if state.status == "running" and not _is_left(experiment):
+        return f"{what}: its ranks, which nobody followed any more, have ended"
     if state.status == "running":
         return f"{what}: {len(ranks)} ranks were sent SIGTERM and have not reported their end"
     return f"{what}: {state.status.replace('_', ' ')}, {state.reason}".rstrip(", ")
+
+
+def _conclude(folder: RunFolder, experiment: Experiment) -> None:
+    """End what is left of an experiment whose supervisor was killed, and note how it ended in its place."""
+    processes.end(processes.left_running(experiment.folder), grace_seconds=supervise.SRUN_SECONDS)
+    with contextlib.suppress(EncoreError):
+        supervise.clean_up(runner.resumed_command(folder, experiment))
+    with ownership.owned(experiment, ""):
+        outcome = cast("Status | None", read_progress(experiment.metrics).outcome)
+        how = "a checkpoint was written" if outcome == "interrupted" else "without a checkpoint"
+        ended = outcome in run_folder.FINISHED
+        reason = "" if ended else f"cancelled after its encore run was killed, {how}"
+        state = replace(experiment.state(), status=outcome or "interrupted", reason=reason, ended=files.utc_now())
+        experiment.set_state(state)
+        experiment.publish_log()
+
+
+def _is_left(experiment: Experiment) -> bool:
+    """Return whether a process of this host trains the experiment, or follows it and will report its end."""
+    return bool(ownership.is_run_here(experiment) or processes.rank_processes(experiment.folder / "heartbeat"))

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+LAST_BYTES = 256
+"""More than a record's kind and time, which no two records share."""
+
 
 class Tail:
     """Reads the complete JSON lines that were added to a growing file since the last call."""
@@ -16,20 +19,23 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._last = b""
+        """What was read last: elsewhere now where a resumed run has cut the stream back and written more."""
 
     def read(self) -> list[dict[str, Any]]:
         """Return the new records; lines that are no JSON objects are passed over."""
         try:
             with self._path.open("rb") as file:
-                # A resumed run cuts the stream back to its checkpoint.
-                if self._path.stat().st_size < self._offset:
+                file.seek(self._offset - len(self._last))
+                if file.read(len(self._last)) != self._last:
                     self._offset = 0
-                file.seek(self._offset)
+                    file.seek(0)
                 data = file.read()
         except OSError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
+        self._last = (whole or self._last)[-LAST_BYTES:] if self._offset else b""
         return [record for record in map(_parse, whole.splitlines()) if record is not None]
 
 
@@ -57,6 +63,8 @@ class Progress:
     outcome: str | None = None
     starts: int = 0
     """How often the run was started or resumed."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What rank 0 sees of the variables that its libraries read."""
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
@@ -87,12 +95,18 @@ class Progress:
         """Take in one record of the stream; see benchmarks/common/metrics.py."""
         kind = record["kind"]
         if kind == "start":
+            if record["resumed_step"] == 0:
+                self.starts, self.qualities, self.loss = 0, {}, None
             self.starts += 1
+            self.outcome = None
+            self._times.clear()
             self.epochs = record["epochs"]
             self.steps_per_epoch = record["steps_per_epoch"]
             self.global_batch_size = record["global_batch_size"]
             self.targets = record["targets"]
             self.step = record["resumed_step"]
+            self.epoch = self.step // max(self.steps_per_epoch, 1)
+            self.environment = record.get("environment", {})
         elif kind == "step":
             self.epoch, self.step, self.loss = record["epoch"], record["step"], record["loss"]
             self._times.append((record["time"], self.step))

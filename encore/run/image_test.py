@@ -116,7 +116,7 @@ def _training(choice: Choice, engine: Engine) -> str:
             settings=tuple(settings),
             runtime=engine.name,
         )
-        plan = planning.make_plan(request, small_data=folder)
+        plan = planning.asked(planning.make_plan(request, small_data=folder))
         quiet = runner.Hooks(
             step=lambda text: None,
             prepare_data=_prepare,
@@ -126,7 +126,7 @@ def _training(choice: Choice, engine: Engine) -> str:
         )
         try:
             run, python = runner.prepare_and_create(plan, quiet)
-            code = runner.execute(plan, run, python, quiet, hang_seconds=120)
+            code = runner.execute(plan, run, python, quiet, hang_seconds=120).code
         except EncoreError as error:
             return str(error)
         return "" if code in (ExitCode.REACHED, ExitCode.NOT_REACHED) else _reason(run)

@@ -10,20 +10,48 @@ from typing import Any
 
 from encore import __version__, checkout, files
 from encore.configuration import Configuration
+from encore.errors import EncoreError
 from encore.job import Command
 from encore.machine import node
 from encore.results.systems import DESCRIPTION_FIELDS
+from encore.run.run_folder import SCHEMA
 
-SCHEMA = 1
 REDACTED = "(redacted)"
 ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")
 """``NAME=`` or ``--env=NAME=``, before the value."""
 SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
 
 
+def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> dict[str, str]:
+    """Return variables of ``--env NAME=VALUE`` and, taken from the caller, ``--env NAME``."""
+    variables = {}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not name.isidentifier():
+            raise EncoreError(f"--env {setting!r} names no variable", expected="NAME=VALUE or NAME")
+        if not separator and name not in caller:
+            raise EncoreError(f"--env {name}: the variable is not set", remedy=f"give it a value: --env {name}=VALUE")
+        variables[name] = value if separator else caller[name]
+    return variables
+
+
 def redact(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with the values of variables that look like secrets taken out."""
     return {name: REDACTED if SECRET.search(name) else value for name, value in environment.items()}
+
+
+def restore(variables: Mapping[str, str], again: str) -> dict[str, str]:
+    """Return variables of an earlier call; the values of secrets, which were not kept, come from this caller.
+
+    ``again`` is the command that resumes the run.
+    """
+    missing = [name for name, value in variables.items() if value == REDACTED and name not in os.environ]
+    if missing:
+        raise EncoreError(
+            f"the run was given {', '.join(missing)}, whose value is not kept",
+            remedy=f"set it again: {missing[0]}=VALUE {again}",
+        )
+    return {name: os.environ[name] if v == REDACTED else v for name, v in variables.items()}
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
@@ -39,9 +67,11 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 def _submission_note(configuration: Configuration) -> str:
     if configuration.get("device") == "cpu":
         return "a CPU run: for trying the code, never a reproduction"
+    if configuration.system.kind == "small":
+        return "the small data set on GPUs: for trying the code, never a reproduction"
     if configuration.is_submitted:
         return f"the submitted configuration of {configuration.system.submission or configuration.system.system}"
-    return "not a submitted configuration: " + "; ".join(configuration.deviations or ("a study, not a submission",))
+    return f"not a submitted configuration: {configuration.why_not_submitted}"
 
 
 def describe(

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from encore import catalogue, files, launchers, paths
 from encore import configuration as configurations
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration
-from encore.containers import runtimes
+from encore.containers import asking, runtimes
+from encore.containers import checks as container_checks
 from encore.containers.runtimes import ON_HOST, Target
 from encore.errors import EncoreError
 from encore.launchers import Launch
 from encore.machine import node, preflight
 from encore.machine.node import Node
-from encore.run import passport
+from encore.run import hints, passport, small_set
 from encore.run.run_folder import RunFolder
+from encore.run.small_set import SmallSet
 from encore.slurm import allocation as allocations
 from encore.slurm import cluster as clusters
 from encore.slurm import placement
@@ -31,6 +34,11 @@ from encore.ssh import hosts, multi_host, ssh_launchers
 from encore.ssh.hosts import Host
 
 MAX_GPUS = 4096
+OVER_SSH = replace(ON_HOST, why="no container is started over ssh")
+FITTING = ("submitted", "later", "derived")
+"""Kinds of system that are chosen for a machine with GPUs."""
+ROUNDING = 1.1
+"""How far the memory in an accelerator's name may exceed what its driver reports: 16 GB are 15.8 GiB on a V100."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,8 @@ class Request:
     drop_caches: bool | None = None
     runtime: str | None = None
     image: str | None = None
+    python: Path | None = None
+    """The user's own for the host runtime."""
     cluster: Path | None = None
     """cluster.toml; None: the one at its usual place, if any."""
     hosts: tuple[Host, ...] = ()
@@ -79,6 +89,8 @@ class Plan:
     """Hosts that ssh reaches, without a scheduler."""
     launcher: str = ""
     """Starts the ranks on ``hosts``; empty without them."""
+    small_set: str = ""
+    """Why the small data set is trained on a machine with GPUs, and on which device; empty where it was asked for."""
 
     @property
     def label(self) -> str:
@@ -94,7 +106,10 @@ class Plan:
             gpus = self.configuration.get("device") == "gpu"
             return multi_host.launch(self.launcher, self.hosts, output, self.extra_environment, gpus)
         if self.allocation is None:
-            return launchers.on_one_node(framework, self.configuration.ranks, output)
+            facts, ranks = self.target.facts, self.configuration.ranks
+            build = launchers.parse_check_build(facts.check_build) if facts else None
+            meeting = launchers.controller(build, facts.mpirun if facts else False, ranks)
+            return launchers.on_one_node(framework, ranks, output, meeting, os.geteuid() == 0)
         # Pyxis finds PMIx itself, and on the host nothing is hidden.
         needs_folders = self.target.runtime not in ("host", "pyxis")
         nodes, per_node = self.configuration.nodes, self.configuration.ranks_per_node
@@ -127,17 +142,20 @@ def choose_system(
     if not machine.gpus:
         return catalogue.find_system(choice, choice.benchmark.small_data.system, round_name)
     wanted_round = round_name or choice.benchmark.default_round
-    candidates = [s for s in catalogue.systems(choice) if s.kind == "submitted" and s.round == wanted_round]
+    candidates = [s for s in catalogue.systems(choice) if s.kind in FITTING and s.round == wanted_round]
     if not candidates:
         raise EncoreError(f"no system of {choice.name} in round {wanted_round}", remedy="name one with --system")
     gpu = machine.gpus[0]
 
-    def distance(system: System) -> tuple[bool, bool, float, bool, int]:
-        # Of accelerators that nothing was submitted on, the memory shows best which batch will fit.
+    def distance(system: System) -> tuple[bool, bool, bool, float, bool, float, float]:
+        # The batch of a system for more memory would not fit. Of accelerators that nothing was submitted on, the
+        # memory shows best which batch will fit.
+        has = preflight.memory_gib(system.accelerator)
+        memory = abs(has - gpu.memory_gib) if has else 0.0
         other = preflight.family(system.accelerator) not in gpu.name
-        memory = abs(preflight.memory_gib(system.accelerator) - gpu.memory_gib) if other else 0.0
-        count = abs(system.nodes * system.gpus_per_node - gpus)
-        return (nodes == 1 and system.nodes > 1, other, memory, system.nodes != nodes, count)
+        count = abs(math.log2(system.nodes * system.gpus_per_node / gpus))
+        several = nodes == 1 and system.nodes > 1
+        return (several, has > ROUNDING * gpu.memory_gib, other, memory * other, system.nodes != nodes, count, memory)
 
     return min(candidates, key=distance)
 
@@ -178,48 +196,34 @@ def spread_over(allocation: Allocation, request: Request, cluster: Cluster, mach
     return nodes, request.gpus // nodes
 
 
-def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> dict[str, str]:
-    """Return variables of ``--env NAME=VALUE`` and, taken from the caller, ``--env NAME``."""
-    variables = {}
-    for setting in settings:
-        name, separator, value = setting.partition("=")
-        if not name.isidentifier():
-            raise EncoreError(f"--env {setting!r} names no variable", expected="NAME=VALUE or NAME")
-        if not separator and name not in caller:
-            raise EncoreError(f"--env {name}: the variable is not set", remedy=f"give it a value: --env {name}=VALUE")
-        variables[name] = value if separator else caller[name]
-    return variables
-
-
 def make_plan(request: Request, small_data: Path | None = None, allocation: Allocation | None = None) -> Plan:
     """Make all choices; EncoreError for names, numbers and combinations that cannot be.
 
     ``small_data`` is where the small data set is made if not at its usual place; ``allocation`` is the Slurm
     job to plan for, by default the one that this process runs in.
     """
-    choice = catalogue.choose(request.name)
+    choice, machine = catalogue.choose(request.name), node.this_node()
     if not request.hosts:
         allocation = allocation or allocations.current(os.environ)
     cluster, _ = clusters.load(request.cluster)
     _check_numbers(request, allocation)
-    machine = node.this_node()
+    runtime, python = choose_python(request, cluster, choice)
+    image = request.image or cluster.image or None
+    small = _small_set(request, choice, cluster, machine) if allocation is None else None
+    request = replace(request, system=small.system) if small else request
     if allocation is not None:
         nodes, per_node = spread_over(allocation, request, cluster, machine)
         total = nodes * per_node
         system = choose_system(choice, total, machine, request.system, request.round, nodes)
     else:
         total = request.gpus or 1
-        count = len(request.hosts) or 1
-        system = choose_system(choice, total, machine, request.system, request.round, count)
-        host_list = request.hosts
-        nodes, per_node = hosts.layout(host_list, total) if host_list else spread(system, total)
+        system = choose_system(choice, total, machine, request.system, request.round, len(request.hosts) or 1)
+        nodes, per_node = hosts.layout(request.hosts, total) if request.hosts else spread(system, total)
     check_gpus(total)
     resolved = configurations.resolve(choice, system, nodes, per_node, list(request.settings))
-    data = request.data or cluster.data_of(choice.benchmark.name)
+    data, device = request.data or cluster.data_of(choice.benchmark.name), resolved.get("device")
     runs = allocation.array_count if allocation and allocation.array_count > 1 else request.runs
     first = request.seed if request.seed is not None else secrets.randbits(31) % (2**31 - runs)
-    runtime = request.runtime or cluster.runtime
-    image, device = request.image or cluster.image or None, resolved.get("device")
     return Plan(
         configuration=resolved,
         machine=machine,
@@ -227,24 +231,38 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
         makes_small_data=system.kind == "small" and data is None,
         results=(request.results or cluster.results or paths.default_results()).absolute(),
         seeds=tuple(first + number for number in range(runs)),
-        extra_environment=parse_environment(request.environment, os.environ),
+        extra_environment=passport.parse_environment(request.environment, os.environ),
         drop_caches=system.kind != "small" if request.drop_caches is None else request.drop_caches,
-        target=runtimes.choose(runtime, choice, machine, device, image, allocation is not None),
+        target=OVER_SSH
+        if request.hosts and runtime == "auto" and python is None
+        else runtimes.choose(runtime, choice, machine, device, image, allocation is not None, python),
         allocation=allocation,
         cluster=cluster,
         hosts=request.hosts,
-        launcher=choose_launcher(request, choice),
+        launcher=ssh_launchers.choose_for(request.hosts, request.launcher, choice.implementation.framework),
+        small_set=small.why if small else "",
     )
 
 
-def choose_launcher(request: Request, choice: Choice) -> str:
-    """Return what starts the ranks on the hosts of a request; empty without hosts."""
-    if request.hosts:
-        return ssh_launchers.choose(request.launcher, choice.implementation.framework)
-    if request.launcher is not None:
-        remedy = "name them: --hosts n1:4,n2:4, or --hostfile FILE"
-        raise EncoreError(f"--launcher {request.launcher} without hosts", remedy=remedy)
-    return ""
+def _small_set(request: Request, choice: Choice, cluster: Cluster, machine: Node) -> SmallSet | None:
+    """Return which small set a request without a system and a data set means on a machine with GPUs; None elsewhere."""
+    if request.system or request.hosts or request.data or cluster.data or not small_set.is_meant(choice, machine):
+        return None
+    runtime, python = choose_python(request, cluster, choice)
+    place = (runtime, request.image or cluster.image or None, python)
+    return small_set.choose(choice, machine, request.gpus or 1, request.round, request.settings, place)
+
+
+def choose_python(request: Request, cluster: Cluster, choice: Choice) -> tuple[str, Path | None]:
+    """Return the runtime, and the Python that was named for the host: on the command line or in the cluster file."""
+    if request.python is None:
+        named = cluster.python.get(choice.implementation.framework)
+        return request.runtime or cluster.runtime, named
+    if request.runtime not in (None, "auto", "host") or request.image:
+        other = f"--image {request.image}" if request.image else f"--runtime {request.runtime}"
+        raise EncoreError(f"--python with {other}", expected="one of them", remedy="leave one out")
+    # Not resolved: the Python of a virtual environment is a link, by whose place it finds its packages.
+    return "host", request.python.expanduser().absolute()
 
 
 def _check_numbers(request: Request, allocation: Allocation | None) -> None:
@@ -259,6 +277,12 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
         )
     if request.runs < 1:
         raise EncoreError(f"--runs {request.runs}", expected="at least 1", remedy="--runs 5")
+    if allocation is not None and allocation.array_index is None:
+        raise EncoreError(
+            "the tasks of the array are not numbered evenly",
+            expected="--array=FIRST-LAST or FIRST-LAST:STEP",
+            remedy="such as sbatch --array=0-4 slurm/run.sub resnet, for 5 runs",
+        )
     if allocation is not None and allocation.array_count > 1 and request.runs > 1:
         raise EncoreError(
             f"--runs {request.runs} in an array of {allocation.array_count} tasks",
@@ -271,15 +295,18 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
 
 def checks(plan: Plan) -> list[preflight.Check]:
     """Return the preflight of a plan; the small data set, which is made on the way, need not be there yet."""
-    found = preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results)
+    found = [preflight.Check("WARN", "small data set", plan.small_set)] if plan.small_set else []
+    found += preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         made = preflight.Check("OK", "data set", f"the small one will be made in {plan.data}")
         found = [made if check.name == "data set" else check for check in found]
+        found += container_checks.check_preparation(plan.target, plan.configuration.choice)
     folders = [plan.data, plan.results]
-    found = [*runtimes.check(plan.target, plan.configuration, plan.machine, folders), *found]
+    horovod = container_checks.check_horovod(plan.target, plan.configuration, _needed_controller(plan))
+    found = [*container_checks.check(plan.target, plan.configuration, plan.machine, folders), *horovod, *found]
     if plan.hosts:
         framework = plan.configuration.choice.implementation.framework
-        mpi = multi_host.check_mpi(plan.launcher, framework)
+        mpi = multi_host.check_mpi(plan.launcher, framework) if plan.target.python is None else []
         return [*multi_host.local_checks(plan.hosts, plan.launcher, plan.target.runtime), *mpi, *found]
     if plan.configuration.nodes > 1 and plan.allocation is None:
         remedy = (
@@ -288,6 +315,22 @@ def checks(plan: Plan) -> list[preflight.Check]:
         )
         found.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", remedy))
     return found
+
+
+def _needed_controller(plan: Plan) -> str:
+    """Return the controller of Horovod that the launcher asks for; empty on one node, where either will do."""
+    if plan.hosts:
+        return "MPI" if plan.launcher == "mpirun" else "Gloo"
+    # srun gives the ranks PMIx, which is MPI's.
+    return "MPI" if plan.allocation is not None else ""
+
+
+def asked(plan: Plan, start: bool = True) -> Plan:
+    """Return the plan with what the Python that it runs in answered; no image is started unless ``start``."""
+    gpus = plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0
+    outer = slurm_step.once_a_node(1) if plan.target.runtime == "pyxis" else ()
+    choice = plan.configuration.choice
+    return replace(plan, target=asking.asked(plan.target, choice, plan.extra_environment, gpus, start, outer))
 
 
 def refuse(plan: Plan) -> list[preflight.Check]:
@@ -324,6 +367,7 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
     )
     machine = node.this_node()
     image = content["image"]["name"] if content["image"] else None
+    python = Path(content["python"]["file"]) if content.get("python") else None
     host_list = tuple(Host(**each) for each in content.get("hosts", ()))
     if not host_list:
         allocation = allocation or allocations.current(os.environ)
@@ -336,9 +380,9 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
         makes_small_data=False,
         results=folder.path.parent,
         seeds=tuple(content["seeds"]),
-        extra_environment=_restore_secrets(content["extra_environment"]),
+        extra_environment=passport.restore(content["extra_environment"], hints.resume(folder.path)),
         drop_caches=content["drop_caches"],
-        target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image),
+        target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image, python=python),
         allocation=allocation,
         cluster=cluster,
         hosts=host_list,
@@ -352,16 +396,5 @@ def _check_nodes(began_with: int, allocation: Allocation | None, folder: RunFold
     if began_with > has:
         raise EncoreError(
             f"the run began on {began_with} nodes, here is {has}",
-            remedy=f"sbatch -N {began_with} slurm/run.sub --resume {folder.path}",
+            remedy=f"resume it through Slurm: {hints.command('submit', '--resume', folder.path.absolute())}",
         )
-
-
-def _restore_secrets(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables of an earlier call; the values of secrets, which were not kept, come from this caller."""
-    missing = [name for name, value in variables.items() if value == passport.REDACTED and name not in os.environ]
-    if missing:
-        raise EncoreError(
-            f"the run was given {', '.join(missing)}, whose value is not kept",
-            remedy=f"set it again: {missing[0]}=VALUE encore run --resume RUN",
-        )
-    return {name: os.environ[name] if v == passport.REDACTED else v for name, v in variables.items()}

@@ -10,15 +10,15 @@ results/20261120T101500Z-resnet-mxnet-cpu/
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from encore.errors import EncoreError
 from encore.files import read_json, write_json
@@ -26,6 +26,10 @@ from encore.files import read_json, write_json
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
 STAMP = "%Y%m%dT%H%M%SZ"
 """Time at the start of a run folder's name, in UTC."""
+SCHEMA = 1
+"""Of run.json."""
+NEEDED = ("name", "round", "system", "nodes", "ranks_per_node", "runtime", "data", "seeds", "configuration")
+"""What every run.json has."""
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
 
@@ -74,7 +78,16 @@ class Experiment:
         path = self.folder / "state.json"
         if not path.exists():
             return ExperimentState(status="prepared")
-        return ExperimentState(**json.loads(path.read_text(encoding="utf-8")))
+        content = read_json(path)
+        try:
+            state = ExperimentState(**content)
+        except TypeError:
+            state = ExperimentState(status="prepared", reason="?")
+        if state.reason == "?" or state.status not in get_args(Status):
+            raise EncoreError(
+                f"{path} does not hold the state of an experiment", remedy="restore it, or start a new run"
+            )
+        return state
 
     def set_state(self, state: ExperimentState) -> None:
         """Replace the state."""
@@ -95,13 +108,78 @@ class RunFolder:
     path: Path
 
     def passport(self) -> dict[str, Any]:
-        """Read run.json."""
-        return read_json(self.path / "run.json")
+        """Read run.json; EncoreError if it is of another format or lacks what every run has."""
+        path = self.path / "run.json"
+        content = read_json(path)
+        if content.get("schema") != SCHEMA:
+            raise EncoreError(
+                f"{path} has schema {content.get('schema')}",
+                expected=f"schema {SCHEMA}",
+                remedy="use the version of Encore that made it",
+            )
+        missing = [name for name in NEEDED if name not in content]
+        if missing:
+            raise EncoreError(
+                f"{path} lacks {', '.join(missing)}",
+                expected="the passport of a run, as Encore wrote it",
+                remedy="restore it, or start a new run",
+            )
+        return content
+
+    def note_environment(self, seen: Mapping[str, str]) -> None:
+        """Add to run.json the variables of the libraries as rank 0 saw them in the first experiment."""
+        passport = self.passport()
+        if seen and "rank_environment" not in passport:
+            write_json(self.path / "run.json", {**passport, "rank_environment": dict(seen)})
 
     def experiments(self) -> list[Experiment]:
         """Return experiments in order."""
-        folders = sorted(self.path.glob("experiment_*"), key=lambda f: int(f.name.rsplit("_", 1)[1]))
-        return [Experiment(int(folder.name.rsplit("_", 1)[1]), folder) for folder in folders]
+        numbers = sorted(int(f.name[11:]) for f in self.path.glob("experiment_*") if f.name[11:].isdecimal())
+        return [Experiment(number, self.path / f"experiment_{number}") for number in numbers]
+
+    def check_whole(self) -> None:
+        """Refuse a folder that lacks an experiment, or the state of one that has ended: its result would be replaced.
+
+        Raises:
+            EncoreError: with the first thing that is missing or does not fit.
+        """
+        seeds = self.passport()["seeds"]
+        config = read_json(self.path / "config.json")
+        found = {experiment.number: experiment for experiment in self.experiments()}
+        for number, seed in enumerate(seeds):
+            problem = _problem_of(found.get(number), {**config, "seed": seed})
+            if problem:
+                raise EncoreError(
+                    f"{self.path.name}: experiment_{number} {problem}",
+                    expected="the run folder as Encore left it",
+                    remedy="restore it from a copy, or start a new run",
+                )
+        more = sorted(set(found) - set(range(len(seeds))))
+        if more:
+            raise EncoreError(
+                f"{self.path.name} has experiment_{more[0]}, and {len(seeds)} seeds in run.json",
+                expected="a seed for each experiment",
+                remedy="restore run.json, or start a new run",
+            )
+
+
+def _problem_of(experiment: Experiment | None, config: dict[str, Any]) -> str:
+    """Say what keeps an experiment from being resumed; empty: nothing."""
+    if experiment is None:
+        return "is missing"
+    if not experiment.config.is_file():
+        return "has no config.json"
+    if read_json(experiment.config) != config:
+        return "has a config.json that does not fit the run's, and its seed"
+    if (experiment.folder / "state.json").is_file():
+        experiment.state()
+    elif experiment.result.exists() or _has_ended(experiment.log):
+        return "has a result and no state.json"
+    return ""
+
+
+def _has_ended(log: Path) -> bool:
+    return log.is_file() and b'"run_stop"' in log.read_bytes()
 
 
 def create(
@@ -118,8 +196,8 @@ def create(
     ``passport`` is asked for the content of run.json once the folder's name is known. Processes that give the
     same ``shared_stamp`` get the same folder, whichever of them comes first.
     """
-    stamp = shared_stamp or datetime.now(timezone.utc).strftime(STAMP)
-    path = results / f"{stamp}-{label}" if shared_stamp else free_name(results, f"{stamp}-{label}")
+    name = f"{shared_stamp or datetime.now(timezone.utc).strftime(STAMP)}-{label}"
+    path = results / name if shared_stamp else free_name(results, name)
     temporary = results / f".{path.name}.{platform.node()}.{os.getpid()}.writing"
     try:
         temporary.mkdir(parents=True)
@@ -130,16 +208,29 @@ def create(
             folder.mkdir()
             write_json(folder / "config.json", {**config, "seed": seed})
         write_json(temporary / "run.json", passport(path))
-        temporary.rename(path)
+        while not _renamed(temporary, path) and not shared_stamp:
+            # Another run of this second took the name meanwhile.
+            path = free_name(results, name)
+            write_json(temporary / "run.json", passport(path))
+        shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if shared_stamp and (path / "run.json").exists():
-            return RunFolder(path)
         raise EncoreError(
             f"the run folder {path} cannot be written: {error.strerror or error}",
             remedy="give a folder that you may write to, with free space: --results DIR",
         ) from error
     return RunFolder(path)
+
+
+def _renamed(temporary: Path, path: Path) -> bool:
+    """Give a folder its name; False if somebody else's has it by now."""
+    try:
+        temporary.rename(path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
 
 
 def free_name(results: Path, name: str) -> Path:

@@ -12,20 +12,32 @@ from typing import Any
 
 from encore import data as data_sets
 from encore import environment, files, paths
-from encore.containers import engines, runtimes
+from encore.containers import checks, engines, runtimes
 from encore.containers.renderers import host
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
 from encore.machine import fitness, node, page_cache, preflight
 from encore.machine.fitness import Need
-from encore.run import log_header, passport, run_folder, slurm_job
-from encore.run.follow import Progress
-from encore.run.planning import Plan, plan_of, refuse
+from encore.run import log_header, ownership, passport, run_folder, slurm_job
+from encore.run.follow import Progress, read_progress
+from encore.run.ownership import Owner
+from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Outcome, Signals, run
 from encore.slurm import nodes, requeue, step
 from encore.slurm.allocation import Allocation
 from encore.ssh import connection, multi_host
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended."""
+
+    code: ExitCode
+    goes_on: bool = False
+    """Whether its Slurm job is back in the queue, so that nobody has to resume it."""
+    is_final: bool = False
+    """Whether it would end in the same way if it were resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +64,7 @@ def render(plan: Plan, output: Path, python: Path | None) -> Command:
     """Return the command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
     job = job_of(plan, output)
     if python is not None:
-        command = host.render(job, python, os.environ)
+        command = host.render(job, python, os.environ, given=plan.target.python is not None)
     else:
         command = runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
     if plan.hosts:
@@ -69,13 +81,19 @@ def dry_run_command(plan: Plan) -> Command:
     output = plan.results / f"TIME-{plan.label}" / "experiment_0"
     if plan.target.runtime != "host":
         return render(plan, output, None)
-    return render(plan, output, environment.describe(plan.configuration.choice.implementation.framework).python)
+    return render(plan, output, _python(plan))
+
+
+def _python(plan: Plan) -> Path:
+    """Return the Python of a run on the host, which need not be there yet."""
+    own = plan.target.python
+    return own or environment.describe(plan.configuration.choice.implementation.framework).python
 
 
 def ensure_python(plan: Plan, hooks: Hooks) -> Path | None:
-    """Return the Python of the framework's environment, made if need be; None where an image brings its own."""
-    if plan.target.runtime != "host":
-        return None
+    """Return the user's Python or that of the framework's environment, made if need be; None in an image."""
+    if plan.target.runtime != "host" or plan.target.python is not None:
+        return plan.target.python
     return environment.ensure_environment(plan.configuration.choice.implementation.framework, hooks.step)
 
 
@@ -110,6 +128,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
         facts["extra_environment"] = passport.redact(plan.extra_environment)
         facts["hosts"] = multi_host.as_json(plan.hosts)
         facts["launcher"] = plan.launcher
+        facts["python"] = plan.target.python_json()
         facts["slurm"] = plan.allocation.as_json() if plan.allocation else None
         return facts
 
@@ -122,7 +141,9 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
 
 def software(plan: Plan, python: Path | None) -> dict[str, str]:
     """Return versions of what the ranks run on, from the environment of ``python`` or, without one, from the image."""
-    if python is not None:
+    if plan.target.facts is not None:
+        installed = dict(plan.target.facts.packages)
+    elif python is not None:
         installed = environment.packages(python)
     else:
         # Pyxis is a plugin of srun; the other runtimes start a container on this node by themselves.
@@ -154,7 +175,8 @@ def needs_of(plan: Plan, python: Path | None, mark: Path) -> list[Need]:
     ]
     if python is not None:
         needs.append(fitness.same(paths.BENCHMARKS, fitness.SHARE))
-        needs.append(Need("executable", str(python), f"{fitness.SHARE}, or set XDG_CACHE_HOME to a shared one"))
+        other = "name one that all hosts have" if target.python else "set XDG_CACHE_HOME to a shared one"
+        needs.append(Need("executable", str(python), f"{fitness.SHARE}, or {other}"))
     if target.engine is not None:
         # The name, not the file: another node may have it elsewhere.
         program = Path(target.engine.program).name
@@ -174,7 +196,7 @@ def needs_of(plan: Plan, python: Path | None, mark: Path) -> list[Need]:
     return needs
 
 
-def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, hang_seconds: float) -> ExitCode:
+def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, hang_seconds: float) -> Ending:
     """Run every experiment that has not ended yet; stops at the first that fails or is interrupted.
 
     A task of a Slurm array runs the experiment of its own number alone.
@@ -184,16 +206,26 @@ def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, ha
         for experiment in mine:
             if experiment.state().status in run_folder.FINISHED:
                 continue
-            outcome = _run_experiment(plan, experiment, python, hooks, signals, hang_seconds)
+            with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
+                outcome = _run_experiment(plan, experiment, python, hooks, signals, hang_seconds, owner)
+            if experiment.number == 0:  # One writer, where the tasks of an array share the folder.
+                folder.note_environment(passport.redact(read_progress(experiment.metrics).environment))
             hooks.ended(experiment, outcome)
             if outcome.status == "failed":
-                return ExitCode.FAILED
+                return Ending(ExitCode.FAILED, is_final=outcome.is_final)
             if outcome.status == "interrupted":
-                if plan.allocation and (outcome.lost_nodes or signals.received == requeue.WARNING):
-                    hooks.step(requeue.request(plan.allocation, plan.cluster.max_requeues, folder.path))
-                return ExitCode.INTERRUPTED
+                return Ending(ExitCode.INTERRUPTED, _requeue(plan, outcome, signals, hooks))
     reached = all(experiment.state().status == "reached" for experiment in mine)
-    return ExitCode.REACHED if reached else ExitCode.NOT_REACHED
+    return Ending(ExitCode.REACHED if reached else ExitCode.NOT_REACHED)
+
+
+def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bool:
+    """Put the job back into the queue where it lost nodes or came to its time limit; return whether it is there."""
+    if plan.allocation is None or not (outcome.lost_nodes or signals.received == requeue.WARNING):
+        return False
+    goes_on, text = requeue.request(plan.allocation, plan.cluster.max_requeues)
+    hooks.step(text)
+    return goes_on
 
 
 def _run_experiment(
@@ -203,6 +235,7 @@ def _run_experiment(
     hooks: Hooks,
     signals: Signals,
     hang_seconds: float,
+    owner: Owner,
 ) -> Outcome:
     started = experiment.state().started or files.utc_now()
     job = plan.allocation.name if plan.allocation else ""
@@ -218,16 +251,25 @@ def _run_experiment(
             multi_host.write_hosts(plan.hosts, experiment.folder)
         experiment.set_state(state)
         hooks.experiment(experiment)
+        published = _last_written(experiment.log) if experiment.result.exists() else 0
         command = render(plan, experiment.folder, python)
         if plan.allocation is None:
-            outcome = run(command, experiment, signals, hooks.progress, hang_seconds)
+            outcome = run(command, experiment, owner, signals, hooks.progress, hang_seconds)
         else:
-            outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, hang_seconds)
+            outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, hang_seconds, owner)
+        if not ownership.renew(experiment, owner):
+            return outcome  # state and log are the new owner's
         experiment.set_state(replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now()))
-        experiment.publish_log()
+        # A log that the ranks have refused must not replace what was published of it before.
+        if _last_written(experiment.log) != published:
+            experiment.publish_log()
     except OSError as error:
         return Outcome("failed", f"the run folder cannot be written: {error.strerror or error}")
     return outcome
+
+
+def _last_written(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def _run_in_slurm(
@@ -237,9 +279,10 @@ def _run_in_slurm(
     hooks: Hooks,
     signals: Signals,
     hang_seconds: float,
+    owner: Owner,
 ) -> Outcome:
     for left in reversed(range(slurm_job.LAUNCHES)):
-        outcome = run(command, experiment, signals, hooks.progress, hang_seconds, slurm_job.STOP_SECONDS)
+        outcome = run(command, experiment, owner, signals, hooks.progress, hang_seconds, slurm_job.STOP_SECONDS)
         if outcome.status != "failed":
             return outcome
         outcome = slurm_job.blame_lost_nodes(outcome, allocation)
@@ -265,16 +308,20 @@ def _clear_remains(experiment: Experiment) -> None:
 
 def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
     """Return the command that would resume an experiment."""
-    plan = plan_of(folder)
-    python = None
-    if plan.target.runtime == "host":
-        python = environment.describe(plan.configuration.choice.implementation.framework).python
-    return render(plan, experiment.folder, python)
+    plan = asked(plan_of(folder), start=False)
+    return render(plan, experiment.folder, _python(plan) if plan.target.runtime == "host" else None)
 
 
-def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> tuple[Plan, ExitCode]:
-    """Resume a run: finished experiments stay, the others continue from their checkpoints."""
+def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> Ending:
+    """Resume a run: finished experiments stay, the others continue from their checkpoints.
+
+    Nothing is written before the folder was found whole and without an owner.
+    """
+    folder.check_whole()
     plan = plan_of(folder)
+    job = plan.allocation.name if plan.allocation else ""
+    ownership.refuse_owned(slurm_job.experiments_of(folder, plan.allocation), job)
+    plan = asked(plan)
     wanted = folder.passport()["data"]["id"]
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
     if found.id != wanted:
@@ -283,13 +330,13 @@ def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> tuple[Plan, 
             expected=f"id {wanted[:12]}",
             remedy="restore it, or start a new run",
         )
-    runtimes.refuse_other_image(folder.passport(), plan.target)
+    checks.refuse_other_image(folder.passport(), plan.target)
     preflight.refuse_failed(
         [
-            *runtimes.check(plan.target, plan.configuration, plan.machine, [plan.data, plan.results]),
+            *checks.check(plan.target, plan.configuration, plan.machine, [plan.data, plan.results]),
             *preflight.check_devices(plan.configuration, plan.machine),
         ]
     )
     python = ensure_python(plan, hooks)
     check_nodes(plan, python)
-    return plan, execute(plan, folder, python, hooks, hang_seconds)
+    return execute(plan, folder, python, hooks, hang_seconds)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from encore.run import run_folder
+from encore.errors import EncoreError
+from encore.run import hints, run_folder
 from encore.run.run_folder import Experiment, RunFolder
 from encore.run.supervise import Outcome, launcher_output
 from encore.slurm import commands, nodes
@@ -53,11 +54,24 @@ def shared_stamp(allocation: Allocation) -> str | None:
 
 
 def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Experiment]:
-    """Return all experiments, or for a task of an array the one of its number."""
+    """Return all experiments, or for a task of an array its own.
+
+    In the array that began the run that is the one at the task's place, in an array that resumes it the one of the
+    task's number.
+    """
     every = folder.experiments()
-    if allocation is None or allocation.array_count == 1:
+    if allocation is None or allocation.array_job is None:
         return every
-    return every[allocation.array_index : allocation.array_index + 1]
+    is_first = folder.path.name.partition(f"-{allocation.folder_mark}")[1] != ""
+    number = allocation.array_index if is_first else allocation.array_task
+    mine = [each for each in every if each.number == number]
+    if not mine:
+        raise EncoreError(
+            f"task {allocation.array_task} of the array has no experiment in {folder.path.name}",
+            expected=f"tasks 0 to {len(every) - 1}",
+            remedy=hints.resume(folder.path),
+        )
+    return mine
 
 
 def was_not_launched(experiment: Experiment) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from encore import catalogue
 from encore.errors import EncoreError
 from encore.machine import processes
-from encore.run import judge, run_folder
+from encore.run import judge, ownership, run_folder
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import queue
 from encore.slurm.queue import Job
@@ -30,6 +30,7 @@ SILENT_SECONDS = 15.0
 """A run on this machine writes telemetry once a second; one that is silent for so long has ended."""
 SILENT_SECONDS_ELSEWHERE = 90.0
 """The same for another machine, whose files are seen late over the network (NFS: up to 60 s)."""
+UNSUPERVISED = "its encore run was killed and its ranks still run: encore cancel ends them"
 JOB_MARK = re.compile(r"-job(\d+)(?:-\d+)?$")
 """End of a run folder's name in a Slurm job; a job with several runs numbers them."""
 
@@ -110,6 +111,9 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
         return "failed", state.reason
     in_job = job is not None and not job.has_ended
     if state.status == "running":
+        if not in_job and ownership.lost_its_owner(experiment):
+            left = processes.left_running(experiment.folder)
+            return ("running", UNSUPERVISED) if left else ("lost", _why_lost(state, job))
         if in_job or (not _is_known_ended(state, job, answers) and is_alive(experiment)):
             return "running", ""
         return "lost", _why_lost(state, job)
@@ -134,7 +138,7 @@ def _why_lost(state: ExperimentState, job: Job | None) -> str:
 
 def last_activity(experiment: Experiment) -> float:
     """Return the Unix time of the last heartbeat or record; 0 if there was none."""
-    times = [beat.time for beat in processes.heartbeats(experiment.folder / "heartbeat")]
+    times = [max(beat.time, beat.alive) for beat in processes.heartbeats(experiment.folder / "heartbeat")]
     for name in ("telemetry.jsonl", "state.json", "metrics.jsonl"):
         with contextlib.suppress(OSError):
             times.append((experiment.folder / name).stat().st_mtime)
@@ -285,11 +289,25 @@ def made(path: Path) -> float:
 
 
 def run_folders(results: Path) -> list[RunFolder]:
-    """Return everything in ``results`` that is or was a run folder, the newest first."""
-    with contextlib.suppress(OSError):
-        found = [path for path in results.iterdir() if not path.name.startswith(".") and _is_run(path)]
-        return [RunFolder(path) for path in sorted(found, key=lambda path: (-made(path), path.name))]
-    return []
+    """Return everything in ``results``, and in the studies there, that is or was a run folder, the newest first."""
+    # A study has a folder for each of its points, with the point's run folder in it.
+    places = [results, *(point for study in results.glob("*/study.json") for point in study.parent.iterdir())]
+    found = [path for place in places for path in _inside(place) if _is_run(path)]
+    return [RunFolder(path) for path in sorted(found, key=lambda path: (-made(path), path.name))]
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def elsewhere(job: Job, results: Path) -> RunFolder | None:
+    """Return the run folder that a job made in another results folder than this one, which its comment names."""
+    if job.results is None or job.results == results:
+        return None
+    return next((folder for folder in run_folders(job.results) if number_of(folder) == job.array), None)
 
 
 def _is_run(path: Path) -> bool:
@@ -306,7 +324,10 @@ def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
     known |= {number for number in map(_number, rows) if number}
     present = {job.name for job in jobs.jobs}
     ended = [job for job in queue.accounted() if job.name not in present]
-    rows += without_folder([job for job in (*jobs.jobs, *ended) if job.array not in known])
+    others = [job for job in (*jobs.jobs, *ended) if job.array not in known]
+    made_elsewhere = {job.array: folder for job in others if (folder := elsewhere(job, results)) is not None}
+    rows += [row for folder in made_elsewhere.values() for row in rows_of(folder, jobs)]
+    rows += without_folder([job for job in others if job.array not in made_elsewhere])
     # Tasks of an array have the same time: they stay in order.
     rows.sort(key=lambda row: -row.when)
     shown = [row for index, row in enumerate(rows) if most is None or index < most or row.state in ALIVE]
@@ -346,7 +367,8 @@ def _of_job(job: Job) -> tuple[State, str]:
     if not job.has_ended:
         return "starting", "no run folder yet"
     if job.state == "CANCELLED":
-        return "cancelled", "before it made a run folder"
-    if job.state == "COMPLETED":
-        return "ended", "its run folder is elsewhere"
-    return "failed", f"before it made a run folder; Slurm: {job.state}"
+        return "cancelled", f"no run folder in {job.results}" if job.results else "its run folder, if any, is elsewhere"
+    if job.results is None:
+        # What it came to only its run folder knows: a missed target is a failure to Slurm.
+        return "ended", f"Slurm: {job.state}; its run folder, if any, is elsewhere"
+    return "failed", f"no run folder in {job.results}; Slurm: {job.state}"

@@ -14,7 +14,7 @@ from encore.errors import EncoreError
 from encore.job import Command
 from encore.machine import preflight
 from encore.machine.preflight import Check
-from encore.run import planning, run_folder, runner
+from encore.run import hints, ownership, planning, run_folder, runner, status
 from encore.run.planning import Plan, Request
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, partitions, script, walltime
@@ -24,6 +24,23 @@ from encore.slurm.script import Submission
 from encore.slurm.walltime import Estimate
 
 MAX_NODES = 4096
+MOST_TASKS = 1000
+LEAST_MINUTES = 5
+"""More than the warning takes, start included."""
+MOST_MINUTES = 60 * 24 * 31
+OWN_OPTIONS = {
+    ("-t", "--time"): "give it to Encore: --time MINUTES",
+    ("-N", "--nodes"): "give it to Encore: --nodes N",
+    ("-a", "--array"): "give it to Encore: --array RUNS",
+    ("-p", "--partition"): "give it to Encore: --partition NAME",
+    ("-A", "--account"): "give it to Encore: --account NAME",
+    ("-G", "--gpus", "--gpus-per-node", "--gres"): "give it to Encore: --gpus-per-node N; gpu_option in cluster.toml",
+    ("-J", "--job-name"): "leave it out: encore status knows its jobs by their name",
+    ("-o", "--output"): "leave it out: the output goes to the results folder, --results DIR",
+    ("--comment",): "leave it out: encore status finds the results folder by it",
+    ("--signal",): "leave it out: it makes the run write a checkpoint before the limit",
+}
+"""Options that Encore gives sbatch, and what to do instead of giving them once more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +50,8 @@ class Wanted:
     nodes: int | None = None
     gpus_per_node: int | None = None
     minutes: int | None = None
-    array: int | None = None
+    array: str | None = None
+    """Tasks of an array, one run each: ``5``, or ``0-4`` as sbatch has it."""
     partition: str | None = None
     account: str | None = None
     more: tuple[str, ...] = ()
@@ -58,47 +76,103 @@ def prepare(request: Request, arguments: Sequence[str], wanted: Wanted) -> Prepa
     cluster, file = _cluster(wanted)
     nodes = 1 if wanted.nodes is None else wanted.nodes
     per_node = (cluster.gpus_per_node or 1) if wanted.gpus_per_node is None else wanted.gpus_per_node
-    _check_numbers(nodes, per_node, wanted)
+    _check_numbers(nodes, per_node)
     if request.gpus is not None:
         raise EncoreError(f"{request.gpus} GPUs given", remedy="give the GPUs of each node: --gpus-per-node")
     _refuse_unknown_gpus(request, cluster)
-    allocation = pretended(nodes, per_node, wanted.array)
+    tasks = _tasks(wanted.array)
+    allocation = pretended(nodes, per_node, len(tasks))
     plan = planning.make_plan(replace(request, cluster=file), allocation=allocation)
     handed_on = script.with_cluster((str(nodes * per_node), *arguments), file)
-    return _prepared(plan, cluster, wanted, handed_on)
+    return _prepared(plan, cluster, wanted, handed_on, tasks, 1 if tasks else len(plan.seeds))
 
 
 def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
-    """Return the same for a run to be resumed; it needs as many nodes as it began with."""
+    """Return the same for a run to be resumed: as many nodes as it began with, and what has not ended of it.
+
+    A run that an array began is resumed by an array, with a task for each experiment that is left.
+    """
     folder = run_folder.open_run(path)
+    folder.check_whole()
     passport = folder.passport()
+    left = [each.number for each in folder.experiments() if each.state().status not in run_folder.FINISHED]
+    if not left:
+        raise EncoreError(f"{path.name} has ended: nothing is left to run", remedy=f"see it: {hints.follow(path)}")
+    ownership.refuse_owned(folder.experiments())
+    _refuse_queued(path)
+    tasks = tuple(left) if wanted.array or status.is_of_array(folder) else ()
+    if wanted.array and len(_tasks(wanted.array)) < len(left):
+        raise EncoreError(
+            f"--array {wanted.array}, and {len(left)} runs are left",
+            remedy=f"leave --array out, or --array {len(left)}",
+        )
     nodes, per_node = passport["nodes"], passport["ranks_per_node"]
     if wanted.nodes not in (None, nodes):
         raise EncoreError(f"--nodes {wanted.nodes}, the run began on {nodes}", remedy="leave --nodes out")
     cluster, file = _cluster(wanted)
-    plan = planning.plan_of(folder, pretended(nodes, per_node, None))
+    plan = planning.plan_of(folder, pretended(nodes, per_node, 0))
     handed_on = script.with_cluster(("--resume", str(path)), file)
-    return _prepared(plan, cluster, wanted, handed_on, resumes=True)
+    return _prepared(plan, cluster, wanted, handed_on, tasks, 1 if tasks else len(left), resumes=path.name)
+
+
+def _refuse_queued(path: Path) -> None:
+    """Refuse a run that a job in the queue will resume already."""
+    for job in status.ask().jobs:
+        if job.waits and job.resumes == path:
+            raise EncoreError(
+                f"job {job.name} waits in the queue to resume {path.name}",
+                remedy=f"watch it: {hints.command('follow', job.name)}; or cancel it: "
+                f"{hints.command('cancel', job.name)}",
+            )
 
 
 def _cluster(wanted: Wanted) -> tuple[Cluster, Path | None]:
+    _check_options(wanted)
     cluster, file = clusters.load(wanted.cluster)
     given = {"partition": wanted.partition, "account": wanted.account}
     return cluster.model_copy(update={name: value for name, value in given.items() if value}), file
 
 
-def _check_numbers(nodes: int, per_node: int, wanted: Wanted) -> None:
+def _check_numbers(nodes: int, per_node: int) -> None:
     for option, number, most in (
         ("--nodes", nodes, MAX_NODES),
         ("--gpus-per-node", per_node, 64),
-        ("--array", 1 if wanted.array is None else wanted.array, 1000),
-        ("--time", 1 if wanted.minutes is None else wanted.minutes, 60 * 24 * 31),
     ):
         if not 1 <= number <= most:
             raise EncoreError(f"{option} {number}", expected=f"1 to {most}")
+
+
+def _check_options(wanted: Wanted) -> None:
+    """Refuse a time limit that leaves no time to train, and options of sbatch that would undo Encore's own."""
+    if wanted.minutes is not None and not LEAST_MINUTES <= wanted.minutes <= MOST_MINUTES:
+        raise EncoreError(
+            f"--time {wanted.minutes}",
+            expected=f"{LEAST_MINUTES} to {MOST_MINUTES} minutes: the job is warned {script.WARNING_SECONDS} s before "
+            "its end, writes a checkpoint and goes back into the queue",
+        )
     for option in wanted.more:
         if not option.startswith("-") or "\n" in option:
             raise EncoreError(f"--sbatch {option!r} is no option of sbatch", remedy="--sbatch=--constraint=a100")
+        name = re.split("[= ]", option, maxsplit=1)[0]
+        # The short form may have its value attached: -N4.
+        own = next((each for each in OWN_OPTIONS if name in each or (name[:2] in each and name[1:2] != "-")), None)
+        if own is not None:
+            raise EncoreError(f"--sbatch {option!r} contradicts what Encore gives sbatch", remedy=OWN_OPTIONS[own])
+
+
+def _tasks(array: str | None) -> tuple[int, ...]:
+    """Return the numbers of the tasks that ``--array`` asks for."""
+    if array is None:
+        return ()
+    match = re.fullmatch(r"(?:0-)?(\d+)", array)
+    count = int(match.group(1)) + array.startswith("0-") if match else 0
+    if not 1 <= count <= MOST_TASKS:
+        raise EncoreError(
+            f"--array {array}",
+            expected=f"a number of runs, 1 to {MOST_TASKS}; or 0-4, which are 5",
+            remedy="--array 5; other forms of sbatch's go with: sbatch --array=... slurm/run.sub",
+        )
+    return tuple(range(count))
 
 
 def _refuse_unknown_gpus(request: Request, cluster: Cluster) -> None:
@@ -110,22 +184,28 @@ def _refuse_unknown_gpus(request: Request, cluster: Cluster) -> None:
         )
 
 
-def pretended(nodes: int, gpus_per_node: int, array: int | None) -> Allocation:
+def pretended(nodes: int, gpus_per_node: int, tasks: int) -> Allocation:
     """Return an allocation such as the job will have, to plan with."""
     return Allocation(
         job="JOB",
         nodes=tuple(f"node{number}" for number in range(1, nodes + 1)),
         gpus_per_node=gpus_per_node,
-        array_job="JOB" if array else None,
-        array_count=array or 1,
+        array_job="JOB" if tasks else None,
+        array_count=tasks or 1,
     )
 
 
 def _prepared(
-    plan: Plan, cluster: Cluster, wanted: Wanted, arguments: tuple[str, ...], resumes: bool = False
+    plan: Plan,
+    cluster: Cluster,
+    wanted: Wanted,
+    arguments: tuple[str, ...],
+    tasks: tuple[int, ...],
+    runs: int,
+    resumes: str = "",
 ) -> Prepared:
+    """Return the submission; ``runs`` are those that a job of it makes one after the other."""
     configuration = plan.configuration
-    runs = 1 if wanted.array else len(plan.seeds)
     estimate = walltime.estimate(configuration, runs)
     if wanted.minutes:
         estimate = Estimate(wanted.minutes, "as asked for")
@@ -136,10 +216,11 @@ def _prepared(
         minutes=estimate.minutes,
         results=plan.results,
         arguments=arguments,
-        array=wanted.array,
+        array=tasks,
         more=wanted.more,
+        resumes=resumes,
     )
-    text = script.render(submission, cluster, with_name=not resumes)
+    text = script.render(submission, cluster)
     return Prepared(
         submission=submission,
         cluster=cluster,

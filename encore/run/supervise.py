@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,7 +21,9 @@ from encore.containers import engines
 from encore.job import Command
 from encore.machine import processes
 from encore.machine.telemetry import Telemetry
+from encore.run import ownership
 from encore.run.follow import Progress, Tail
+from encore.run.ownership import Owner
 from encore.run.run_folder import Experiment, Status
 
 POLL_SECONDS = 0.1
@@ -43,6 +46,11 @@ class Outcome:
     last_lines: tuple[str, ...] = ()
     lost_nodes: tuple[str, ...] = ()
     """Nodes of the Slurm job that no longer answer: the cause, and none of the training's."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a resume would end in the same way."""
+        return any(symptom in line for line in self.last_lines for symptom in FINAL)
 
 
 class Signals:
@@ -72,12 +80,15 @@ class Signals:
 def run(
     command: Command,
     experiment: Experiment,
+    owner: Owner,
     signals: Signals,
     on_progress: Callable[[Progress], None],
     hang_seconds: float,
     stop_seconds: float = STOP_SECONDS,
 ) -> Outcome:
-    """Execute ``command`` for ``experiment``; return when no process of it is left."""
+    """Execute ``command`` for ``experiment``, which ``owner`` owns; return when no process of it is left."""
+    processes.adopt_orphans()
+    others = {process.pid for process in processes.family(os.getpid())}
     ranks = experiment.folder / "ranks"
     ranks.mkdir(exist_ok=True)
     for path in command.rank_folders:
@@ -85,7 +96,7 @@ def run(
     _forget_heartbeats(experiment.folder / "heartbeat")
     tail = Tail(experiment.metrics)
     tail.read()
-    _clean_up(command)
+    clean_up(command)
     with (ranks / "launcher.txt").open("ab") as output:
         output.write(f"{START}{shlex.join(command.argv)}\n".encode())
         output.flush()
@@ -103,18 +114,20 @@ def run(
         telemetry = Telemetry(experiment.folder / "telemetry.jsonl")
         telemetry.start()
         try:
-            outcome = _watch(child, experiment, tail, signals, on_progress, watch, stop_seconds)
+            processes.note_launcher(experiment.folder, child.pid)
+            outcome = _watch(child, experiment, owner, tail, signals, on_progress, watch, stop_seconds)
             return _engine_failure(command, child, experiment) or outcome
         finally:
-            if _leave_none(child, experiment):
+            if _leave_none(child, experiment, others):
                 # What the engine was asked for before its client was killed may come about a moment later.
-                _clean_up(command)
+                clean_up(command)
                 time.sleep(POLL_SECONDS)
-            _clean_up(command)
+            clean_up(command)
             telemetry.stop()
+            (experiment.folder / processes.LAUNCHER).unlink(missing_ok=True)
 
 
-def _clean_up(command: Command) -> None:
+def clean_up(command: Command) -> None:
     """Remove the container of this experiment: left by a try that was killed, or by the one that ends now."""
     if command.cleanup:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -140,6 +153,7 @@ def _engine_failure(command: Command, child: subprocess.Popen[bytes], experiment
 def _watch(
     child: subprocess.Popen[bytes],
     experiment: Experiment,
+    owner: Owner,
     tail: Tail,
     signals: Signals,
     on_progress: Callable[[Progress], None],
@@ -154,7 +168,7 @@ def _watch(
             progress.add(record)
         on_progress(progress)
         if ended:
-            return _conclude(child.returncode, progress, experiment, signals)
+            return _conclude(child, progress, experiment, signals)
         if signals.received and stop_at is None:
             stop_at = time.monotonic() + stop_seconds
             # Ranks that are not up yet have nothing to save.
@@ -162,6 +176,8 @@ def _watch(
                 stop_at = 0.0
         if stop_at is not None and time.monotonic() > stop_at:
             return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, without a checkpoint")
+        if not ownership.renew(experiment, owner):
+            return Outcome("interrupted", "another process has taken the experiment over")
         hung = watch.check()
         if hung:
             processes.dump_stacks(experiment.folder / "heartbeat")
@@ -169,7 +185,8 @@ def _watch(
         time.sleep(POLL_SECONDS)
 
 
-def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Signals) -> Outcome:
+def _conclude(child: subprocess.Popen[bytes], progress: Progress, experiment: Experiment, signals: Signals) -> Outcome:
+    code = child.returncode
     if code == 0 and progress.outcome == "reached":
         return Outcome("reached")
     if code == 0 and progress.outcome == "not_reached":
@@ -180,20 +197,36 @@ def _conclude(code: int, progress: Progress, experiment: Experiment, signals: Si
         return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, {how}")
     if progress.outcome == "interrupted":
         return Outcome("interrupted", "a rank was stopped by a signal; a checkpoint was written")
+    if code < 0 and not _is_rank(child, experiment):
+        return Outcome("failed", f"the launcher, {_program(child)}, {_describe_code(code)}; its ranks were ended")
     rank, how = first_failure(experiment, code)
     lines = rank_output(experiment, rank)
     if any(symptom in line for line in lines for symptom in DISK_FULL):
         where = experiment.folder
         return Outcome("failed", f"rank {rank} could not write: the disk is full; free some space around {where}")
+    if any(DIVERGED in line for line in lines):
+        return Outcome("failed", f"{DIVERGED}; resumed it would end in the same way", lines)
     return Outcome("failed", f"rank {rank} {how}", lines)
 
 
-def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment) -> bool:
-    """End all processes of the job; return whether there were any left."""
+def _program(child: subprocess.Popen[bytes]) -> str:
+    return Path(child.args[0]).name  # type: ignore[index, arg-type]
+
+
+def _is_rank(child: subprocess.Popen[bytes], experiment: Experiment) -> bool:
+    """Return whether the process that was started is the only rank itself."""
+    beats = processes.heartbeats(experiment.folder / "heartbeat")
+    return _program(child).startswith("python") or child.pid in {beat.pid for beat in beats}
+
+
+def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment, others: Collection[int]) -> bool:
+    """End all processes of the job, but ``others`` of this process's; return whether there were any left."""
     if child.poll() is None and child.args[0] in ("srun", "mpirun"):  # type: ignore[index, operator]
         # SIGTERM to it kills the ranks on all nodes; killed itself, it would leave those elsewhere.
         processes.end([psutil.Process(child.pid)], grace_seconds=SRUN_SECONDS)
     left = processes.family(child.pid) if child.poll() is None else []
+    # What a launcher leaves that was killed itself is this process's by now.
+    left += [process for process in processes.family(os.getpid()) if process.pid not in others]
     left += processes.rank_processes(experiment.folder / "heartbeat")
     processes.end(left, grace_seconds=1.0)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -224,17 +257,28 @@ class HangWatch:
         if not beats or time.time() - max(beat.time for beat in beats) < self._hang_seconds:
             return ""
         # All wait for the one that is stopped, or else for the one that came least far.
-        slowest = min(beats, key=lambda beat: (not processes.is_stopped(beat), beat.step, beat.time))
+        last_seen = max(beat.alive for beat in beats)
+
+        def is_stopped(beat: processes.Heartbeat) -> bool:
+            return processes.is_stopped(beat) or last_seen - beat.alive > self._hang_seconds / 2
+
+        slowest = min(beats, key=lambda beat: (not is_stopped(beat), beat.step, beat.time))
         self.suspect = slowest.rank
         silent = time.time() - max(beat.time for beat in beats)
+        why = "its process gives no sign of life" if is_stopped(slowest) else "it came least far"
         return (
-            f"rank {slowest.rank} hangs: no rank made a step for {silent:.0f} s, and it came least far "
+            f"rank {slowest.rank} hangs: no rank made a step for {silent:.0f} s, and {why} "
             f"(step {slowest.step} of process {slowest.pid} on {slowest.host})"
         )
 
 
 DISK_FULL = ("No space left on device", "File too large", "FileStream.Write incomplete")
 """What a rank prints when it cannot write: the C library twice, MXNet once."""
+
+DIVERGED = "the loss is not finite"
+"""What a rank prints then, and the reason of the experiment: a resumed run has the same configuration."""
+FINAL = ("this experiment cannot be resumed", DIVERGED)
+"""What a rank prints that a resume does not help."""
 
 PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
 """What horovodrun puts before each line of a rank."""

@@ -55,6 +55,7 @@ def arguments(request: Request) -> tuple[str, ...]:
         "--seed": request.seed,
         "--runtime": request.runtime,
         "--image": request.image,
+        "--python": request.python,
     }
     found = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     found += [word for setting in request.settings for word in ("--set", setting)]

@@ -47,6 +47,7 @@ class Grid:
     drop_caches: bool | None = None
     runtime: str | None = None
     image: str | None = None
+    python: str | None = None
     cluster: str | None = None
     """Slurm's cluster file; None: the one at its usual place."""
 
@@ -109,6 +110,7 @@ def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
         drop_caches=grid.drop_caches,
         runtime=grid.runtime,
         image=grid.image,
+        python=Path(grid.python) if grid.python else None,
         cluster=Path(grid.cluster) if grid.cluster else None,
     )
 

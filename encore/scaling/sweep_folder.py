@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from encore import files
 from encore.errors import EncoreError, ExitCode
 from encore.machine.preflight import Check
-from encore.run import passport, planning, run_folder, runner
+from encore.run import hints, passport, planning, run_folder, runner
 from encore.run.run_folder import RunFolder
 from encore.scaling.grid import Grid, GridPoint, points, request_of
 
@@ -141,7 +141,7 @@ def refuse(grid: Grid, results: Path, submitter: Submitter | None, submit_all: b
             submitter.check(point, request_of(grid, point, results))
             continue
         plan = planning.make_plan(request_of(grid, point, results))
-        warnings += [(point, check) for check in planning.refuse(plan)]
+        warnings += [(point, check) for check in planning.refuse(planning.asked(plan))]
     return warnings
 
 
@@ -171,17 +171,18 @@ def _alone(study: Study) -> Iterator[None]:
             yield
     except Timeout as error:
         raise EncoreError(
-            f"another process runs {study.path}", remedy="wait for it, or stop it and continue with --resume"
+            f"another process runs {study.path}",
+            remedy=f"wait for it, or stop it and resume: {hints.command('sweep', '--resume', study.path.absolute())}",
         ) from error
 
 
 def _run_here(study: Study, point: GridPoint, here: Here) -> ExitCode:
     existing = study.run_of(point)
     if existing is not None:
-        return runner.resume(existing, here.hooks(point, existing), here.hang_seconds)[1]
-    plan = planning.make_plan(request_of(study.grid, point, study.folder(point)))
+        return runner.resume(existing, here.hooks(point, existing), here.hang_seconds).code
+    plan = planning.asked(planning.make_plan(request_of(study.grid, point, study.folder(point))))
     folder, python = runner.prepare_and_create(plan, here.hooks(point, None))
-    return runner.execute(plan, folder, python, here.hooks(point, folder), here.hang_seconds)
+    return runner.execute(plan, folder, python, here.hooks(point, folder), here.hang_seconds).code
 
 
 def _submit(study: Study, point: GridPoint, submitter: Submitter | None) -> None:

@@ -18,6 +18,7 @@ from encore.names import unknown
 from encore.results.digest import submission
 from encore.results.published import PublishedResult, load_published
 from encore.results.rules import data_size
+from encore.results.systems import family
 from encore.results.tables import Table
 from encore.scaling.cost_model import Point, Product, fit_epochs, fit_steps
 from encore.scaling.fitting import Prediction
@@ -39,11 +40,11 @@ class Series:
 
 SERIES = (
     Series(round="v0.6", submitter="NVIDIA", accelerator="V100"),
-    Series(round="v0.6", submitter="Google", accelerator="TPU v3"),
+    Series(round="v0.6", submitter="Google", accelerator="tpu-v3"),
     Series(round="v0.7", submitter="NVIDIA", accelerator="V100"),
     Series(round="v0.7", submitter="NVIDIA", accelerator="A100"),
 )
-"""Google's TPUs of v0.7 are left out: what is published counts cores in one row and chips in the next."""
+"""Google's TPUs of v0.7 are left out: a pod is one node in one description and hundreds in the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ def published_points(series: Series, benchmark: str) -> list[Measured]:
         for cell in load_published()
         if (cell.round, cell.submitter) == (series.round, series.submitter)
         and cell.benchmark == benchmark
-        and series.accelerator in (cell.hardware.accelerator or "")
+        and family(series.accelerator) == family(cell.hardware.accelerator)
         and cell.score_minutes
     ]
     return sorted(found, key=lambda each: each.point.gpus)
@@ -133,8 +134,8 @@ def checks(benchmark: str) -> tuple[Check, ...]:
 def _predicted(series: Series, benchmark: str, measured: Iterable[Measured], counts: list[int]) -> Iterable[Check]:
     every = list(measured)
     small = [each for each in every if each.point.gpus in counts]
-    # A hierarchy of one node's GPUs and of nodes, but for TPUs, whose results name no nodes.
-    nodes_known = all(each.cell.hardware.nodes for each in every)
+    # A hierarchy of one node's GPUs and of nodes, but for TPUs, whose pods of every size are one node in v0.6.
+    nodes_known = any((each.cell.hardware.nodes or 1) > 1 for each in every)
     steps = fit_steps([each.point for each in small], "hierarchical" if nodes_known else "tree")
     epochs = fit_epochs([(each.batch, each.epochs) for each in small])
     for each in every:

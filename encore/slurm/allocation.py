@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from encore.errors import EncoreError
 from encore.slurm import commands
 
 
@@ -27,8 +26,8 @@ class Allocation:
     """How often the job was requeued."""
     array_job: str | None = None
     array_task: int = 0
-    array_index: int = 0
-    """Position of this task in its array, from 0."""
+    array_index: int | None = 0
+    """Position of this task in its array, from 0; None where the tasks are not numbered evenly."""
     array_count: int = 1
     partition: str = ""
     cluster: str = ""
@@ -87,19 +86,13 @@ def _number(text: str | None) -> int | None:
     return int(match.group()) if match else None
 
 
-def _array_index(environment: Mapping[str, str]) -> int:
-    """Return the position of the task in an array of equal steps, such as 0-9 or 1-9:2."""
+def _array_index(environment: Mapping[str, str]) -> int | None:
+    """Return the position of the task in an array of equal steps, such as 0-9 or 1-9:2; None in any other."""
     task, first, last, step, count = (
         _number(environment.get(f"SLURM_ARRAY_TASK_{name}")) or 0 for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
     )
     index, rest = divmod(task - first, max(step, 1))
-    if rest or (last - first) // max(step, 1) + 1 != count:
-        raise EncoreError(
-            "the tasks of the array are not numbered evenly",
-            expected="--array=FIRST-LAST or FIRST-LAST:STEP",
-            remedy="such as sbatch --array=0-4 slurm/run.sub resnet, for 5 runs",
-        )
-    return index
+    return None if rest or (last - first) // max(step, 1) + 1 != count else index
 
 
 def expand(node_list: str) -> tuple[str, ...]:

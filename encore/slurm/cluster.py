@@ -29,6 +29,8 @@ class Cluster(BaseModel):
     runtime: Literal["auto", "host", "docker", "podman", "apptainer", "enroot", "pyxis"] = "auto"
     image: str = ""
     """Image or image file of the runtime; empty: the benchmark's own."""
+    python: dict[str, Path] = Field(default_factory=dict)
+    """The user's own Python of each framework, for the host runtime; empty: the environments that Encore makes."""
     data: Path | None = None
     """Folder with a data set per benchmark: DATA/resnet."""
     results: Path | None = None

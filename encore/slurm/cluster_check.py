@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 from encore import catalogue
 from encore.containers import engines
 from encore.errors import EncoreError
 from encore.files import existing
-from encore.machine.preflight import Check, check_data_sets
+from encore.machine.preflight import Check, Level, check_data_sets
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, partitions
 from encore.slurm.cluster import Cluster
@@ -88,7 +89,13 @@ def _folders(cluster: Cluster) -> list[Check]:
     checks = check_data_sets({name: folder for name, folder in known.items() if folder is not None})
     if cluster.results is not None:
         folder = existing(cluster.results)
-        if os.access(folder, os.W_OK):
+        if folder != cluster.results:
+            found = f"{cluster.results} does not exist"
+            remedy = f"make it, on a file system that all nodes share: mkdir -p {shlex.quote(str(cluster.results))}"
+            # The first run makes it where it may.
+            level: Level = "WARN" if os.access(folder, os.W_OK) else "FAIL"
+            checks.append(Check(level, "results", found, remedy))
+        elif os.access(folder, os.W_OK):
             checks.append(Check("OK", "results", str(cluster.results)))
         else:
             checks.append(Check("FAIL", "results", f"{folder} is not writable", "name another folder"))

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from encore.errors import EncoreError
 from encore.slurm import commands
@@ -14,11 +15,15 @@ from encore.slurm import commands
 NAME = "encore"
 """What slurm/run.sub calls its jobs; ``encore submit`` adds the benchmark: ``encore-resnet``."""
 
+COMMENT = "encore:"
+"""Begins the comment of Encore's jobs; their results folder follows."""
+RESUMES = "|"
+"""Comes after it where the job resumes a run; the name of its folder follows."""
 SEPARATOR = "\x1f"
 """Unit separator: the fields before the job's name, which is free text, never hold it."""
-FIELDS = ("%i", "%A", "%T", "%D", "%M", "%V", "%u", "%r", "%j")
-"""Array task, own number, state, nodes, time used, time of submission, user, reason, name (squeue(1))."""
-ACCOUNTED = ("JobID", "JobIDRaw", "State", "NNodes", "Elapsed", "Submit", "User", "Reason", "JobName")
+FIELDS = ("%i", "%A", "%T", "%D", "%M", "%V", "%u", "%r", "%k", "%j")
+"""Array task, own number, state, nodes, time used, time of submission, user, reason, comment, name (squeue(1))."""
+ACCOUNTED = ("JobID", "JobIDRaw", "State", "NNodes", "Elapsed", "Submit", "User", "Reason", "Comment", "JobName")
 """The same of sacct(1)."""
 ACCOUNTED_SINCE = "now-7days"
 
@@ -49,6 +54,19 @@ class Job:
     reason: str
     title: str
     """What sbatch --job-name calls it."""
+    comment: str = ""
+
+    @property
+    def results(self) -> Path | None:
+        """Folder in which it makes its run folder, by the comment that Encore gives its jobs; None: not known."""
+        path = self.comment[len(COMMENT) :].partition(RESUMES)[0]
+        return Path(path) if self.comment.startswith(COMMENT) else None
+
+    @property
+    def resumes(self) -> Path | None:
+        """Run folder that it resumes; None: it makes one."""
+        name = self.comment.partition(RESUMES)[2]
+        return self.results / name if self.results is not None and name else None
 
     @property
     def array(self) -> str:
@@ -135,7 +153,7 @@ def parse(text: str) -> list[Job]:
         fields = line.split(SEPARATOR, len(FIELDS) - 1)
         if len(fields) != len(FIELDS) or not re.match(r"\d", fields[0]):
             continue
-        name, number, state, nodes, used, submitted, user, reason, title = (each.strip() for each in fields)
+        name, number, state, nodes, used, submitted, user, reason, comment, title = (each.strip() for each in fields)
         # sacct prints "CANCELLED by 1000".
         state = (state.split() or [""])[0]
         count = int(nodes) if nodes.isdigit() else 0
@@ -150,6 +168,7 @@ def parse(text: str) -> list[Job]:
                 user=user,
                 reason=_said(reason),
                 title=title,
+                comment=_said(comment),
             )
         )
     return jobs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 from encore.errors import EncoreError
 from encore.slurm import commands
@@ -13,16 +12,12 @@ WARNING = signal.SIGUSR1
 """What slurm/run.sub lets Slurm send before the time limit (sbatch --signal)."""
 
 
-def request(allocation: Allocation, most: int, folder: Path) -> str:
-    """Requeue the job; return what came of it, for the user to read."""
+def request(allocation: Allocation, most: int) -> tuple[bool, str]:
+    """Requeue the job; return whether it goes on by itself, and what came of it, for the user to read."""
     if allocation.restarts >= most:
-        return f"requeued {allocation.restarts} times already; resume with: {_resume_command(allocation, folder)}"
+        return False, f"requeued {allocation.restarts} times already"
     try:
         commands.call("scontrol", "requeue", allocation.job)
     except EncoreError as error:
-        return f"not requeued, {error.found}; resume with: {_resume_command(allocation, folder)}"
-    return f"job {allocation.name} is back in the queue and resumes when it starts again"
-
-
-def _resume_command(allocation: Allocation, folder: Path) -> str:
-    return f"sbatch -N {len(allocation.nodes)} slurm/run.sub --resume {folder}"
+        return False, f"not requeued, {error.found}"
+    return True, f"job {allocation.name} is back in the queue and resumes when it starts again"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from encore import __version__, paths
 from encore.slurm.cluster import Cluster
+from encore.slurm.queue import COMMENT, RESUMES
 
 WARNING_SECONDS = 120
 """Before the time limit: enough for a checkpoint on a slow file system."""
@@ -28,10 +29,12 @@ class Submission:
     results: Path
     arguments: tuple[str, ...]
     """Of ``encore run``, without the benchmark's name."""
-    array: int | None = None
-    """Tasks of an array, one run each."""
+    array: tuple[int, ...] = ()
+    """Numbers of the tasks of an array, one run each, in order."""
     more: tuple[str, ...] = ()
     """Further options of sbatch."""
+    resumes: str = ""
+    """Name of the run folder that is resumed; empty: the job makes one."""
 
 
 def options(submission: Submission, cluster: Cluster) -> list[str]:
@@ -41,7 +44,7 @@ def options(submission: Submission, cluster: Cluster) -> list[str]:
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
-        "array": f"0-{submission.array - 1}" if submission.array else "",
+        "array": _tasks(submission.array),
         "time": clock(submission.minutes) if submission.minutes else "",
         **_gpus(submission, cluster),
     }
@@ -50,6 +53,7 @@ def options(submission: Submission, cluster: Cluster) -> list[str]:
         f"--nodes={submission.nodes}",
         *(f"--{name}={value}" for name, value in given.items() if value),
         f"--output={submission.results}/{log}",
+        f"--comment={COMMENT}{submission.results}" + (f"{RESUMES}{submission.resumes}" if submission.resumes else ""),
         "--exclusive",
         "--requeue",
         "--open-mode=append",
@@ -57,6 +61,13 @@ def options(submission: Submission, cluster: Cluster) -> list[str]:
         *cluster.sbatch,
         *submission.more,
     ]
+
+
+def _tasks(numbers: Sequence[int]) -> str:
+    """Return ``0-4``, or ``1,3,4`` for tasks that are not the first ones."""
+    if len(numbers) > 1 and tuple(numbers) == tuple(range(len(numbers))):
+        return f"0-{numbers[-1]}"
+    return ",".join(map(str, numbers))
 
 
 def _gpus(submission: Submission, cluster: Cluster) -> dict[str, str]:
@@ -71,13 +82,10 @@ def clock(minutes: int) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
 
 
-def render(submission: Submission, cluster: Cluster, with_name: bool = True) -> str:
-    """Return the script; a pure function, so that a dry run shows it on a machine without Slurm.
-
-    A resumed run needs no name of its benchmark (``with_name``).
-    """
+def render(submission: Submission, cluster: Cluster) -> str:
+    """Return the script; a pure function, so that a dry run shows it on a machine without Slurm."""
     header = [f"#SBATCH {_in_comment(option)}" for option in options(submission, cluster)]
-    name = [submission.name] if with_name else []
+    name = [] if submission.resumes else [submission.name]
     command = [str(paths.ROOT / "slurm" / "run.sub"), *name, *submission.arguments]
     lines = [
         "#!/usr/bin/env bash",

@@ -88,6 +88,16 @@ def choose(name: str | None, framework: str) -> str:
     return name
 
 
+def choose_for(hosts: tuple[Host, ...], name: str | None, framework: str) -> str:
+    """Return what starts the ranks on ``hosts``; empty without hosts."""
+    if hosts:
+        return choose(name, framework)
+    if name is not None:
+        remedy = "name them: --hosts n1:4,n2:4, or --hostfile FILE"
+        raise EncoreError(f"--launcher {name} without hosts", remedy=remedy)
+    return ""
+
+
 def launch(name: str, hosts: tuple[Host, ...], output: str, interface: str, as_root: bool) -> Launch:
     """Return the launch on ``hosts``; ``interface`` is what the ranks talk through, empty for the launcher's choice."""
     if name == "mpirun":

@@ -37,8 +37,8 @@ LANGUAGES = {"", "bash", "json", "python", "text", "toml"}
 PROGRAMS = ("encore", "./run.sh", "make", "python", "horovodrun")
 """A block without a language holds commands if it begins with one of these."""
 FOREIGN_OPTIONS = {
-    "--container-env", "--container-image", "--container-mounts", "--gloo", "--mpi", "--no-deps", "--nv",
-    "--shm-size", "--signal", "--strict",
+    "--bind-to", "--check-build", "--container-env", "--container-image", "--container-mounts", "--gloo", "--mpi",
+    "--no-deps", "--nv", "--shm-size", "--signal", "--strict",
 }  # fmt: skip
 """Options of other people's programs that the pages mention."""
 FOREIGN_MESSAGES = {"GPU is not enabled", "cannot find the checkout on"}
@@ -219,7 +219,8 @@ def find_paths(words: list[str], ground: Ground) -> str:
 def find_module(words: list[str], ground: Ground) -> str:
     """Check that the module is there and knows the options; it needs a framework's environment, or is long."""
     module = words[words.index("-m") + 1]
-    path = paths.ROOT / Path(*module.split(".")).with_suffix(".py")
+    named = paths.ROOT / Path(*module.split("."))
+    path = named / "__main__.py" if named.is_dir() else named.with_suffix(".py")
     assert path.is_file(), f"there is no module {module}"
     if module.endswith(".prepare"):
         executed([sys.executable, *words[1:], "--check-options"], paths.ROOT)
@@ -250,12 +251,14 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"encore sweep --resume RUN$", parse_it),
     (r"encore sweep \w", dry_run),
     (r"encore plan .* -o ", write_it),
+    (r"encore submit --resume RUN", parse_it),
     (r"encore submit \w", dry_run),
     (r"sbatch -N \d+ .*slurm/run\.sub \w", sbatch_it),
     (r"encore data prepare \w", dry_run),
     (r"encore data verify \w", parse_it),
     (r"encore data list$", run_it),
     (r"encore bench \w", parse_it),
+    (r"encore selftest\b", parse_it),
     (r"encore status", run_it),
     (r"encore (follow|cancel)\b", parse_it),
     (r"encore doctor", run_doctor),
@@ -263,7 +266,7 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"encore images convert \w", dry_run),
     (r"encore images \w", parse_it),
     (r"encore (report|archive) ", write_it),
-    (r"encore (list|show|plan|published|score|check|compare|explain|tables|--version)\b", run_it),
+    (r"encore (list|show|plan|published|score|check|audit|compare|explain|tables|--version)\b", run_it),
     (r"make [\w-]+", make_it),
     (r"python -m encore\.cli\.documentation --(check|write)$", check_tables),
     (r"python -m pytest ", find_paths),

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from encore import catalogue, environment, paths
-from encore.containers import runtimes
+from encore.containers import checks, runtimes
 from encore.containers.renderers.container import Container
-from encore.machine import node
+from encore.machine import node, python_facts
 from encore.machine.node import parse_nvidia_smi
+from encore.run import planning
 
 Ran = subprocess.CompletedProcess[str]
 FakeEngine = Callable[..., None]
@@ -214,7 +215,7 @@ def test_gpu_toolkit_missing(engine: FakeEngine, folder: Path, monkeypatch: pyte
         gpus=parse_nvidia_smi(GPU_MACHINE),
     )
     target = runtimes.choose(name, choice, machine, "gpu")
-    failed = [c for c in runtimes.check(target, resolved, machine, []) if c.level == "FAIL"]
+    failed = [c for c in checks.check(target, resolved, machine, []) if c.level == "FAIL"]
     assert [check.name for check in failed] == ["GPU toolkit"]
     assert "NVIDIA Container Toolkit" in failed[0].remedy
 
@@ -243,7 +244,7 @@ def test_push_without_registry_or_image(engine: FakeEngine, run: Callable[..., R
 
 def test_folder_that_engines_would_take_apart() -> None:
     folders = [Path("/data/a:b"), Path("/data/a b"), Path("/data/a,b")]
-    found = runtimes.check_folders(folders)
+    found = checks.check_folders(folders)
     assert [check.found.split()[0] for check in found] == ["/data/a:b", "/data/a,b"]
     assert {check.level for check in found} == {"FAIL"}
 
@@ -291,6 +292,57 @@ def test_an_image_has_the_same_versions_as_an_environment_and_is_asked_once(
     assert inside.keys() == environment.software("mxnet", environment.packages(mxnet_python)).keys()
     (folder / "docker").unlink()
     assert environment.software("mxnet", runtimes.packages(target)) == inside
+
+
+def answer(build: str, **changes: object) -> str:
+    """Return what the program that is asked of an image prints in it."""
+    table = (paths.ROOT / "tests" / "samples" / "horovod" / f"{build}.txt").read_text(encoding="utf-8")
+    facts = {"python": "3.10.12", "problems": {}, "packages": {"horovod": "0.28.1"}, "cuda": "12.4", "gpus": 8}
+    return "== NVIDIA MXNet ==\n" + python_facts.MARK + json.dumps(
+        {**facts, "mpirun": True, "horovod": 1, "check_build": table, **changes}
+    )  # fmt: skip
+
+
+def test_an_image_is_asked_once_and_its_ranks_meet_by_what_it_has(
+    engine: FakeEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    image = json.dumps([{"Id": "sha256:0123", "Config": {"Labels": {}}}])
+    engine("docker", {"image inspect": (image, "", 0), "run": (answer("mpi_alone"), "", 0)})
+    request = planning.Request(name="resnet", gpus=2, system="cpu", runtime="docker", data=tmp_path)
+    unasked = planning.asked(planning.make_plan(request), start=False)
+    assert unasked.launch("/out").name == "horovodrun"
+    assert "Gloo is assumed" in {each.name: each.found for each in planning.checks(unasked)}["Horovod"]
+    plan = planning.asked(unasked)
+    assert plan.launch("/out").name == "mpirun"
+    assert {each.name: each.level for each in planning.checks(plan)}["Horovod"] == "OK"
+    engine("docker", {"image inspect": (image, "", 0), "run": ("", "the engine was asked again", 1)})
+    assert planning.asked(planning.make_plan(request), start=False).target.facts == plan.target.facts
+    again = json.dumps([{"Id": "sha256:4567", "Config": {"Labels": {}}}])
+    engine("docker", {"image inspect": (again, "", 0), "run": (answer("mxnet"), "", 0)})
+    assert planning.asked(planning.make_plan(request)).launch("/out").name == "horovodrun"
+
+
+@pytest.mark.parametrize(
+    ("printed", "name", "found"),
+    [
+        (answer("neither"), "Horovod", "was built with controllers none; operations none"),
+        (answer("mpi_alone", mpirun=False), "Horovod", "no mpirun on PATH"),
+        (answer("mxnet", problems={"horovod.mxnet": "ImportError: x"}), "image", "cannot import horovod.mxnet (Imp"),
+    ],
+)
+def test_an_image_without_what_ranks_need_is_refused_before_training(
+    engine: FakeEngine, run: Callable[..., Ran], tmp_path: Path, printed: str, name: str, found: str
+) -> None:
+    image = json.dumps([{"Id": "sha256:0123456789abcdef0123", "Config": {"Labels": {}}}])
+    engine("docker", {"image inspect": (image, "", 0), "run": (printed, "", 0)})
+    done = run(*RUN, "--runtime", "docker", "--results", str(tmp_path / "r"), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"error: {name}: " in done.stderr
+    assert found in done.stderr
+    assert "  do this: " in done.stderr
+    assert not (tmp_path / "r").exists()
 
 
 def test_an_image_without_manifests_has_no_known_versions(

@@ -78,9 +78,9 @@ def test_unknown_facts_warn_and_never_pass_silently() -> None:
 
 
 def test_less_memory_than_submitted_offers_a_smaller_batch() -> None:
-    choice = catalogue.choose("resnet")
+    choice = catalogue.choose("dlrm")
     resolved = configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 8, [])
     assert compatibility.check_memory(resolved, gpus("a100")[0]).level == "OK"
     check = compatibility.check_memory(resolved, gpus("v100")[0])
     assert check.level == "WARN"
-    assert check.remedy == "if it does not fit: --set batch_size=163"
+    assert check.remedy == f"if it does not fit: --set batch_size={resolved.get('batch_size') * 16 // 40}"

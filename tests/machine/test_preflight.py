@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from encore import catalogue
+from encore import catalogue, paths
 from encore.configuration import Configuration, resolve
 from encore.errors import EncoreError
 from encore.machine import node, preflight
@@ -15,6 +16,7 @@ from encore.machine.node import Gpu, Node
 from encore.run import planning
 
 RESNET = catalogue.choose("resnet")
+SAMPLES = paths.ROOT / "tests" / "samples" / "gpus"
 
 
 def machine(*gpus: str, cores: int = 64) -> Node:
@@ -100,11 +102,43 @@ def test_unsubmitted_count_is_said() -> None:
         (["NVIDIA A100-SXM4-40GB"] * 8, 4, "dgxa100"),
         (["Tesla V100-SXM2-16GB"] * 8, 8, "dgx1"),
         (["Tesla V100-SXM3-32GB"] * 16, 16, "dgx2"),
-        (["NVIDIA H200"] * 8, 8, "dgxa100"),
     ],
 )
 def test_system_for_a_machine(gpus: list[str], count: int, system: str) -> None:
     assert planning.choose_system(RESNET, count, machine(*gpus), None, None).system == system
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "sample", "memory_gib", "count", "system"),
+    [
+        ("resnet", "h100", None, 1, "h100-80gb"),
+        ("resnet", "h100", None, 8, "dgxh100"),
+        ("resnet", "h200", None, 1, "h200-141gb"),
+        ("resnet", "h200", None, 8, "h200"),
+        ("resnet", "a100", None, 1, "a100-40gb"),
+        ("resnet", "a100", 80.0, 1, "a100-80gb"),
+        ("resnet", "a100", 80.0, 8, "dgxa100"),
+        ("resnet", "v100", None, 1, "v100-16gb"),
+        ("resnet", "v100", 32.0, 1, "v100-32gb"),
+        ("resnet", "v100", None, 8, "dgx1"),
+        ("resnet", "rtx3090", None, 1, "v100-16gb"),
+        ("resnet", "b200", None, 1, "h200-141gb"),
+        ("resnet-pytorch", "h100", None, 1, "h100-80gb"),
+        ("ncf", "h100", None, 1, "gpu"),
+        ("ncf", "v100", None, 8, "dgx1"),
+        ("dlrm", "h200", None, 1, "h200-141gb"),
+        ("dlrm", "h100", None, 8, "dgxa100"),
+    ],
+)
+def test_system_for_a_machine_by_its_memory_and_number(
+    benchmark: str, sample: str, memory_gib: float | None, count: int, system: str
+) -> None:
+    gpus = node.parse_nvidia_smi((SAMPLES / f"{sample}.csv").read_text("utf-8"))
+    if memory_gib is not None:
+        gpus = tuple(replace(gpu, memory_gib=memory_gib) for gpu in gpus)
+    found = planning.choose_system(catalogue.choose(benchmark), count, replace(machine(), gpus=gpus), None, None)
+    assert found.system == system
+    assert preflight.memory_gib(found.accelerator) <= gpus[0].memory_gib * planning.ROUNDING
 
 
 def test_another_accelerator_is_warned_of() -> None:

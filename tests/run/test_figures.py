@@ -50,7 +50,8 @@ def of_two_qualities() -> Benchmark:
 
 def made(results: Path, state: Status, log: str, *stream: dict[str, Any]) -> Experiment:
     """Return the only experiment of a run folder with this log and metrics stream."""
-    passport = {"name": "resnet", "nodes": 1, "round": "v0.7", "slurm": None}
+    known = {"schema": run_folder.SCHEMA, "name": "resnet", "nodes": 1, "round": "v0.7", "slurm": None}
+    passport = {**dict.fromkeys(run_folder.NEEDED), **known}
     config = {"quality_target": 0.759}
     run = run_folder.create(results, "resnet-mxnet-cpu", lambda path: passport, {}, config, [1])
     (experiment,) = run.experiments()

@@ -48,7 +48,8 @@ def test_ranks_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(node, "cores", lambda: 16)
     assert job("cpu", 4).environment["OMP_NUM_THREADS"] == "4"
     assert job("cpu", 32).environment["OMP_NUM_THREADS"] == "1"
-    assert "OMP_NUM_THREADS" not in job("dgxa100", 8).environment
+    assert job("dgxa100", 8).environment["OMP_NUM_THREADS"] == "1"  # as submitted, whatever the cores
+    assert "OMP_NUM_THREADS" not in job("a100-40gb", 1).environment
 
 
 def test_host_command_takes_over_named_variables_only() -> None:
@@ -60,7 +61,8 @@ def test_host_command_takes_over_named_variables_only() -> None:
         "LANG": "C",
     }
     command = host.render(job("dgxa100", 8), Path("/env/bin/python"), caller)
-    assert command.environment == {
+    submitted = {name for variables in configured("dgxa100", 8).system.environment.values() for name in variables}
+    assert {n: v for n, v in command.environment.items() if n not in submitted - {"NCCL_DEBUG"}} == {
         "HOME": "/home/me",
         "LANG": "C",
         "PATH": "/env/bin:/usr/bin",
@@ -87,6 +89,54 @@ def test_pytorch_starts_by_torchrun() -> None:
     )  # fmt: skip
     assert not launch.environment
     assert launchers.on_one_node("pytorch", 1, "/out").inner == ()
+
+
+def built(name: str) -> str:
+    return (paths.ROOT / "tests" / "samples" / "horovod" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "controllers", "operations"),
+    [
+        ("mxnet", ("MPI", "Gloo"), ("MPI", "Gloo")),
+        ("tensorflow", ("MPI", "Gloo"), ("MPI", "Gloo")),
+        ("mpi_alone", ("MPI",), ("NCCL", "MPI")),
+        ("neither", (), ()),
+    ],
+)
+def test_what_horovod_was_built_with_is_read(
+    name: str, controllers: tuple[str, ...], operations: tuple[str, ...]
+) -> None:
+    assert launchers.parse_check_build(built(name)) == launchers.HorovodBuild(controllers, operations)
+    assert launchers.parse_check_build("a greeting\n" + built(name)) is not None
+    assert launchers.parse_check_build("horovodrun: not found\n") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "mpirun", "ranks", "expected"),
+    [
+        ("mxnet", True, 8, "gloo"),
+        ("mpi_alone", True, 8, "mpi"),
+        ("mpi_alone", False, 8, None),
+        ("mpi_alone", False, 1, "mpi"),
+        ("neither", True, 8, None),
+    ],
+)
+def test_ranks_meet_by_what_their_horovod_has(name: str, mpirun: bool, ranks: int, expected: str | None) -> None:
+    build = launchers.parse_check_build(built(name))
+    assert launchers.controller(build, mpirun, ranks) == expected
+    assert launchers.controller(None, False, ranks) == "gloo"
+
+
+def test_mpirun_starts_ranks_as_in_the_submissions() -> None:
+    launch = launchers.on_one_node("mxnet", 8, "/out", "mpi", as_root=True)
+    assert launch.inner == (
+        "mpirun", "--allow-run-as-root", "--bind-to", "none", "-np", "8", "--output-filename", "/out/ranks:nojobid",
+    )  # fmt: skip
+    assert launch.environment == {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
+    assert "--allow-run-as-root" not in launchers.on_one_node("mxnet", 8, "/out", "mpi").inner
+    alone = launchers.on_one_node("mxnet", 1, "/out", "mpi")
+    assert (alone.inner, alone.environment["HOROVOD_CONTROLLER"]) == ((), "mpi")
 
 
 @pytest.mark.parametrize(

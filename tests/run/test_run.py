@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from encore import paths
+from encore.machine import processes
 from tests.conftest import TINY, Encore, Study, logged, losses, only_run, records
-from tests.trainings import Started, assert_none_left, assert_same_run, train
+from tests.trainings import Started, assert_none_left, assert_same_run, resumed_as_printed, train
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,8 @@ def test_passport_records_everything_and_no_secrets(finished: tuple[Path, dict[s
     assert passport["configuration"]["learning_rate"] == {"value": 0.1, "origin": "systems/cpu_v0.7.toml"}
     assert passport["environment"]["NOTE"] == "plain"
     assert passport["environment"]["OMP_NUM_THREADS"]
+    assert passport["rank_environment"]["OMP_NUM_THREADS"] == passport["environment"]["OMP_NUM_THREADS"]
+    assert "NOTE" not in passport["rank_environment"]  # nothing that the libraries read
     assert "hush" not in "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.json"))
     system = json.loads((folder / "system.json").read_text(encoding="utf-8"))
     assert system["other_software_stack"]["mxnet_version"] == "1.9.1"
@@ -126,8 +129,9 @@ def test_signal_writes_a_checkpoint_and_resume_is_exact(
     encore: Encore, digits: Path, tmp_path: Path, study: Study
 ) -> None:
     """SIGINT in the second epoch; tests/run/test_status.py stops the same run by SIGTERM."""
-    started = Started.run(digits, tmp_path, *TINY)
-    folder = started.wait_for_step(30)
+    started = Started.run(digits, tmp_path / "my results", *TINY)
+    # Close to the evaluation: a rank that resumed with the running statistics of another would find another quality.
+    folder = started.wait_for_step(42)
     ranks = started.ranks(folder)
     started.process.send_signal(signal.SIGINT)
     code, output, seconds = started.end()
@@ -135,7 +139,7 @@ def test_signal_writes_a_checkpoint_and_resume_is_exact(
     assert seconds < 10
     assert "a checkpoint was written" in output
     assert_none_left(ranks)
-    done = encore("run", "--resume", str(folder.parent))
+    done = resumed_as_printed(output)
     assert done.returncode == 3, done.stdout + done.stderr
     assert_same_run(folder, study.of_ranks(2))
 
@@ -156,6 +160,22 @@ def test_rank_that_dies_ends_the_run_and_is_named(digits: Path, tmp_path: Path) 
     assert_none_left(ranks)
 
 
+@pytest.mark.parametrize(("name", "launcher"), [("resnet", "horovodrun"), ("resnet-pytorch", "torchrun")])
+def test_launcher_that_dies_takes_its_ranks_along(
+    digits: Path, pytorch_python: Path, tmp_path: Path, name: str, launcher: str
+) -> None:
+    started = Started.run(digits, tmp_path, name=name)
+    started.wait_for_step(5)
+    every = processes.family(started.process.pid)[1:]
+    every[0].kill()
+    code, output, seconds = started.end()
+    assert code == 1, output
+    assert f"the launcher, {launcher}, was killed by SIGKILL" in output
+    assert len(every) > 2
+    assert seconds < 20
+    assert_none_left(every)
+
+
 def test_rank_that_hangs_ends_the_run_and_is_named(digits: Path, tmp_path: Path) -> None:
     started = Started.run(digits, tmp_path, "--hang-seconds", "4")
     folder = started.wait_for_step(5)
@@ -166,6 +186,15 @@ def test_rank_that_hangs_ends_the_run_and_is_named(digits: Path, tmp_path: Path)
     assert "rank 1 hangs" in output
     assert seconds < 30
     assert_none_left(ranks)
+
+
+def test_a_loss_that_is_not_finite_is_not_to_be_resumed(encore: Encore, digits: Path, tmp_path: Path) -> None:
+    where = ("--data", str(digits), "--results", str(tmp_path))
+    done = encore("run", "resnet", "1", *where, *TINY, "--set", "learning_rate=1e30")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the loss is not finite; resumed it would end in the same way" in done.stdout
+    assert "do this: start a new run with a lower learning_rate" in done.stdout
+    assert "resume with" not in done.stdout
 
 
 def test_disk_that_fills_up_is_reported_and_nothing_is_lost(digits: Path, tmp_path: Path, encore: Encore) -> None:

@@ -6,31 +6,34 @@ import json
 import signal
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from encore import paths
 from encore.cli.jobs import describe, exit_code
 from encore.errors import EncoreError, ExitCode
 from encore.machine import processes
-from encore.run import control, run_folder, status
+from encore.run import control, hints, run_folder, status
+from encore.run.follow import Progress, Tail
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.status import Queue, State
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
 from tests.conftest import TINY, Encore, Study
-from tests.trainings import Started, assert_none_left, assert_same_run, in_background
+from tests.trainings import Started, assert_none_left, assert_same_run, in_background, resumed_as_printed
 
 # squeue of Slurm 22.05 on two nodes: an array of four, a run of several hours, jobs of other names.
 SQUEUE = """\
-2_0¦7¦CANCELLED¦2¦0:00¦2026-11-20T19:17:19¦root¦Resources¦encore-resnet
-6¦6¦PENDING¦1¦0:00¦2026-11-20T19:14:27¦root¦DependencyNeverSatisfied¦encore
-4¦4¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦root¦JobHeldUser¦encore x|y
-2_1¦8¦COMPLETED¦2¦10:00¦2026-11-20T19:14:27¦root¦None¦encore-resnet
-2_3¦2¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦root¦Resources¦encore-resnet
-2_2¦9¦RUNNING¦2¦0:41¦2026-11-20T19:14:27¦root¦None¦encore-resnet
+2_0¦7¦CANCELLED¦2¦0:00¦2026-11-20T19:17:19¦root¦Resources¦(null)¦encore-resnet
+6¦6¦PENDING¦1¦0:00¦2026-11-20T19:14:27¦root¦DependencyNeverSatisfied¦(null)¦encore
+4¦4¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦root¦JobHeldUser¦(null)¦encore x|y
+2_1¦8¦COMPLETED¦2¦10:00¦2026-11-20T19:14:27¦root¦None¦(null)¦encore-resnet
+2_3¦2¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦root¦Resources¦(null)¦encore-resnet
+2_2¦9¦RUNNING¦2¦0:41¦2026-11-20T19:14:27¦root¦None¦(null)¦encore-resnet
 """.replace("¦", queue.SEPARATOR)
 
 
@@ -108,7 +111,35 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     assert encore("follow", str(run)).returncode == ExitCode.NOT_REACHED
 
 
-def test_killed_run_is_lost(encore: Encore, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_killed_run_are_shown_ended_and_resumed(
+    encore: Encore, digits: Path, tmp_path: Path, study: Study
+) -> None:
+    started = Started.run(digits, tmp_path, *TINY)
+    folder = started.wait_for_step(25)
+    ranks, left = started.ranks(folder), processes.family(started.process.pid)[1:]
+    for rank in ranks:
+        rank.suspend()  # they must not end while they are looked at
+    started.process.kill()
+    started.process.communicate()
+    row = shown(encore, tmp_path)
+    assert (row["state"], row["reason"]) == ("running", status.UNSUPERVISED)
+    before = (folder / "metrics.jsonl").read_bytes()
+    refused = encore("run", "--resume", str(folder.parent))
+    assert refused.returncode == ExitCode.REFUSED
+    assert "still run here without their supervisor" in refused.stderr
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    for rank in ranks:
+        rank.resume()
+    done = encore("cancel", str(folder.parent))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cancelled after its encore run was killed, a checkpoint was written" in done.stdout
+    assert len(left) > len(ranks)
+    assert_none_left(left)
+    assert resumed_as_printed(done.stdout).returncode == ExitCode.NOT_REACHED
+    assert_same_run(folder, study.of_ranks(2))
+
+
+def test_killed_run_is_lost(digits: Path, tmp_path: Path) -> None:
     started = Started.run(digits, tmp_path, *TINY)
     folder = started.wait_for_step(1)
     launcher = processes.family(started.process.pid)
@@ -116,8 +147,6 @@ def test_killed_run_is_lost(encore: Encore, digits: Path, tmp_path: Path, monkey
         process.kill()
     started.process.communicate()
     psutil.wait_procs(launcher, timeout=10)
-    assert status.rows_of(RunFolder(folder.parent), Queue())[0].state == "running", "a moment ago it was"
-    monkeypatch.setattr(status, "SILENT_SECONDS", 0.0)
     (row,) = status.rows_of(RunFolder(folder.parent), Queue())
     assert (row.state, row.reason) == ("lost", "its processes are gone")
     with pytest.raises(EncoreError, match="does not run: lost"):
@@ -144,9 +173,11 @@ def job(name: str, state: str, reason: str = "", title: str = "encore", user: st
 
 def made(results: Path, states: Sequence[ExperimentState], mark: str = "", slurm: str = "") -> RunFolder:
     """Return a run folder whose experiments are in these states; too old to count as alive."""
-    passport = {"name": "resnet", "nodes": 2, "slurm": {"job": slurm} if slurm else None}
+    seeds = list(range(len(states)))
+    known = {"schema": run_folder.SCHEMA, "name": "resnet", "nodes": 2, "seeds": seeds}
+    passport = {**dict.fromkeys(run_folder.NEEDED), **known, "slurm": {"job": slurm} if slurm else None}
     label = f"resnet-mxnet-cpu{mark}"
-    run = run_folder.create(results, label, lambda path: passport, {}, {}, list(range(len(states))))
+    run = run_folder.create(results, label, lambda path: passport, {}, {}, seeds)
     for experiment, state in zip(run.experiments(), states, strict=True):
         experiment.set_state(state)
     return run
@@ -279,12 +310,61 @@ def test_squeue_is_read() -> None:
     rows = status.without_folder(found.values())
     reported = [(row.job, row.state, row.reason) for row in rows]
     assert reported == [
-        ("2_0", "cancelled", "before it made a run folder"),
+        ("2_0", "cancelled", "its run folder, if any, is elsewhere"),
         ("6", "queued", "DependencyNeverSatisfied"),
-        ("2_1", "ended", "its run folder is elsewhere"),
+        ("2_1", "ended", "Slurm: COMPLETED; its run folder, if any, is elsewhere"),
         ("2_3", "queued", "Resources"),
         ("2_2", "starting", "no run folder yet"),
     ]
+
+
+def test_a_job_is_found_by_the_results_folder_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: list[tuple[str, ...]]
+) -> None:
+    away, home = tmp_path / "my results", tmp_path / "home"
+    run = made(away, [ExperimentState(status="not_reached", job="12")], "-job12")
+    study = home / "20261120T101500Z-sweep-resnet"
+    point = made(study / "1x2", [ExperimentState(status="reached", job="13")], "-job13")
+    (study / "study.json").touch()
+    jobs = [
+        replace(job("12", "FAILED", title="encore-resnet"), comment=f"encore:{away}"),
+        job("13", "COMPLETED", title="encore-resnet"),
+        replace(job("14", "FAILED", title="encore-resnet"), comment=f"encore:{away}"),
+        job("15", "FAILED", title="encore-resnet"),
+    ]
+    monkeypatch.setattr(queue, "own", lambda: jobs)
+    monkeypatch.setattr(queue, "numbered", lambda name: [each for each in jobs if each.name == name])
+    rows = {row.job: row for row in status.overview(home, status.ask(), None)}
+    assert {name: row.state for name, row in rows.items()} == {
+        "12": "not reached", "13": "reached", "14": "failed", "15": "ended",
+    }  # fmt: skip
+    assert rows["14"].reason == f"no run folder in {away}; Slurm: FAILED"
+    for name, folder in (("12", run), ("13", point)):
+        found = control.named(name, home).folder
+        assert found is not None
+        assert found.path == folder.path
+    assert control.newest(tmp_path / "nothing here").path == run.path
+
+
+def test_a_stream_that_was_cut_and_grew_again_is_read_anew(tmp_path: Path) -> None:
+    stream = tmp_path / "metrics.jsonl"
+    start = {"kind": "start", "epochs": 6, "steps_per_epoch": 4, "global_batch_size": 8, "targets": {"accuracy": 0.9}}
+
+    def lines(*records: dict[str, Any]) -> str:
+        return "".join(json.dumps({"time": 1.0 + number, **record}) + "\n" for number, record in enumerate(records))
+
+    steps = [{"kind": "step", "epoch": 1, "step": number, "loss": 1.0} for number in (1, 2, 3)]
+    stream.write_text(lines({**start, "resumed_step": 0}, *steps))
+    tail, progress = Tail(stream), Progress()
+    for record in tail.read():
+        progress.add(record)
+    assert (progress.step, progress.samples_per_second) == (3, 8.0)
+    more = ({"kind": "step", "epoch": 6, "step": n, "loss": 0.5} for n in range(21, 25))
+    stream.write_text(lines({**start, "resumed_step": 0}, steps[0], {**start, "resumed_step": 20}, *more))
+    for record in tail.read():
+        progress.add(record)
+    assert (progress.epoch, progress.epochs, progress.step, progress.starts) == (6, 6, 24, 2)
+    assert progress.targets == {"accuracy": 0.9}
 
 
 @pytest.mark.parametrize(
@@ -297,11 +377,24 @@ def test_times_of_slurm(text: str, seconds: float) -> None:
 
 def test_accounting_reports_who_cancelled_in_the_state() -> None:
     # The form that sacct(1) describes; no accounting ran where this was written.
+    comment = f"{queue.COMMENT}/results/of mine"
     line = queue.SEPARATOR.join(
-        ("12", "12", "CANCELLED by 0", "2", "00:01:00", "2026-11-20T19:14:27", "me", "None", "encore")
+        (
+            "12",
+            "12",
+            "CANCELLED by 0",
+            "2",
+            "00:01:00",
+            "2026-11-20T19:14:27",
+            "me",
+            "None",
+            comment,
+            "encore",
+        )
     )
     (found,) = queue.parse(line)
     assert (found.state, found.has_ended, found.seconds) == ("CANCELLED", True, 60.0)
+    assert found.results == Path("/results/of mine")
 
 
 # -- cancel in Slurm ------------------------------------------------------------------------------------
@@ -332,7 +425,8 @@ def test_jobs_and_single_tasks_are_cancelled(cancelled: list[tuple[str, ...]], t
     run = made(tmp_path, [RUNNING, ExperimentState(status="prepared")], "-job12", "12_0")
     reported = control.cancel(control.named("12", tmp_path))
     assert reported[0] == "cancelled job 12, 2 tasks (running)"
-    assert reported[-1] == f"resume with: sbatch -N 2 slurm/run.sub --resume {run.path}"
+    assert reported[-1] == f"resume with: {hints.resume(run.path)}"
+    assert "encore submit --resume" in reported[-1].replace(str(paths.ROOT / ".venv" / "bin") + "/", "")
     assert control.cancel(control.named("12_1", tmp_path))[0] == "cancelled job 12_1 (in the queue)"
     # Slurm's own number of the task, and the run folder of the job.
     control.cancel(control.named("12001", tmp_path))

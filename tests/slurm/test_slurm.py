@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,15 @@ from encore.containers import engines
 from encore.errors import EncoreError
 from encore.machine import node
 from encore.machine.fitness import Need
-from encore.run import planning, runner, slurm_job, submission
+from encore.run import planning, run_folder, runner, slurm_job, status, submission
+from encore.run.planning import Request
+from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import Prepared, Wanted
 from encore.slurm import allocation, cluster, commands, nodes, partitions, placement, script
+from encore.slurm.allocation import Allocation
 from encore.slurm.partitions import Partition
 from tests.conftest import Encore
+from tests.run.test_status import job
 
 GOLDEN = paths.ROOT / "tests" / "golden" / "slurm"
 IMAGES = {
@@ -114,7 +119,7 @@ def test_the_array_and_the_cluster_file_reach_sbatch(tmp_path: Path) -> None:
         'results = "/shared/results"\nmax_requeues = 2\n',
         encoding="utf-8",
     )
-    text = prepared("pyxis", 4, cluster=file, array=5, minutes=90, account="other").script
+    text = prepared("pyxis", 4, cluster=file, array="5", minutes=90, account="other").script
     for line in (
         "--partition=gpu", "--account=other", "--gres=gpu:8", "--array=0-4", "--time=01:30:00",
         "--constraint=a100&nvlink", "--output=/results/slurm-%A_%a.out",
@@ -138,7 +143,14 @@ BAD = [
     (("--nodes", "2", "--array", "0"), "--array 0"),
     (("--nodes", "2", "--array", "3", "--runs", "2"), "in an array of 3 tasks"),
     (("--nodes", "2", "--cluster", "/nosuch.toml"), "no cluster file"),
+    (("--nodes", "2", "--array", "1-4"), "--array 1-4"),
+    (("--nodes", "2", "--array", "0,2"), "--array 0,2"),
+    (("--nodes", "2", "--time", "1"), "--time 1"),
     (("--nodes", "2", "--sbatch", "constraint"), "no option of sbatch"),
+    (("--nodes", "2", "--sbatch=--time=2:00:00"), "give it to Encore: --time MINUTES"),
+    (("--nodes", "2", "--sbatch=-t5"), "give it to Encore: --time MINUTES"),
+    (("--nodes", "2", "--sbatch=-N 4"), "give it to Encore: --nodes N"),
+    (("--nodes", "2", "--sbatch=--job-name=mine"), "contradicts what Encore gives sbatch"),
     (("--nodes", "2", "--set", "epoch=2"), "unknown configuration key 'epoch'"),
     (("--nodes", "2", "--resume", "x"), "--resume takes all"),
 ]
@@ -196,8 +208,57 @@ def test_the_allocation_comes_from_slurms_variables() -> None:
     task = allocation.current({**SLURM, **{f"SLURM_ARRAY_{name}": value for name, value in array.items()}})
     assert task is not None
     assert (task.name, task.folder_mark, task.array_index, task.array_count) == ("10_5", "job10", 2, 5)
+    array["TASK_MAX"] = "19"
+    uneven = allocation.current({**SLURM, **{f"SLURM_ARRAY_{name}": value for name, value in array.items()}})
+    assert uneven is not None
+    assert (uneven.array_index, uneven.array_task) == (None, 5)
     with pytest.raises(EncoreError, match="not numbered evenly"):
-        allocation.current({**SLURM, **{f"SLURM_ARRAY_{n}": v for n, v in array.items()}, "SLURM_ARRAY_TASK_MAX": "19"})
+        planning.make_plan(Request(name="resnet", gpus=8, system="dgxa100"), allocation=uneven)
+
+
+@pytest.fixture
+def array_run(anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run of five experiments that the array 12 began; 1 and 3 have ended."""
+    known = {"schema": 1, "seeds": list(range(5)), "nodes": 2, "ranks_per_node": 8, "slurm": {"job": "12_0"}}
+    passport = {**dict.fromkeys(run_folder.NEEDED), **known}
+    run = run_folder.create(tmp_path, "resnet-mxnet-dgxa100-job12", lambda path: passport, {}, {}, list(range(5)))
+    for number in (1, 3):
+        run.experiments()[number].set_state(ExperimentState(status="not_reached"))
+    found = prepared("docker", 2).plan
+    monkeypatch.setattr(planning, "plan_of", lambda folder, allocation: found)
+    monkeypatch.setattr(status, "ask", status.Queue)
+    return run
+
+
+def test_an_array_is_resumed_by_what_is_left_of_it(array_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = submission.prepare_resume(array_run.path, Wanted())
+    assert "#SBATCH --array=0,2,4\n" in found.script
+    assert f"|{array_run.path.name}\n" in found.script
+    # 39.78 minutes on 8 GPUs, half of it on 16 and twice that, one run a task; and the set-up.
+    assert found.submission.minutes == 20 + 40
+    with pytest.raises(EncoreError, match="--array 2, and 3 runs are left"):
+        submission.prepare_resume(array_run.path, Wanted(array="2"))
+    assert submission.prepare_resume(array_run.path, Wanted(array="3")).submission.array == (0, 2, 4)
+    waiting = replace(job("30", "PENDING"), comment=f"encore:{array_run.path.parent}|{array_run.path.name}")
+    monkeypatch.setattr(status, "ask", lambda: status.Queue((waiting,), answers=True))
+    with pytest.raises(EncoreError, match="job 30 waits in the queue to resume"):
+        submission.prepare_resume(array_run.path, Wanted())
+    for experiment in array_run.experiments():
+        experiment.set_state(ExperimentState(status="reached"))
+    with pytest.raises(EncoreError, match="nothing is left to run"):
+        submission.prepare_resume(array_run.path, Wanted())
+
+
+def test_a_task_runs_the_experiment_of_its_place_or_its_number(array_run: RunFolder) -> None:
+    def chosen(array: str, task: int, index: int | None) -> list[int]:
+        mine = Allocation(job="9", nodes=("n1",), array_job=array, array_task=task, array_index=index, array_count=3)
+        return [each.number for each in slurm_job.experiments_of(array_run, mine)]
+
+    assert chosen("12", 5, 2) == [2]
+    assert chosen("30", 4, None) == [4]
+    assert chosen("30", 0, 0) == [0]
+    with pytest.raises(EncoreError, match="task 7 of the array has no experiment"):
+        chosen("30", 7, None)
 
 
 @pytest.mark.parametrize(

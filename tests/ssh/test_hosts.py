@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -12,12 +13,14 @@ import pytest
 
 from encore import catalogue, paths
 from encore.configuration import resolve
+from encore.containers import runtimes
 from encore.containers.renderers import host as host_runtime
+from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.job import Places, training_job
 from encore.machine import node, processes
 from encore.machine.fitness import Need
-from encore.run import supervise
+from encore.run import planning, supervise
 from encore.run.run_folder import Experiment
 from encore.ssh import connection, each_host, hosts, multi_host, ssh_launchers
 from encore.ssh.hosts import Host
@@ -208,6 +211,21 @@ def test_the_first_host_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None
     (check,) = [each for each in multi_host.local_checks(PAIR, "horovodrun", "host") if each.level == "FAIL"][:1]
     assert "n1, is not this machine" in check.found
     assert not multi_host.all_loopback(PAIR)
+
+
+def test_hosts_take_the_runtime_that_can_serve_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(runtimes, "choose", lambda runtime, *rest: Target(runtime=f"chosen {runtime}"))
+    for asked, hosts_, expected in (("auto", PAIR, "host"), ("docker", PAIR, "chosen docker"), ("auto", (), "chosen")):
+        request = planning.Request(name="resnet", gpus=8, hosts=hosts_, runtime=asked, results=tmp_path)
+        assert planning.make_plan(request).target.runtime.startswith(expected)
+
+
+def test_a_dry_run_that_would_be_refused_ends_so(encore: Encore, tmp_path: Path) -> None:
+    words = ("run", "resnet", "1", "--data", str(tmp_path), "--results", str(tmp_path / "results"), "--dry-run")
+    done = encore(*words)
+    assert done.returncode == 0
+    assert "the run would be refused with exit code 2: data set; " in done.stdout.splitlines()[-1]
+    assert json.loads(encore(*words, "--json").stdout)["refused"] == ["data set"]
 
 
 def test_a_missing_launcher_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

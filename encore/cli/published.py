@@ -1,0 +1,135 @@
+"""``encore published``: the published results looked up, as a list or as MLCommons' table."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from typing import Annotated
+
+import typer
+
+from encore.cli import options
+from encore.cli.layout import FOLDED, console, plain_table, print_fitted, say, text, write_json
+from encore.errors import EncoreError
+from encore.names import unknown
+from encore.results.published import PublishedResult, load_published, select
+from encore.results.result_table import parts_of_width, result_table, sections
+from encore.results.rules import canonical
+from encore.results.tables import Table
+
+PUBLISHED_EPILOG = """
+Examples:
+
+  encore published --benchmark resnet --round v0.7
+
+  encore published --system dgxa100 --csv > dgxa100.csv
+
+  encore published --table --round v4.0
+"""
+_CSV_FIELDS = (
+    "name", "round", "submitter", "system", "benchmark", "runs", "converged", "score_minutes",
+    "fastest_minutes", "slowest_minutes", "cv", "global_batch", "last_eval_epochs", "last_quality",
+    "samples_per_second", "init_seconds", "scaling_factor", "official_minutes", "division", "availability", "note",
+)  # fmt: skip
+_TEXTS = ("submitter", "system", "accelerator", "software")
+_NAMES_WIDTH = 2 * (FOLDED + 2) + 1
+"""Submitter and system, folded."""
+
+
+def published(
+    benchmark: Annotated[str | None, typer.Option(help="Such as resnet or maskrcnn.")] = None,
+    round_: Annotated[str | None, typer.Option("--round", help="v0.5 to v5.1.")] = None,
+    submitter: Annotated[str | None, typer.Option(help="Such as NVIDIA.")] = None,
+    system: Annotated[str | None, typer.Option(help="Any part of the system's name, such as dgx1.")] = None,
+    as_table: Annotated[
+        bool, typer.Option("--table", help="As MLCommons' table: a row per system, a column per benchmark.")
+    ] = False,
+    as_json: options.Json = False,
+    as_csv: options.Csv = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="With --table: write Markdown.")] = False,
+) -> None:
+    """List the published MLPerf Training results that fit all the options given."""
+    options.one_format(json=as_json, csv=as_csv, markdown=as_markdown)
+    if as_markdown and not as_table:
+        raise EncoreError("--markdown without --table", remedy="add --table")
+    wanted_round = options.known_round(round_)
+    _known(benchmark, submitter)
+    results = select(load_published(), benchmark=benchmark, round_=wanted_round, submitter=submitter, system=system)
+    if as_table:
+        _write_table(result_table(results), as_json=as_json, as_csv=as_csv, as_markdown=as_markdown)
+    elif as_json:
+        write_json([result.as_json() for result in results])
+    elif as_csv:
+        _write_csv(results)
+    else:
+        _print_published(results)
+
+
+def _known(benchmark: str | None, submitter: str | None) -> None:
+    """Refuse a wrong name and offer the nearest right one: an empty list would look like an answer."""
+    benchmarks = sorted({result.benchmark for result in load_published() if result.benchmark})
+    if benchmark is not None and canonical(benchmark) not in benchmarks:
+        raise unknown("published benchmark", benchmark, benchmarks)
+    submitters = sorted({result.submitter for result in load_published()})
+    if submitter is not None and submitter.lower() not in [each.lower() for each in submitters]:
+        raise unknown("submitter", submitter, submitters)
+
+
+def _write_csv(results: list[PublishedResult]) -> None:
+    writer = csv.DictWriter(sys.stdout, _CSV_FIELDS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for result in results:
+        writer.writerow(result.as_json())
+
+
+def _print_published(results: list[PublishedResult]) -> None:
+    screen = console()
+    minutes = ("raw minutes", "official") if any(result.scaling_factor for result in results) else ("minutes",)
+    numbers = (*minutes, "runs", "batch")
+    title = f"Published results: {len(results)}"
+    table = plain_table(title, "benchmark", "name", *numbers, "accelerators", numbers=numbers)
+    for result in results:
+        hardware = result.hardware
+        count = f"{hardware.accelerators} x " if hardware.accelerators else ""
+        scores = (result.score_minutes, result.official_minutes)[: len(minutes)]
+        table.add_row(
+            text(result.benchmark or "?"),
+            text(result.name),
+            *("-" if score is None else f"{score:.3f}" for score in scores),
+            str(result.runs),
+            str(result.global_batch or ""),
+            text(f"{count}{hardware.accelerator or ''}"),
+        )
+    print_fitted(screen, table, least=("accelerators", "runs"))
+    if len(minutes) > 1:
+        say(screen, text("raw: from the logs; official: as MLCommons publishes it, held to the reference convergence"))
+    for result in results:
+        if result.note:
+            say(screen, text(f"{result.name} {result.benchmark}: {result.note}"))
+
+
+def _write_table(table: Table, *, as_json: bool, as_csv: bool, as_markdown: bool) -> None:
+    if as_csv:
+        sys.stdout.write(table.as_csv())
+        return
+    parts = sections(table)
+    if as_json:
+        write_json([{"title": each.title, "columns": each.columns, "rows": each.rows} for each in parts])
+    elif as_markdown:
+        sys.stdout.write("\n\n".join(f"### {each.title}\n\n{each.as_markdown()}" for each in parts))
+        sys.stdout.write(f"\n\n{table.note}\n")
+    else:
+        _print_sections(parts, table.note)
+
+
+def _print_sections(parts: list[Table], note: str) -> None:
+    """Print each section; where not all benchmarks fit, in parts that repeat the systems."""
+    screen = console()
+    for section in parts:
+        for part in parts_of_width(section, screen.width, _NAMES_WIDTH):
+            numbers = tuple(column for column in part.columns if column not in _TEXTS)
+            table = plain_table(part.title, *part.columns, numbers=numbers)
+            for row in part.rows:
+                table.add_row(*(text(cell) for cell in part.texts(row)))
+            print_fitted(screen, table, least=("software", "accelerator", "count"))
+    say(screen, text(note, "dim"))

@@ -1,0 +1,131 @@
+"""``encore selftest``: does everything that only a GPU takes work on this machine?"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from encore.cli import options
+from encore.cli.layout import console, plain_table, say, text, write_json
+from encore.errors import EncoreError, ExitCode
+from encore.machine import node
+from encore.run import selftest as selftests
+from encore.run.selftest import Row
+
+SELFTEST_EPILOG = """
+Examples:
+
+  encore selftest                                            every benchmark that has an image
+
+  encore selftest ncf dlrm --python "$(command -v python)"   in a Python that has the framework with CUDA
+
+  encore selftest ncf --device cpu --only resume             the same check on a machine without a GPU
+"""
+COLOURS = {"OK": "green", "FAIL": "red", "SKIPPED": "yellow"}
+
+
+def selftest(
+    benchmarks: Annotated[list[str] | None, typer.Argument(help="Benchmarks, such as resnet; default: all.")] = None,
+    device: Annotated[str, typer.Option(help="gpu or cpu: what to check.")] = "gpu",
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Make the checks whose names begin so; repeatable.")
+    ] = None,
+    time_limit: Annotated[float, typer.Option(help="Seconds for all checks; the others are skipped.")] = 600.0,
+    check_seconds: Annotated[float, typer.Option(help="Seconds after which a check has failed.")] = 150.0,
+    runtime: options.Runtime = None,
+    image: options.Image = None,
+    python: options.Python = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check what only a GPU takes: precisions, graphs, compilers, kernels, resume, speed; exit code 1 if one fails."""
+    request = selftests.Request(
+        benchmarks=tuple(benchmarks or ()),
+        device=_device(device),
+        runtime=runtime,
+        image=image,
+        python=python,
+        only=tuple(only or ()),
+        time_limit=time_limit,
+        check_seconds=check_seconds,
+    )
+    _refuse(request)
+    screen, started = console(stderr=as_json), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="encore-selftest-") as work:
+        rows = _run(request, Path(work), screen)
+    if as_json:
+        failed = any(row.result == "FAIL" for row in rows)
+        write_json({"device": device, "passed": not failed, "checks": [asdict(row) for row in rows]})
+    else:
+        _print(screen, rows, time.monotonic() - started)
+    if any(row.result == "FAIL" for row in rows):
+        raise typer.Exit(ExitCode.FAILED)
+    if not any(row.result == "OK" for row in rows):
+        raise EncoreError("nothing was checked", expected="at least one check that can run", remedy="see SKIPPED above")
+
+
+def _device(name: str) -> Literal["gpu", "cpu"]:
+    if name not in ("gpu", "cpu"):
+        raise EncoreError(f"--device {name}", expected="gpu or cpu")
+    return "gpu" if name == "gpu" else "cpu"
+
+
+def _refuse(request: selftests.Request) -> None:
+    """Refuse what cannot be before anything starts."""
+    if request.device == "gpu" and not node.gpus():
+        remedy = "encore selftest --device cpu makes those checks that need none"
+        raise EncoreError("this machine has no GPU: nothing was checked", remedy=remedy)
+    if request.python is not None and (request.runtime or request.image):
+        raise EncoreError("--python with --runtime or --image", expected="one of them", remedy="leave one out")
+    if request.python is not None and not request.python.expanduser().is_file():
+        raise EncoreError(f"--python {request.python}: no such file", expected="a Python that has the framework")
+    if request.time_limit <= 0 or request.check_seconds <= 0:
+        raise EncoreError("a limit of no seconds", expected="--time-limit and --check-seconds above 0")
+
+
+def _run(request: selftests.Request, work: Path, screen: Console) -> list[Row]:
+    """Make the checks, with a line for each that has ended."""
+    with screen.status("looking what there is") as status:
+        test = selftests.Selftest(request, work, node.this_node(), status.update)
+        plan = test.plan()
+        rows = list(test.skipped)
+        for row in rows:
+            _line(screen, row)
+        count = f"/{len(plan)}"
+        done = [0]
+
+        def start(name: str, check: str) -> None:
+            done[0] += 1
+            status.update(f"{done[0]}{count} {name} {check}")
+
+        for row in test.run(plan, start):
+            rows.append(row)
+            _line(screen, row)
+    return rows
+
+
+def _line(screen: Console, row: Row) -> None:
+    colour = COLOURS[row.result]
+    label = f"{row.name} {row.check}".strip()
+    say(screen, text(f"{time.strftime('%H:%M:%S')} ", "dim"), text(f"{row.result:<8}", colour), text(label))
+
+
+def _print(screen: Console, rows: list[Row], seconds: float) -> None:
+    table = plain_table("selftest", "benchmark", "check", "result", "s", "found", numbers=("s",))
+    for row in rows:
+        found = text(row.found)
+        table.add_row(row.name, row.check, text(row.result, COLOURS[row.result]), f"{row.seconds:.0f}", found)
+    screen.print(table)
+    for row in rows:
+        if row.lines:
+            say(screen, text(f"{row.name} {row.check}, last lines:"))
+            for line in row.lines:
+                say(screen, text(f"  | {line}"))
+    counts = {name: sum(row.result == name for row in rows) for name in COLOURS}
+    words = ", ".join(f"{count} {name}" for name, count in counts.items())
+    screen.print(f"{words} in {seconds:.0f} s")

@@ -1,0 +1,213 @@
+"""Checks of a run in an image, or in a Python of the user's, in addition to those of any run."""
+
+from __future__ import annotations
+
+import re
+import resource
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from encore import catalogue, launchers, paths
+from encore.catalogue import Choice
+from encore.configuration import Configuration
+from encore.containers import building, compatibility, engines, images
+from encore.containers.engines import Engine, Image
+from encore.containers.runtimes import Target
+from encore.errors import EncoreError
+from encore.machine.node import Node
+from encore.machine.preflight import Check
+from encore.machine.pythons import Facts
+
+UNMOUNTABLE = re.compile(r"[,:\"\n]")
+"""Characters that divide the parts of a mount on engines' command lines."""
+
+
+def check(target: Target, configuration: Configuration, machine: Node, folders: list[Path]) -> list[Check]:
+    """Return all checks of a run in a container, in addition to those of any run."""
+    if target.runtime == "host":
+        with_gpus = configuration.get("device") == "gpu" and target.python is not None
+        memory = [compatibility.check_memory(configuration, gpu) for gpu in machine.gpus[:1] if with_gpus]
+        return [check_host(target, configuration), *memory]
+    if target.problem is not None:
+        problem = target.problem
+        found = problem.found + (f" (expected: {problem.expected})" if problem.expected else "")
+        return [Check("FAIL", target.runtime, found, problem.remedy)]
+    checks = [Check("OK", "runtime", f"{target.runtime}: {target.why}, {target.image}")]
+    checks += check_folders(folders)
+    if target.found is not None:
+        checks.append(check_code(target.found, configuration.choice))
+    if target.facts is not None and target.facts.problems:
+        remedy = f"build it on another release: make build-{configuration.choice.name} BASE=RELEASE; encore images list"
+        checks.append(Check("FAIL", "image", _cannot_import(target.image, target.facts, configuration.choice), remedy))
+    if configuration.get("device") == "gpu":
+        checks += _check_gpu_run(target, configuration, machine)
+    return checks
+
+
+def _cannot_import(where: object, facts: Facts, choice: Choice) -> str:
+    found = "; ".join(f"{name} ({why})" for name, why in facts.problems.items())
+    return f"{where} cannot import {found} (expected: all that {choice.name} imports)"
+
+
+def check_horovod(target: Target, configuration: Configuration, needed: str = "") -> list[Check]:
+    """Check that the ranks can meet; ``needed`` is the controller that a launcher over several hosts asks for.
+
+    Nothing to check where Encore compiled Horovod itself, with Gloo.
+    """
+    framework, facts = configuration.choice.implementation.framework, target.facts
+    if not launchers.by_horovod(framework) or (target.runtime == "host" and facts is None):
+        return []
+    build = launchers.parse_check_build(facts.check_build) if facts else None
+    where = target.python or target.image
+    if facts is None or build is None:
+        return [] if facts and facts.problems else [_unknown_horovod(where)]
+    chosen = launchers.controller(build, facts.mpirun, configuration.ranks)
+    if needed not in ("", *build.controllers) or chosen is None:
+        mpirun = "" if facts.mpirun else ", and no mpirun on PATH"
+        found = f"Horovod {facts.packages.get('horovod', '')} in {where} was built with {build}{mpirun}"
+        expected = needed or "Gloo, or MPI with mpirun"
+        remedy = "use another image or Python, or build Horovod there with HOROVOD_WITH_GLOO=1"
+        return [Check("FAIL", "Horovod", f"{found} (expected: {expected})", remedy)]
+    if configuration.get("device") == "gpu" and configuration.ranks > 1 and "NCCL" not in build.operations:
+        remedy = "use one that was built with HOROVOD_GPU_OPERATIONS=NCCL"
+        return [Check("WARN", "Horovod", f"{build}: no NCCL, gradients travel through the host's memory", remedy)]
+    return [Check("OK", "Horovod", f"{needed or chosen}: {build}")]
+
+
+def check_preparation(target: Target, choice: Choice) -> list[Check]:
+    """Check that a Python of the user's has the packages by which the small data set is made."""
+    if target.facts is None or target.python is None:
+        return []
+    requirements = paths.REQUIREMENTS / images.find_row(choice).requirements
+    wanted = re.findall(r"^([\w.-]+)==", requirements.read_text(encoding="utf-8"), re.MULTILINE)
+    has = {re.sub(r"[-_.]+", "-", name).lower() for name in target.facts.packages}
+    missing = [name for name in dict.fromkeys(wanted) if name not in has]
+    if not missing:
+        return []
+    remedy = f"{target.python} -m pip install --no-deps -r {requirements}, or make it first: encore data prepare"
+    found = f"{target.python} has no {', '.join(missing)}, by which the small one is made"
+    return [Check("FAIL", "data set", found, f"{remedy} {choice.benchmark.name}")]
+
+
+def _unknown_horovod(where: object) -> Check:
+    found = f"{where} has not said what its Horovod was built with; Gloo is assumed"
+    return Check("WARN", "Horovod", found, "ask it: horovodrun --check-build")
+
+
+def check_host(target: Target, configuration: Configuration) -> Check:
+    """Check the GPUs: the host runtime's environments hold what PyPI has, which is built for CPUs."""
+    if target.python is not None:
+        return check_python(target, configuration)
+    if configuration.get("device") != "gpu":
+        return Check("OK", "runtime", f"host: {target.why}")
+    choice = configuration.choice
+    found = f"the host runtime's {choice.implementation.framework} is built for CPUs ({target.why})"
+    remedy = f"make build-{choice.name}, then run with --runtime docker; or name a Python with CUDA: --python FILE"
+    return Check("FAIL", "runtime", found, remedy)
+
+
+def check_python(target: Target, configuration: Configuration) -> Check:
+    """Check a Python of the user's for what the benchmark imports, and for the GPUs."""
+    choice, facts = configuration.choice, target.facts
+    title = catalogue.framework(choice.implementation.framework).title
+    if target.problem is not None or facts is None:
+        problem = target.problem or EncoreError(f"{target.python} was not asked")
+        return Check("FAIL", "runtime", f"{problem.found} (expected: {problem.expected})", problem.remedy)
+    if facts.problems:
+        remedy = f"install it there, such as with {target.python} -m pip, or name another Python"
+        return Check("FAIL", "runtime", _cannot_import(target.python, facts, choice), remedy)
+    wanted = configuration.ranks_per_node if configuration.get("device") == "gpu" else 0
+    if wanted and not facts.cuda:
+        found = f"{title} in {target.python} is built for CPUs (expected: with CUDA)"
+        return Check("FAIL", "runtime", found, "name a Python whose framework has CUDA, or use --system cpu")
+    if facts.gpus < wanted:
+        found = f"{title} in {target.python} sees {facts.gpus} GPUs, {wanted} wanted"
+        return Check(
+            "FAIL", "runtime", found, "compare its CUDA with the driver (nvidia-smi), see CUDA_VISIBLE_DEVICES"
+        )
+    cuda = f"CUDA {facts.cuda}" if facts.cuda else "no CUDA"
+    return Check("OK", "runtime", f"host: {target.python}, Python {facts.python}, {title} with {cuda}")
+
+
+def check_folders(folders: Iterable[Path]) -> list[Check]:
+    """Check for folders whose names an engine would take apart."""
+    remedy = "give a folder without, or a link to it"
+    return [
+        Check("FAIL", "mount", f"{folder} has a comma, a colon or a quote in its name", remedy)
+        for folder in folders
+        if UNMOUNTABLE.search(str(folder))
+    ]
+
+
+def check_code(image: Image, choice: Choice) -> Check:
+    """Compare the training code in the image with that of the checkout."""
+    if image.labels.get("encore.code") == building.code_id():
+        return Check("OK", "image", f"holds the code of this checkout, {image.id[7:19]}")
+    remedy = f"make build-{choice.name}, which takes seconds"
+    return Check("WARN", "image", "holds other training code than this checkout", remedy)
+
+
+def check_locked_memory(engine: Engine) -> Check:
+    """Check that the engine can lift the limit on locked memory, which GPUs and adapters need."""
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    may_raise = not engine.rootless and _engine_may_raise_limits()
+    if hard == resource.RLIM_INFINITY or may_raise:
+        return Check("OK", "locked memory", "unlimited in the container")
+    found = f"{engine.name} may not lift the limit of {hard // 1024} KiB"
+    return Check("WARN", "locked memory", found, "start the engine with CAP_SYS_RESOURCE and LimitMEMLOCK=infinity")
+
+
+CAP_SYS_RESOURCE = 24
+
+
+def _engine_may_raise_limits() -> bool:
+    """Return whether processes of this machine can have CAP_SYS_RESOURCE at all."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    bounds = re.search(r"^CapBnd:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return bounds is None or bool(int(bounds.group(1), 16) >> CAP_SYS_RESOURCE & 1)
+
+
+def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) -> list[Check]:
+    checks: list[Check] = []
+    engine, choice = target.engine, configuration.choice
+    labels = target.found.labels if target.found else {}
+    if "encore.standin" in labels:
+        remedy = f"make build-{choice.name}"
+        checks.append(Check("FAIL", "image", f"{target.image} is built on the CPU base", remedy))
+    if engine is not None and engine.gpu_access is None:
+        found = f"{engine.name} cannot hand GPUs to containers"
+        checks.append(Check("FAIL", "GPU toolkit", found, engines.NO_TOOLKIT))
+    if engine is not None:
+        checks.append(check_locked_memory(engine))
+    release = _release_of(labels, choice)
+    gpus = machine.gpus[: configuration.ranks_per_node]
+    if release is not None:
+        checks += compatibility.check_gpus(release, gpus, choice.benchmark)
+    return checks + [compatibility.check_memory(configuration, gpu) for gpu in gpus[:1]]
+
+
+def _release_of(labels: Mapping[str, str], choice: Choice) -> images.Release | None:
+    """Return the release that an image was built on: by its label, and for a file that has none, the default."""
+    base = labels.get("org.opencontainers.image.base.name", "")
+    locked = {entry["digest"]: reference for reference, entry in images.read_lock().items()}
+    reference = locked.get(base.rpartition("@")[2], base)
+    framework = choice.implementation.framework
+    for release in images.catalogue().release:
+        if release.framework == framework and release.reference == reference:
+            return release
+    return None if base else images.find_release(framework)
+
+
+def refuse_other_image(content: Mapping[str, Any], target: Target) -> None:
+    """Check that an experiment resumes in the image that it began in."""
+    began = content["image"]["id"] if content["image"] else None
+    if began is not None and target.found is not None and target.found.id != began:
+        raise EncoreError(
+            f"{target.image} is not the image that the run began in",
+            expected=f"{began[:19]}, built from commit {content['image']['revision']}",
+            remedy="build it from that commit, or start a new run",
+        )

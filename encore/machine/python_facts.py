@@ -1,0 +1,90 @@
+"""Runs in the Python of an image or of the user's: what it can import, on which GPUs, and what its Horovod can do.
+
+Handed over as text (``python -c``), so that nothing of it has to be there; takes and prints one line of JSON.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+MARK = "ENCORE FACTS "
+"""Before the answer, since an image's greeting and a framework's warnings are printed to the same place."""
+SECONDS = 300.0
+OLDEST = (3, 8)
+
+
+def problems(modules: list[str]) -> dict[str, str]:
+    """Return why modules cannot be imported, by name; they are imported in the order given."""
+    found = {}
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        # A library that is missing or built for another machine raises whatever it likes.
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    return found
+
+
+def packages() -> dict[str, str]:
+    """Return the version of every package by its name."""
+    from importlib import metadata
+
+    return {each.metadata["Name"]: each.version for each in metadata.distributions() if each.metadata["Name"]}
+
+
+def value(expression: str) -> Any:
+    """Return what an expression over imported modules says; None where it cannot be said."""
+    if not expression:
+        return None
+    with contextlib.suppress(Exception):
+        return eval(expression, dict(sys.modules))
+    return None
+
+
+def installed(name: str) -> int:
+    """Return when a package was installed, in nanoseconds; 0 where it was not imported."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file).parent.stat().st_mtime_ns if file else 0
+
+
+def check_build() -> str:
+    """Return what ``horovodrun --check-build`` prints; empty where there is no such program."""
+    # As a module: a Python may have its programs anywhere.
+    command = [sys.executable, "-m", "horovod.runner.launch", "--check-build"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def facts(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a question of :mod:`encore.machine.pythons`."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < OLDEST:
+        return {"python": version}
+    failed = problems(wanted["modules"])
+    horovod = installed("horovod")
+    return {
+        "python": version,
+        "problems": failed,
+        "packages": packages(),
+        "cuda": str(value(wanted["cuda"]) or ""),
+        "gpus": int(value(wanted["gpus"]) or 0),
+        "mpirun": shutil.which("mpirun") is not None,
+        "horovod": horovod,
+        "check_build": check_build() if horovod and horovod != wanted["known"] and not failed else "",
+    }
+
+
+if __name__ == "__main__":
+    # What a framework prints while it is imported is not part of the answer.
+    print(MARK + json.dumps(facts(json.loads(sys.argv[1]))))

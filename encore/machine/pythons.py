@@ -1,0 +1,92 @@
+"""What a Python has of what a benchmark needs: one that the user names for the `host` runtime, or an image's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encore import catalogue
+from encore.errors import EncoreError
+from encore.machine import python_facts
+
+COMMON = ("numpy", "mlperf_logging")
+"""Modules that the training code of every benchmark imports."""
+OLDEST = ".".join(map(str, python_facts.OLDEST))
+SECONDS = 300.0
+EXPECTED = f"Python {OLDEST} or later with the framework, such as the one of a conda environment"
+REMEDY = 'activate the environment and give --python "$(command -v python)"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What one Python answered."""
+
+    python: str
+    """Its version, such as ``3.11.7``."""
+    problems: Mapping[str, str]
+    """Why modules cannot be imported, by name."""
+    packages: Mapping[str, str]
+    """Versions by package."""
+    cuda: str
+    """The CUDA that the framework was built with; empty for CPUs alone."""
+    gpus: int
+    mpirun: bool
+    """Whether the program is on its PATH."""
+    horovod: int
+    """When Horovod was installed, in nanoseconds; 0 without."""
+    check_build: str
+    """What ``horovodrun --check-build`` prints; empty without Horovod."""
+
+
+def question(framework: str, more: Sequence[str], known: int) -> str:
+    """Return the argument of :mod:`encore.machine.python_facts`; ``more`` modules are imported first.
+
+    ``known`` is the Horovod whose build is known already.
+    """
+    entry = catalogue.framework(framework)
+    modules = list(dict.fromkeys((*filter(None, more), *entry.imports, *COMMON)))
+    return json.dumps({"modules": modules, "cuda": entry.cuda, "gpus": entry.gpus, "known": known})
+
+
+def program() -> str:
+    """Return the text that the Python executes."""
+    return Path(python_facts.__file__).read_text(encoding="utf-8")
+
+
+def parse(output: str) -> Facts | None:
+    """Return the answer in a program's output; None if there is none."""
+    answers = re.findall(rf"^{python_facts.MARK}(.*)$", output, re.MULTILINE)
+    if not answers:
+        return None
+    found: dict[str, Any] = json.loads(answers[-1])
+    empty = {"problems": {}, "packages": {}, "cuda": "", "gpus": 0, "mpirun": False, "horovod": 0, "check_build": ""}
+    return Facts(**{**empty, **found})
+
+
+def ask(python: Path, question: str, environment: Mapping[str, str]) -> Facts:
+    """Return the answer of a Python of the user's; EncoreError if it is none or too old."""
+    if not python.is_file():
+        raise EncoreError(f"no Python {python}", expected=EXPECTED, remedy=REMEDY)
+    if not os.access(python, os.X_OK):
+        raise EncoreError(f"{python} is not executable", expected=EXPECTED, remedy=REMEDY)
+    command = [str(python), "-c", program(), question]
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, timeout=SECONDS, check=False,
+            stdin=subprocess.DEVNULL, errors="replace",
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EncoreError(f"{python} does not run: {error}", expected=EXPECTED, remedy=REMEDY) from error
+    facts = parse(done.stdout)
+    if facts is None:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise EncoreError(f"{python} is not a Python that runs: {last[0]}", expected=EXPECTED, remedy=REMEDY)
+    if tuple(map(int, facts.python.split(".")[:2])) < python_facts.OLDEST:
+        raise EncoreError(f"{python} is Python {facts.python}", expected=EXPECTED, remedy=REMEDY)
+    return facts

@@ -1,0 +1,174 @@
+"""Who trains an experiment: one process at a time, which says so in ``owner.json`` and renews it while it lives.
+
+The record is made before anything is written and removed at the end. One whose process is gone is taken over: on this
+host that is seen at once, a Slurm job is asked for, and elsewhere the record is no longer renewed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from encore import files
+from encore.errors import EncoreError
+from encore.machine import processes
+from encore.run import hints, run_folder
+from encore.run.run_folder import Experiment
+from encore.slurm import queue
+
+RECORD = "owner.json"
+LOCK = ".owner.lock"
+RENEWED_SECONDS = 5.0
+"""An owner touches its record so often."""
+SILENT_SECONDS = 90.0
+"""A record of another host that is older has no owner any more; NFS shows a change after up to 60 s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """The process that trains an experiment."""
+
+    host: str
+    pid: int
+    process_started: float
+    """Unix seconds: a process number is used again."""
+    job: str
+    """Slurm job, ``12`` or ``12_3``; empty outside of Slurm."""
+    token: str
+    """Tells this owner from any other."""
+
+    def __str__(self) -> str:
+        return f"job {self.job}" if self.job else f"process {self.pid} on {self.host}"
+
+
+def this_process(job: str) -> Owner:
+    """Return this process as an owner, in the Slurm job of that name or in none."""
+    pid = os.getpid()
+    started = psutil.Process(pid).create_time()
+    return Owner(host=platform.node(), pid=pid, process_started=started, job=job, token=secrets.token_hex(8))
+
+
+@contextlib.contextmanager
+def owned(experiment: Experiment, job: str) -> Iterator[Owner]:
+    """Own an experiment while entered; EncoreError if somebody else runs it."""
+    mine = this_process(job)
+    try:
+        with _locked(experiment.folder):
+            _refuse(experiment, job)
+            files.write_json(experiment.folder / RECORD, asdict(mine))
+    except OSError as error:
+        raise EncoreError(
+            f"{experiment.folder} cannot be written: {error.strerror}",
+            remedy="resume as its owner, where there is free space and the file system can be written",
+        ) from error
+    try:
+        yield mine
+    finally:
+        with contextlib.suppress(OSError), _locked(experiment.folder):
+            if _read(experiment) == mine:
+                (experiment.folder / RECORD).unlink()
+
+
+def renew(experiment: Experiment, mine: Owner) -> bool:
+    """Renew the record where it is time; False if somebody has taken the experiment over meanwhile.
+
+    Its age says nothing of that: the new owner renews it as well. One that cannot be read now is nobody else's.
+    """
+    found, record = _read(experiment), experiment.folder / RECORD
+    if found == mine:
+        with contextlib.suppress(OSError):
+            if time.time() - record.stat().st_mtime >= RENEWED_SECONDS:
+                os.utime(record)
+    return found in (mine, None)
+
+
+def refuse_owned(experiments: Sequence[Experiment], job: str = "") -> None:
+    """Refuse where one of the experiments that are left to run is run by somebody else; ``job`` is this process's."""
+    for experiment in experiments:
+        if experiment.state().status not in run_folder.FINISHED:
+            _refuse(experiment, job)
+
+
+def is_run_here(experiment: Experiment) -> bool:
+    """Return whether a process of this host runs the experiment, and so will report its end."""
+    owner = _read(experiment)
+    return owner is not None and owner.host == platform.node() and _is_process(owner)
+
+
+def _refuse(experiment: Experiment, job: str) -> None:
+    owner = _read(experiment)
+    how = "" if owner is None else _lives(owner, experiment, job)
+    left = processes.left_running(experiment.folder)
+    run = experiment.folder.parent
+    if how:
+        raise EncoreError(
+            f"{owner} {how} experiment {experiment.number + 1} of {run.name}",
+            expected="a run that nobody runs",
+            remedy=f"follow it: {hints.follow(run)}; or end it: {hints.cancel(run)}",
+        )
+    if left:
+        numbers = ", ".join(str(process.pid) for process in left)
+        raise EncoreError(
+            f"processes of experiment {experiment.number + 1} still run here without their supervisor: {numbers}",
+            expected="a run that nobody runs",
+            remedy=f"end them: {hints.cancel(run)}",
+        )
+
+
+def lost_its_owner(experiment: Experiment) -> bool:
+    """Return whether the ``encore run`` of this host that trained the experiment was killed, outside of Slurm."""
+    owner = _read(experiment)
+    return owner is not None and owner.host == platform.node() and not owner.job and not _is_process(owner)
+
+
+def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
+    """Say what a living owner does with the experiment; empty for one that is gone."""
+    if owner.host == platform.node():
+        if _is_process(owner):
+            return "is running"
+        if not owner.job:
+            return ""
+    if owner.job:
+        if owner.job == job:
+            return ""  # before a requeue of this very job
+        found = [each for each in queue.numbered(owner.job) if not each.has_ended] if queue.is_there() else []
+        if found:
+            return "waits in the queue to go on with" if all(each.waits for each in found) else "is running"
+        if queue.is_there():
+            return ""
+    age = time.time() - (experiment.folder / RECORD).stat().st_mtime
+    return "" if age > SILENT_SECONDS else f"was seen {max(age, 0):.0f} s ago running"
+
+
+def _is_process(owner: Owner) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(owner.pid)
+        return processes.is_running(process) and abs(process.create_time() - owner.process_started) < 1
+    return False
+
+
+def _read(experiment: Experiment) -> Owner | None:
+    """Return the owner that the record names; None for one that is not there or of another form."""
+    try:
+        return Owner(**json.loads((experiment.folder / RECORD).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time judge and change the record."""
+    with (folder / LOCK).open("wb") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+        yield

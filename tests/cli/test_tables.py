@@ -1,0 +1,88 @@
+"""Tables on narrow terminals: every number and header whole, and a line that names the columns without room."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.table import Column
+from typer.testing import CliRunner
+
+from encore.cli import layout
+from encore.cli.app import app
+from encore.run import status
+from encore.run.status import Row
+from tests.results.result_logs import resnet_v07, write_set
+
+NAME = "20261120T101500Z-resnet-tensorflow-dgxa100_n2-job1234"
+A100 = {"submission_platform": "1xNVIDIA DGX A100", "global_batch_size": 3264}
+
+COMMANDS = {
+    "published": "published --benchmark resnet",
+    "list": "list",
+    "systems": "list resnet",
+    "show": "show resnet --system dgxa100",
+    "images": "images list",
+    "report": "tables --study microway-dgx1-scaling",
+    "score": "score LOGS",
+    "compare": "compare LOGS",
+    "status": "status --results LOGS",
+}
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Column]]:
+    """The tables as they were printed, without the columns that had no room."""
+    tables: list[Sequence[Column]] = []
+    widths = layout._widths
+
+    def note(columns: Sequence[Column], width: int) -> list[int]:
+        tables.append(columns)
+        return widths(columns, width)
+
+    monkeypatch.setattr(layout, "_widths", note)
+    rows = [
+        Row(state="running", when=3.0, job="1234_12", run=Path("/r", NAME), nodes=1024, seconds=400_000.0,
+            experiment=1, experiments=5, reached=1, epoch=10, epochs=64, qualities={"accuracy": 0.759012},
+            targets={"accuracy": 0.759}),
+        Row(state="failed", when=2.0, job="7", run=Path("/r", NAME), reason="rank 1048575 was killed by SIGKILL"),
+    ]  # fmt: skip
+    monkeypatch.setattr(status, "overview", lambda *arguments: rows)
+    return tables
+
+
+def printed(command: str, width: int, folder: Path) -> str:
+    logs = write_set(folder, [resnet_v07(12345.678 + number, **A100) for number in range(5)])
+    words = [word.replace("LOGS", str(logs)) for word in command.split()]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": str(width)})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_numbers_and_headers_are_whole(command: str, width: int, shown: list[Sequence[Column]], tmp_path: Path) -> None:
+    output = printed(COMMANDS[command], width, tmp_path / "logs")
+    words = set(output.split())
+    wanted = [word for table in shown for column in table for word in " ".join(layout._lines(column)).split()]
+    headers = {word for table in shown for column in table for word in str(column.header).split()}
+    assert shown
+    missing = {word for word in wanted if (layout.NUMBER.fullmatch(word) or word in headers) and word not in words}
+    assert not missing
+    rules = [line for line in output.splitlines() if "─" in line]
+    assert len(rules) == len(shown)
+    assert max(map(len, rules)) <= width
+
+
+def test_what_has_no_room_is_named(shown: list[Sequence[Column]], tmp_path: Path) -> None:
+    narrow, wide = (printed(COMMANDS["published"], width, tmp_path) for width in (60, 200))
+    assert "columns also shows: runs, accelerators" in narrow
+    assert [len(table) for table in shown] == [5, 7]
+    assert "also shows" not in wide
+    table = layout.plain_table("", "name", "figure", numbers=("figure",))
+    table.add_row("x" * 40, "1234567890.12")
+    screen = layout.Console(width=20, record=True, file=io.StringIO())
+    layout.print_fitted(screen, table)
+    assert "also shows: figure" in screen.export_text()

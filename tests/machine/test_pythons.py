@@ -1,0 +1,206 @@
+"""A Python of the user's for the host runtime: what is asked of it, what is refused, and how ranks start in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encore import catalogue, paths
+from encore.configuration import Configuration, resolve
+from encore.containers import asking, checks, runtimes
+from encore.containers.renderers import host
+from encore.containers.runtimes import Target
+from encore.job import Places, training_job
+from encore.machine import pythons
+from encore.machine.preflight import Check
+from encore.run import planning
+from encore.slurm.cluster import Cluster
+from tests.conftest import Encore, Study, losses
+from tests.machine.pythons import PACKAGES, answered
+from tests.trainings import train
+
+CHOICE = catalogue.choose("resnet-pytorch")
+
+
+def configured(system: str, ranks: int = 2) -> Configuration:
+    return resolve(CHOICE, catalogue.find_system(CHOICE, system, "v0.7"), 1, ranks, [])
+
+
+def script(folder: Path, text: str) -> Path:
+    file = folder / "python"
+    file.write_text(text, encoding="utf-8")
+    file.chmod(0o755)
+    return file
+
+
+def checked(python: Path, system: str = "cpu") -> Check:
+    target = asking.asked(Target(python=python), CHOICE, {})
+    return checks.check_host(target, configured(system))
+
+
+def test_a_python_with_the_framework_serves_the_cpu_and_is_refused_for_gpus(pytorch_python: Path) -> None:
+    target = asking.asked(Target(python=pytorch_python), CHOICE, {})
+    assert target.facts is not None
+    assert target.facts.problems == {}
+    assert "torch" in target.facts.packages
+    assert checks.check_host(target, configured("cpu")).level == "OK"
+    refused = checks.check_host(target, configured("dgxa100"))
+    assert (refused.level, "built for CPUs" in refused.found) == ("FAIL", True)
+    noted = target.python_json()
+    assert noted is not None
+    assert noted["file"] == str(pytorch_python)
+    assert noted["packages"]["torch"] == target.facts.packages["torch"]
+
+
+def test_a_python_without_the_framework_is_refused_with_what_it_lacks() -> None:
+    check = checked(Path(sys.executable))
+    assert check.level == "FAIL"
+    assert "cannot import nvidia.dali.plugin.pytorch (ModuleNotFoundError" in check.found
+    assert f"{sys.executable} -m pip" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (None, "no Python"),
+        ("#!/bin/sh\necho hello\n", "is not a Python that runs: hello"),
+        ("#!/bin/sh\necho 'SyntaxError: f' >&2; exit 1\n", "is not a Python that runs: SyntaxError: f"),
+        ('#!/bin/sh\necho \'ENCORE FACTS {"python": "3.7.4"}\'\n', "is Python 3.7.4"),
+        ("#!/no/such/interpreter\n", "does not run"),
+    ],
+)
+def test_what_is_no_python_is_refused(tmp_path: Path, text: str | None, found: str) -> None:
+    python = script(tmp_path, text) if text else tmp_path / "python"
+    check = checked(python)
+    assert check.level == "FAIL"
+    assert found in check.found
+    assert "Python 3.8 or later" in check.found
+    assert "--python" in check.remedy
+
+
+def test_a_file_that_is_not_executable_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "python").touch()
+    assert "is not executable" in checked(tmp_path / "python").found
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "found"),
+    [
+        ({}, "OK", "PyTorch with CUDA 12.4"),
+        ({"gpus": 1}, "FAIL", "sees 1 GPUs, 2 wanted"),
+        ({"cuda": ""}, "FAIL", "built for CPUs"),
+        ({"problems": {"torch": "OSError: libcudart.so.12"}}, "FAIL", "cannot import torch (OSError: libcudart"),
+    ],
+)
+def test_gpus_are_asked_of_the_python_itself(changes: dict[str, Any], level: str, found: str) -> None:
+    check = checks.check_host(answered(**changes), configured("dgxa100"))
+    assert (check.level, found in check.found) == (level, True), check
+
+
+def test_ranks_and_launcher_are_started_by_the_file(tmp_path: Path) -> None:
+    job = training_job(configured("cpu"), Places("/data", "/out"), (), {}, 2)
+    caller = {"PATH": "/usr/bin", "PYTHONPATH": "/apps/site"}
+    command = host.render(job, Path("/apps/bin/python3.12"), caller, given=True)
+    assert command.argv[:3] == ("/apps/bin/python3.12", "-m", "torch.distributed.run")
+    assert command.argv[command.argv.index("--no-python") + 1] == "/apps/bin/python3.12"
+    assert command.environment["PYTHONPATH"] == f"{paths.ROOT}:/apps/site"
+    own = host.render(job, Path("/apps/bin/python3.12"), caller)
+    assert own.argv[0] == "torchrun"
+    assert own.environment["PYTHONPATH"] == str(paths.ROOT)
+
+
+def test_the_small_set_needs_packages_that_a_framework_does_not_bring() -> None:
+    (check,) = checks.check_preparation(answered(packages={"torch": "2.9", "Pillow": "11", "scipy": "1"}), CHOICE)
+    assert check.level == "FAIL"
+    assert "has no joblib, mlperf-logging, scikit-learn, threadpoolctl, by which" in check.found
+    assert "pip install --no-deps -r" in check.remedy
+    assert checks.check_preparation(answered(packages=PACKAGES), CHOICE) == []
+
+
+MXNET = catalogue.choose("resnet")
+
+
+def on_horovod(name: str, mpirun: bool, needed: str = "") -> list[Check]:
+    table = (paths.ROOT / "tests" / "samples" / "horovod" / f"{name}.txt").read_text(encoding="utf-8")
+    resolved = resolve(MXNET, catalogue.find_system(MXNET, "dgxa100", "v0.7"), 1, 8, [])
+    target = answered(mpirun=mpirun, check_build=table, horovod=1, packages={"horovod": "0.28.1"})
+    return checks.check_horovod(target, resolved, needed)
+
+
+@pytest.mark.parametrize(
+    ("name", "mpirun", "needed", "level", "found"),
+    [
+        ("mpi_alone", True, "", "OK", "mpi: controllers MPI; operations NCCL, MPI"),
+        ("mxnet", True, "", "WARN", "no NCCL"),
+        ("mpi_alone", False, "", "FAIL", "built with controllers MPI; operations NCCL, MPI, and no mpirun on PATH"),
+        ("neither", True, "", "FAIL", "controllers none; operations none (expected: Gloo, or MPI with mpirun)"),
+        ("mpi_alone", True, "Gloo", "FAIL", "(expected: Gloo)"),
+    ],
+)
+def test_a_horovod_by_which_ranks_cannot_meet_is_refused(
+    name: str, mpirun: bool, needed: str, level: str, found: str
+) -> None:
+    (check,) = on_horovod(name, mpirun, needed)
+    assert (check.level, found in check.found) == (level, True), check
+    assert check.remedy or level == "OK"
+
+
+def test_our_own_environments_are_not_asked() -> None:
+    assert checks.check_horovod(Target(), resolve(MXNET, catalogue.find_system(MXNET, "cpu", None), 1, 2, [])) == []
+    assert checks.check_horovod(answered(), configured("cpu")) == []
+
+
+def test_two_ranks_train_by_mpirun_in_a_python_without_gloo(
+    encore: Encore, mxnet_python: Path, digits: Path, study: Study, tmp_path: Path
+) -> None:
+    """The build that it answered is what is kept of it; here the kept answer has no Gloo."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("NOTHING WAS TRAINED BY MPIRUN: apt-get install openmpi-bin libopenmpi-dev")
+    horovod = next(mxnet_python.parent.parent.glob("lib/python3*/site-packages/horovod"))
+    table = (paths.ROOT / "tests" / "samples" / "horovod" / "mpi_alone.txt").read_text(encoding="utf-8")
+    cache = tmp_path / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        asking.keep_build(mxnet_python, horovod.stat().st_mtime_ns, table)
+        quiet = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
+        folder = train(encore, "resnet", digits, tmp_path / "results", "--python", str(mxnet_python), *quiet, ranks=2)
+    assert not list(cache.glob("*/environments"))
+    passport = json.loads((folder.parent / "run.json").read_text(encoding="utf-8"))
+    assert passport["command"][0] == "mpirun"
+    assert str(mxnet_python) in passport["command"]
+    assert passport["environment"]["HOROVOD_CONTROLLER"] == "mpi"
+    assert passport["python"]["file"] == str(mxnet_python)
+    assert passport["python"]["packages"]["mxnet"]
+    assert sorted(path.name for path in (folder / "ranks").glob("rank.*/stderr")) == ["stderr", "stderr"]
+    assert losses(folder / "metrics.jsonl") == losses(study.of_ranks(2) / "metrics.jsonl")
+
+
+def request(**given: Any) -> planning.Request:
+    return planning.Request(name=CHOICE.name, gpus=2, **given)
+
+
+def test_the_command_line_comes_before_the_cluster_file() -> None:
+    cluster = Cluster(runtime="docker", python={"pytorch": Path("/apps/python")})
+    assert planning.choose_python(request(), cluster, CHOICE) == ("docker", Path("/apps/python"))
+    named = planning.choose_python(request(python=Path("/mine/python")), cluster, CHOICE)
+    assert named == ("host", Path("/mine/python"))
+    with pytest.raises(planning.EncoreError, match="--python with --runtime podman"):
+        planning.choose_python(request(python=Path("/mine/python"), runtime="podman"), cluster, CHOICE)
+
+
+def test_a_passport_names_the_python_of_a_run_that_resumes() -> None:
+    target = runtimes.choose("host", CHOICE, planning.node.this_node(), "cpu", python=Path("/apps/python"))
+    assert target == Target(python=Path("/apps/python"))
+
+
+def test_an_answer_is_found_between_other_output() -> None:
+    text = f'NVIDIA Release 24.06\n{pythons.python_facts.MARK}{{"python": "3.10.12", "gpus": 2}}\nbye\n'
+    facts = pythons.parse(text)
+    assert facts is not None
+    assert (facts.python, facts.gpus, facts.problems) == ("3.10.12", 2, {})
+    assert pythons.parse("NVIDIA Release 24.06\n") is None

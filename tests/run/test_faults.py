@@ -1,0 +1,95 @@
+"""The fault runner of tools/: what it finds, and the short list of faults on real trainings."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from encore import paths
+from encore.run import supervise
+from tools.faults import __main__ as faults
+from tools.faults.kinds import FAULTS, SHORT
+from tools.faults.trial import Bench, Done, Trial, snapshot
+
+LOSSES = (0.5, 0.4, 0.3)
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    """A trial whose unbroken run is made of text."""
+    bench = Bench("dlrm", tmp_path / "dlrm", seed=1)
+    for results in (bench.work / "unbroken", bench.work / "trial"):
+        run = results / "results" / "run"
+        (run / "experiment_0").mkdir(parents=True)
+        (run / "run.json").write_text("{}", encoding="ascii")
+        (run / "result_0.txt").write_text(':::MLLOG {"key": "run_start", "time_ms": 1}\n', encoding="ascii")
+        steps = [{"kind": "step", "step": number, "loss": loss} for number, loss in enumerate(LOSSES)]
+        lines = [json.dumps(line) for line in (*steps, {"kind": "eval", "qualities": {"x": 0.5}, "time": 2.0})]
+        (run / "experiment_0" / "metrics.jsonl").write_text("\n".join(lines), encoding="ascii")
+    return Trial(bench, bench.work / "trial", random.Random(1))
+
+
+def replaced(file: str, old: str, new: str) -> Callable[[Path], object]:
+    def act(run: Path) -> None:
+        text = (run / file).read_text(encoding="ascii")
+        assert old in text
+        (run / file).write_text(text.replace(old, new), encoding="ascii")
+
+    return act
+
+
+METRICS = "experiment_0/metrics.jsonl"
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a loss": (replaced(METRICS, "0.4", "0.41"), "other losses"),
+    "an evaluation": (replaced(METRICS, '"x": 0.5', '"x": 0.6'), "other evaluations"),
+    "a step twice": (replaced(METRICS, '"step": 2', '"step": 1'), "steps are there twice"),
+    "an event": (replaced("result_0.txt", "run_start", "run_stop"), "other log events"),
+    "a damaged event": (replaced("result_0.txt", '"key": "run_start", ', ""), "other log events"),
+    "a temporary file": (lambda run: (run / "a.writing").touch(), "a.writing is left"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_that_differs_is_a_fault(trial: Trial, change: str) -> None:
+    assert trial.judged(trial.run, Done(3, ""), {}).kind == "as unbroken"
+    act, found = CHANGES[change]
+    act(trial.run)
+    verdict = trial.judged(trial.run, Done(3, ""), {})
+    assert verdict.kind == "FAULT"
+    assert found in verdict.text
+
+
+def test_a_refusal_says_what_to_do_and_changes_nothing(trial: Trial) -> None:
+    before = snapshot(trial.run)
+    said = "error: it is missing\n  do this: restore it"
+    assert trial.judged(trial.run, Done(2, said), before).kind == "refused"
+    assert trial.judged(trial.run, Done(2, "error: it is missing"), before).kind == "FAULT"
+    assert trial.judged(trial.run, Done(2, f"Traceback (most recent call last)\n{said}"), before).kind == "FAULT"
+    assert "advises to resume" in trial.judged(trial.run, Done(1, f"{said}\nresume with: encore"), before).text
+    (trial.run / "run.json").write_text("{ }", encoding="ascii")
+    assert "refused and changed run.json" in trial.judged(trial.run, Done(2, said), before).text
+
+
+@pytest.mark.parametrize("symptom", supervise.FINAL)
+def test_what_a_resume_does_not_help_is_not_advised_to_resume(symptom: str) -> None:
+    assert any(symptom in path.read_text(encoding="utf-8") for path in (paths.BENCHMARKS / "common").glob("*.py"))
+    assert supervise.Outcome("failed", last_lines=("rank 0", f"  {symptom} here")).is_final
+    assert not supervise.Outcome("failed", last_lines=("rank 0",)).is_final
+
+
+def test_the_short_list_of_faults_is_survived(
+    pytorch_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole list takes an hour: CONTRIBUTING.md."""
+    monkeypatch.setenv("ENCORE_CLUSTER", "")  # restored afterwards
+    assert set(SHORT) <= set(FAULTS)
+    found = tmp_path / "found.json"
+    options = ["--faults", "short", "--seed", "1", "--work", str(tmp_path / "work"), "--json", str(found)]
+    assert faults.main(["dlrm", *options]) == 0, capsys.readouterr().out
+    verdicts = json.loads(found.read_text(encoding="utf-8"))
+    assert [each["fault"] for each in verdicts] == [*SHORT]
+    assert {each["verdict"] for each in verdicts} == {"as unbroken", "refused"}

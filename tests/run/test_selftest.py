@@ -1,0 +1,170 @@
+"""`encore selftest`: processes that crash or hang, the limits, the table, exit codes; and checks for real on a CPU."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+
+from encore import catalogue, paths
+from encore.cli import selftest as command_line
+from encore.job import Command
+from encore.machine import node
+from encore.run import published_speed
+from encore.run import selftest as selftests
+from encore.run.selftest import Request, Row, execute, judged
+from tests.conftest import Encore
+
+EMPTY = Row(name="ncf", check="device", result="SKIPPED", found="")
+
+
+def python(program: str) -> Command:
+    """Return a program as the command of a check."""
+    return Command(argv=(sys.executable, "-c", program), environment={}, working_directory=paths.ROOT)
+
+
+def test_an_answer_is_the_last_line(tmp_path: Path) -> None:
+    ended = execute(python('print(\'hello\'); print(\'{"result": "OK", "found": "all"}\')'), tmp_path, 60)
+    assert judged(ended, tmp_path, 60, EMPTY) == Row(name="ncf", check="device", result="OK", found="all")
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("import os, sys; print('last words', file=sys.stderr, flush=True); os.abort()", "ended with signal 6"),
+        ("print('last words'); raise SystemExit(3)", "ended with exit code 3"),
+        ("print('last words')", "without a result"),
+        ("print('last words'); print('[1, 2]')", "without a result"),
+    ],
+)
+def test_a_crash_is_a_failed_check_with_its_last_words(tmp_path: Path, program: str, found: str) -> None:
+    row = judged(execute(python(program), tmp_path, 60), tmp_path, 60, EMPTY)
+    assert row.result == "FAIL" and found in row.found
+    assert any("last words" in line for line in row.lines)
+
+
+def test_a_hang_ends_with_all_its_processes(tmp_path: Path) -> None:
+    trained = "import time; print('step 1', flush=True); time.sleep(99)"
+    (tmp_path / "resume-1").mkdir()
+    program = (
+        f"import subprocess, sys; out = open({str(tmp_path / 'resume-1' / 'output.txt')!r}, 'wb')\n"
+        f"subprocess.call([sys.executable, '-c', {trained!r}], stdout=out)"
+    )
+    started = time.monotonic()
+    row = judged(execute(python(program), tmp_path, 2), tmp_path, 2, EMPTY)
+    assert time.monotonic() - started < 30
+    assert (row.result, row.found, row.lines) == ("FAIL", "no result after 2 s", ("step 1",))
+    assert not [each for each in psutil.Process().children(recursive=True) if trained in each.cmdline()]
+
+
+def test_the_time_limit_skips_what_is_left(tmp_path: Path) -> None:
+    test = selftests.Selftest(Request(device="cpu", time_limit=1e-9), tmp_path, node.this_node(), lambda text: None)
+    choice = catalogue.choose("ncf")
+    place: Any = type("Place", (), {"choice": choice})
+    rows = list(test.run([(place, "device")], lambda name, check: None))
+    assert [(row.check, row.result) for row in rows] == [("device", "SKIPPED")]
+    assert "time limit" in rows[0].found
+
+
+def readings(path: Path, *gpus: dict[str, int | None]) -> Path:
+    """Write telemetry of one reading a GPU state."""
+    path.write_text("".join(json.dumps({"gpus": [gpu]}) + "\n" for gpu in gpus), encoding="utf-8")
+    return path
+
+
+def test_telemetry_must_have_seen_the_gpu_at_work(tmp_path: Path) -> None:
+    idle: dict[str, int | None] = {"use_percent": 0, "memory_mib": 400, "power_watts": None}
+    busy = {**idle, "use_percent": 97, "memory_mib": 9000}
+    seen = selftests.telemetry_row(readings(tmp_path / "a", idle, busy), "gpu")
+    assert seen.result == "OK"
+    assert "up to 97 % with 9,000 MiB; not given by NVML: power_watts" in seen.found
+    assert selftests.telemetry_row(readings(tmp_path / "b", idle), "gpu").result == "FAIL"
+    assert selftests.telemetry_row(tmp_path / "none", "gpu").result == "FAIL"
+
+
+def test_published_speeds_have_a_source() -> None:
+    for name in catalogue.benchmarks():
+        figures = catalogue.parse(published_speed.Figures, paths.BENCHMARKS / name / "published_speed.toml").figures
+        assert all(each.source and each.conditions for each in figures)
+        assert {each.gpu for each in figures} >= {"V100", "A100"}
+    assert published_speed.beside("resnet", "NVIDIA H200", 5500) == (
+        "; best published 7,950 (1/8 of 8 H200, MXNet, batch 400): 69%"
+    )
+    assert published_speed.beside("ncf", "NVIDIA B200", 1.0) == "; nothing published for NVIDIA B200"
+
+
+def test_the_table_fits_into_eighty_columns() -> None:
+    screen = Console(width=80, record=True, file=io.StringIO())
+    long = "loss 0.6254 for 0.6254; epochs differ by 0.00% (limit 4.0%), first steps by 0.00% (20.0%)"
+    row = Row(name="resnet-tensorflow", check="compile=max-autotune", result="SKIPPED", found=long, seconds=150.0)
+    failed = Row(name="ncf", check="resume", result="FAIL", found="no result", lines=("step [1]", "\x1b[2Jbell"))
+    command_line._print(screen, [row, failed], 600.0)
+    printed = screen.export_text()
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "  | step [1]" in printed and "\x1b" not in printed
+    assert "0 OK, 1 FAIL, 1 SKIPPED in 600 s" in printed
+
+
+@pytest.mark.skipif(bool(node.gpus()), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu_is_refused(encore: Encore) -> None:
+    done = encore("selftest", "ncf")
+    assert done.returncode == 2
+    assert "this machine has no GPU: nothing was checked" in done.stderr and "--device cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "tpu"), "expected: gpu or cpu"),
+        (("nfc",), "did you mean 'ncf'?"),
+        (("--python", "/none"), "no such file"),
+        (("--python", sys.executable, "--image", "a"), "one of them"),
+        (("--time-limit", "0"), "a limit of no seconds"),
+    ],
+)
+def test_bad_options_are_refused(encore: Encore, arguments: tuple[str, ...], message: str) -> None:
+    done = encore("selftest", "--device", "cpu", *arguments)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+def test_a_python_without_the_framework_is_skipped_with_the_reason(encore: Encore) -> None:
+    done = encore("selftest", "ncf", "--device", "cpu", "--python", sys.executable, "--json")
+    assert done.returncode == 2
+    assert "nothing was checked" in done.stderr
+    (imports,) = json.loads(done.stdout)["checks"]
+    assert (imports["check"], imports["result"]) == ("imports", "SKIPPED")
+    assert "No module named 'torch'" in imports["found"]
+
+
+def test_checks_run_for_real_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
+    wanted = ("resume", "overflow", "precision", "two ranks", "bench", "telemetry")
+    options = [word for name in wanted for word in ("--only", name)]
+    done = encore("selftest", "dlrm", "--device", "cpu", "--python", str(pytorch_python), "--json", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["passed"] and printed["device"] == "cpu"
+    results = {row["check"]: row["result"] for row in printed["checks"]}
+    assert list(results)[:2] == ["bench", "overflow"], "what says most comes first"
+    assert results == {
+        **dict.fromkeys(("bench", "overflow", "resume", "two ranks", "precision=bf16", "telemetry"), "OK"),
+        **dict.fromkeys(("precision=fp16", "precision=tf32"), "SKIPPED"),
+    }
+    found = {row["check"]: row["found"] for row in printed["checks"]}
+    assert "epochs differ by 0.00%" in found["resume"]
+    assert "not finite" in found["overflow"]
+    assert all(row["seconds"] >= 0 and row["lines"] == [] for row in printed["checks"])
+
+
+def test_a_failed_check_has_exit_code_1(encore: Encore, pytorch_python: Path) -> None:
+    where = ("--device", "cpu", "--python", str(pytorch_python))
+    done = encore("selftest", "dlrm", *where, "--only", "device", "--check-seconds", "0.5")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no result after 0 s" in done.stdout or "no result after 1 s" in done.stdout
+    assert "0 OK, 1 FAIL, 0 SKIPPED" in done.stdout
