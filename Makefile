@@ -10,6 +10,8 @@ GPUS ?= 1
 FROM ?=
 TO ?=
 ARGS ?=
+# Python that has the frameworks with CUDA; empty: the benchmarks' images.
+export ENCORE_GPU_PYTHON ?=
 
 ENCORE := .venv/bin/encore
 PYTHON := .venv/bin/python
@@ -49,12 +51,20 @@ test-fast: setup ## run the tests of the host side alone, in about a minute
 	@$(PYTHON) -m pytest -m "$(HOST_SIDE)" --numprocesses auto --maxprocesses 8 $(ARGS)
 
 .PHONY: test-gpu
-test-gpu: setup ## run the tests that need a GPU
+test-gpu: setup ## run the tests that need a GPU: make test-gpu ENCORE_GPU_PYTHON=FILE
+	@$(PYTHON) -c 'import sys; from encore.machine import node; sys.exit(not node.gpus())' || { \
+	  echo "NO GPU on this machine: nothing was tested on a GPU" >&2; \
+	  exit 2; \
+	}
 	@$(PYTHON) -m pytest -m gpu $(ARGS) || { \
 	  code=$$?; \
 	  if ((code == 5)); then echo "no test is marked gpu: nothing was tested on a GPU" >&2; fi; \
 	  exit "$$code"; \
 	}
+
+.PHONY: kernels
+kernels: setup ## compile the Triton kernels for each GPU generation and list what they take
+	@$(PYTHON) -m tools.compile_kernels $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: setup ## run the tests on a real two-node Slurm, which they start as root

@@ -19,4 +19,5 @@ if ! wait "$environments"; then
   cat "$log" >&2
   exit 1
 fi
+.venv/bin/python -m tools.compile_kernels
 .venv/bin/python -m pytest -m "not ($host_side)"

@@ -24,7 +24,7 @@ TINY = ("--set", "epochs=2", "--set", "quality_target=1.0")
 
 
 MARKS = {
-    "training": {"mxnet_python", "pytorch_python", "tensorflow_python"},
+    "training": {"mxnet_python", "pytorch_python", "tensorflow_python", "kernels_python"},
     "cluster": {"cluster"},
     "engine": {"docker", "engine"},
 }
@@ -68,6 +68,12 @@ def pytorch_python() -> Path:
 def tensorflow_python() -> Path:
     """Python of the TensorFlow environment, which is made if need be."""
     return environment.ensure_environment("tensorflow", lambda text: print(text, file=sys.stderr))
+
+
+@pytest.fixture(scope="session")
+def kernels_python() -> Path:
+    """Python of the environment with Triton, which is made if need be."""
+    return environment.ensure_environment("kernels", lambda text: print(text, file=sys.stderr))
 
 
 @pytest.fixture(scope="session")

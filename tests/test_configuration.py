@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
-from encore import catalogue, configuration
+from encore import catalogue, configuration, paths
 from encore.catalogue import System
 from encore.configuration import Configuration, resolve
 from encore.errors import EncoreError
+from encore.slurm import cluster
 
 RESNET = catalogue.choose("resnet")
 SYSTEMS = catalogue.systems(RESNET)
@@ -131,12 +133,18 @@ def test_small_system_keeps_the_global_batch(ranks: int, batch: int) -> None:
         (("nothing",), "key=value"),
         (("precision=fp16",), "device=cpu cannot run precision=fp16"),
         (("layout=NHWC",), "no NHWC convolution"),
+        (("accumulation_steps=2",), "MXNet's step has no accumulation"),
+        (("accumulation_steps=3",), "batch_size=32 must be a multiple of accumulation_steps=3"),
+        (("accumulation_steps=0",), "accumulation_steps must be at least 1"),
         (("schedule=step",), "decay_epochs"),
         (("eval_offset=7",), "eval_offset"),
         (("batch_size=0",), "batch_size"),
         (("epochs=0",), "epochs"),
         (("eval_resize=8",), "eval_resize"),
         (("quality_target=95",), "quality_target"),
+        (("epochs=1" + 23 * "0",), "is too large\n  expected: a whole number up to 2147483647"),
+        (("epochs=1", "warmup_epochs=2"), "warmup_epochs=2 must lie in 0..epochs=1: set warmup_epochs"),
+        (("precision=half",), "do this: --set precision=VALUE with one of them"),
     ],
 )
 def test_mistakes_in_values_are_named(settings: tuple[str, ...], message: str) -> None:
@@ -169,3 +177,25 @@ def test_every_key_has_a_meaning() -> None:
 def test_benchmark_is_found_under_both_names() -> None:
     assert catalogue.choose("resnet-mxnet") == RESNET
     assert RESNET.name == "resnet"
+
+
+def test_the_small_system_warms_up_for_no_longer_than_it_trains() -> None:
+    assert resolved("cpu", None, 1).get("warmup_epochs") == 2
+    assert resolved("cpu", None, 1, "epochs=2").get("warmup_epochs") == 2
+    assert resolved("cpu", None, 1, "epochs=1").get("warmup_epochs") == 1
+    with pytest.raises(EncoreError, match="set warmup_epochs"):
+        resolved("dgxa100", "v0.7", 8, "epochs=1")
+
+
+def test_an_unknown_key_of_a_file_is_refused_with_the_keys_at_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text("bogus = 1\n", encoding="utf-8")
+    with pytest.raises(EncoreError, match=f"unknown key in {file}: 'bogus'") as caught:
+        cluster.load(file)
+    assert "one of account, cpu_bind, data" in caught.value.expected
+    text = (paths.BENCHMARKS / "ncf" / "benchmark.toml").read_text(encoding="utf-8")
+    for table, known in (("small_data", "name, small_data.system"), ("implementations.pytorch", "framework")):
+        file.write_text(text.replace(f"[{table}]", f"[{table}]\nbogus = 1"), encoding="utf-8")
+        with pytest.raises(EncoreError, match=f"'{table}.bogus'") as caught:
+            catalogue.parse(catalogue.Benchmark, file)
+        assert f"{table}.{known}" in caught.value.expected

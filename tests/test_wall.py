@@ -86,8 +86,14 @@ def test_config_needs_the_standard_library_alone(path: Path) -> None:
     assert imported(paths.BENCHMARKS / "common" / "checks.py") <= {"__future__", "typing"}
 
 
+@pytest.mark.parametrize("path", sorted(paths.BENCHMARKS.glob("*/memory.py")), ids=str)
+def test_memory_model_needs_the_standard_library_alone(path: Path) -> None:
+    assert imported(path) <= {"__future__", "typing", "benchmarks"}
+    assert imported(path.parent / "architecture.py") <= {"__future__", "typing", "benchmarks"}
+
+
 def test_every_implementation_has_the_same_files() -> None:
-    wanted = {"__init__.py", "train.py", "training.py", "model.py", "data.py", "config.py", "bench.py"}
+    wanted = {"__init__.py", "train.py", "training.py", "model.py", "data.py", "config.py", "bench.py", "selftest.py"}
     for choice in catalogue.choices().values():
         assert wanted <= {path.name for path in choice.folder.iterdir()}, choice.folder
         assert catalogue.systems(choice)
@@ -136,7 +142,18 @@ def test_bench_measures_the_step_that_trains(path: Path) -> None:
 
 
 def test_frameworks_have_the_same_names() -> None:
-    wanted = {"start", "finish", "barrier", "total", "broadcast", "synchronize", "save", "load", "LaggedSums"}
+    wanted = {
+        "start",
+        "finish",
+        "barrier",
+        "total",
+        "broadcast",
+        "synchronize",
+        "save",
+        "load",
+        "LaggedSums",
+        "input_wait",
+    }
     for path in (paths.BENCHMARKS / "common" / "frameworks").glob("[a-z]*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}

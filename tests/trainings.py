@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -82,11 +85,22 @@ class Started:
         return self.process.returncode, output, time.monotonic() - started
 
 
+def resumed_as_printed(output: str) -> subprocess.CompletedProcess[str]:
+    """Give a shell the command that a stopped run printed, as a user copies it, in some other folder."""
+    (command,) = re.findall("^resume with: (.*)$", output, re.MULTILINE)
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": programs, "PYTHONPATH": str(paths.ROOT)}
+    return subprocess.run(["bash", "-c", command], cwd="/", env=variables, capture_output=True, text=True, check=False)
+
+
 def wait_for_step(run: subprocess.Popen[str], results: Path, step: int, seconds: float = 120) -> Path:
     """Wait until the only run below ``results`` has made so many steps; returns the experiment's folder."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for metrics in results.glob("**/[!.]*/experiment_0/metrics.jsonl"):
+        found: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):  # a folder that gets its name meanwhile
+            found = list(results.glob("**/[!.]*/experiment_0/metrics.jsonl"))
+        for metrics in found:
             if len(records(metrics, "step")) >= step:
                 return metrics.parent
         assert run.poll() is None, run.communicate()[0]
