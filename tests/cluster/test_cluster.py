@@ -114,6 +114,7 @@ def test_the_warning_before_the_time_limit_requeues_and_resumes(jobs: Jobs, unbr
     assert jobs.state(job)["status"] == "reached"
     assert losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl") == unbroken.losses
     assert "resuming" in jobs.log(job)
+    assert "resume with: " not in jobs.log(job), "it goes on by itself"
     nobody_is_left(jobs)
 
 

@@ -24,7 +24,7 @@ from encore.run import planning, run_folder, runner, slurm_job, status, submissi
 from encore.run.planning import Request
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import Prepared, Wanted
-from encore.slurm import allocation, cluster, commands, nodes, partitions, placement, script
+from encore.slurm import allocation, cluster, cluster_check, commands, nodes, partitions, placement, script
 from encore.slurm.allocation import Allocation
 from encore.slurm.partitions import Partition
 from tests.conftest import Encore
@@ -190,6 +190,17 @@ def test_options_that_undo_encores_own_are_refused_in_the_cluster_file_too(tmp_p
         assert "take it out there; " in refused.value.remedy
     file.write_text('gpu_option = "none"\nsbatch = ["--gres=gpu:a100:8"]\n', encoding="utf-8")
     assert "#SBATCH --gres=gpu:a100:8\n" in prepared("docker", 2, cluster=file).script
+
+
+def test_a_results_folder_that_does_not_exist_is_not_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def level(folder: Path) -> str:
+        (check,) = cluster_check._folders(cluster.Cluster(results=folder))
+        return f"{check.level} {check.found}"
+
+    assert level(tmp_path) == f"OK {tmp_path}"
+    assert level(tmp_path / "none") == f"WARN {tmp_path / 'none'} does not exist"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    assert level(tmp_path / "none") == f"FAIL {tmp_path / 'none'} does not exist"
 
 
 def test_the_example_of_a_cluster_file_is_valid() -> None:
