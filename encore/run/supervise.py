@@ -301,6 +301,14 @@ PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
 START = "\n$ "
 """Divides the launcher's output where an experiment was started again."""
 
+TORCHRUN_KILLED = re.compile(
+    r"^  rank +: (?P<rank>\d+) [^\n]*\n  exitcode +: (?P<code>-(?:4|7|8|9|11)) \(", re.MULTILINE
+)
+"""A rank in torchrun's table that was killed (SIGILL, SIGBUS, SIGFPE, SIGKILL, SIGSEGV).
+
+The table has what failed until torchrun looked, in the order of the ranks: also those that the killed one left alone.
+"""
+
 FAILURES = (
     # horovodrun: a line for each rank that ends badly.
     re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
@@ -319,7 +327,7 @@ FAILURES = (
 def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
     """Return the number of the rank that failed first, and how."""
     text = launcher_output(experiment)
-    for pattern in FAILURES:
+    for pattern in (TORCHRUN_KILLED, *FAILURES):
         match = pattern.search(text)
         if match is not None:
             return int(match["rank"]), _describe(match["code"])
