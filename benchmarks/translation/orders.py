@@ -153,7 +153,7 @@ def _random(seed: int, epoch: int) -> np.random.RandomState:
 
 
 def _order(sentences: np.ndarray, bounds: np.ndarray, steps: int, source: np.ndarray, target: np.ndarray) -> Order:
-    return Order(sentences, bounds.astype(np.int64), steps, float(_padding(sentences, bounds, source, target)[0]))
+    return Order(sentences, bounds.astype(np.int64), steps, _padding(sentences, bounds, source, target)[0])
 
 
 def _padding(
@@ -163,13 +163,14 @@ def _padding(
     sizes = np.diff(bounds)
     filled = sizes > 0
     begins, sizes = bounds[:-1][filled], sizes[filled]
-    real = np.zeros(len(sizes), np.int64)
-    padded = np.zeros(len(sizes), np.int64)
+    if not len(sizes):
+        return 0.0, np.zeros(0)
+    real, padded = np.zeros(len(sizes)), np.zeros(len(sizes))
     for lengths in (source, target):
         positions = lengths[sentences].astype(np.int64) + MARKS
-        real += np.add.reduceat(positions, begins) if len(sizes) else 0
-        padded += sizes * (np.maximum.reduceat(positions, begins) if len(sizes) else 0)
-    return 1 - real.sum() / max(1, padded.sum()), 1 - real / np.maximum(1, padded)
+        real = real + np.add.reduceat(positions, begins)
+        padded = padded + sizes * np.maximum.reduceat(positions, begins)
+    return float(1 - real.sum() / padded.sum()), 1 - real / padded
 
 
 def padding_of_batches(order: Order, source: np.ndarray, target: np.ndarray) -> np.ndarray:

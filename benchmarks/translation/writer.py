@@ -78,7 +78,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Write arrays, vocabulary and texts."""
     source = listing.source or sources.small_set(scratch / "text", args.seed, args.name)
-    source = sources.extract(source, scratch, progress)
+    source = sources.extract(source, scratch, args.workers, progress)
     task = plan(source, args, scratch, progress)
     task.run("clean", stages.clean)
     left_out = judge.judge_cleaning(task.blocks, progress)
@@ -89,6 +89,8 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     for part in PARTS:
         _join_arrays(task.part(part), scratch, stages.id_type(len(entries)))
     _write_texts(task, scratch)
+    if source.corpus == "wmt16" and task.kind == vocabulary.BPE:
+        tokens["differs_from_submitted"] = judge.judge_submitted(task.blocks, progress)
     counts = {part: _sum(task.part(part), "clean", "kept") for part in PARTS}
     return Content(
         name=source.name,
