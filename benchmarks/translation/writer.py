@@ -14,7 +14,7 @@ from benchmarks.common.data import workers
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.translation import judge, segment, sources, stages, vocabulary
+from benchmarks.translation import judge, merges, segment, sources, stages, vocabulary
 from benchmarks.translation.arrays import CODES, PARTS, REFERENCES, SIDES, SOURCES, VOCABULARY, part_files
 from benchmarks.translation.sources import Corpus, Source
 from benchmarks.translation.stages import BLOCK_LINES, RAW, SPLIT, WHOLE, Block, Cleaning
@@ -185,10 +185,13 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
     return {"codes": given.name if given else "", "merges": 0 if given or source.form == SPLIT else args.merges}
 
 
-def _learn(task: Task, merges: int) -> None:
+def _learn(task: Task, count: int) -> None:
     words = stages.add_counts(task.part("train"), "words")
-    task.progress.note(f"learning {merges:,} merges from {len(words):,} different words: one process, some minutes")
-    segment.learn_bpe(words, merges, task.scratch / "codes.learnt")
+
+    def report(done: int) -> None:
+        task.progress.update("merge", done, count, unit="merges")
+
+    segment.write_codes(merges.learn(words, count, report), task.scratch / "codes.learnt")
     (task.scratch / "codes.learnt").replace(task.scratch / CODES)
 
 
