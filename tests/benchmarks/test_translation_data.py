@@ -1,4 +1,4 @@
-"""Parallel text: the small language, aligned files, WMT's archives, orders of batches, BLEU, and all that can go wrong."""
+"""Parallel text: the small language, aligned files, WMT's archives, orders of batches, BLEU, and bad input."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ EN = ["the cat sat on the mat .", "dogs bark , cats do not .", "a small house", 
 DE = ["die katze saß auf der matte .", "hunde bellen , katzen nicht .", "ein kleines haus", "es regnet 3.000 mal"]
 
 
-def run(
-    *argv: object, benchmark: str = "gnmt", python: Path | str = sys.executable
-) -> tuple[int, list[dict[str, Any]]]:
-    """Exit code and JSON lines of a preparation."""
+Outcome = tuple[int, list[dict[str, Any]]]
+"""Exit code and JSON lines of a preparation."""
+
+
+def run(*argv: object, benchmark: str = "gnmt", python: Path | str = sys.executable, workers: int = 1) -> Outcome:
     command = [str(python), "-m", f"benchmarks.{benchmark}.prepare", "--progress", "json", *map(str, argv)]
+    command += ["--workers", str(workers)]
     done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
@@ -66,7 +68,7 @@ def split(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     to = tmp_path_factory.mktemp("small")
-    assert run("--to", to / "gnmt")[0] == 0
+    assert run("--to", to / "gnmt", workers=2)[0] == 0
     return to / "gnmt"
 
 
@@ -103,7 +105,7 @@ def test_one_source_has_one_translation(small: DataSet) -> None:
 
 
 def test_both_benchmarks_and_any_workers_give_the_same_bytes(small_folder: Path, tmp_path: Path) -> None:
-    assert run("--to", tmp_path / "transformer", "--workers", 1, benchmark="transformer")[0] == 0
+    assert run("--to", tmp_path / "transformer", benchmark="transformer")[0] == 0
     for name in arrays.FILES:
         assert (tmp_path / "transformer" / name).read_bytes() == (small_folder / name).read_bytes(), name
 
@@ -123,7 +125,7 @@ def test_files_that_do_not_fit_together_are_named(small_folder: Path, tmp_path: 
     folder = tmp_path / "copy"
     shutil.copytree(small_folder, folder)
     (folder / arrays.REFERENCES).write_text("one line\n")
-    with pytest.raises(Problem, match="1 lines in test_references.txt"):
+    with pytest.raises(Problem, match=r"1 lines in test_references\.txt"):
         open_data(folder)
     (folder / "train_source.npy").write_bytes(b"")
     with pytest.raises(Problem, match="prepare it again"):
@@ -155,7 +157,7 @@ def test_split_text_keeps_its_tokens(split: Path, tmp_path: Path) -> None:
 def test_english_is_the_source_unless_another_one_is(split: Path, tmp_path: Path) -> None:
     assert run("--from", split, "--to", tmp_path / "to", "--languages", "de", "en")[0] == 0
     found = open_data(tmp_path / "to")
-    assert (found.source_language, found.references) == ("de", [line for line in EN])
+    assert (found.source_language, found.references) == ("de", EN)
 
 
 def test_pairs_that_cannot_be_trained_on_are_left_out_and_counted(split: Path, tmp_path: Path) -> None:
@@ -355,23 +357,11 @@ def known_sums(folder: Path) -> str:
     return f"from benchmarks.translation import wmt\nwmt.KNOWN_MD5 = {sums!r}\n"
 
 
-def run_archives(folder: Path, to: Path, *argv: object, before: str | None = None) -> tuple[int, list[dict[str, Any]]]:
-    driver = (
-        f"import sys\nfrom benchmarks.transformer import prepare\n{known_sums(folder) if before is None else before}\n"
-    )
+def run_archives(folder: Path, to: Path, before: str | None = None) -> Outcome:
+    before = known_sums(folder) if before is None else before
+    driver = f"import sys\nfrom benchmarks.transformer import prepare\n{before}\n"
     driver += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
-    command = [
-        sys.executable,
-        "-c",
-        driver,
-        "--from",
-        str(folder),
-        "--to",
-        str(to),
-        "--progress",
-        "json",
-        *map(str, argv),
-    ]
+    command = [sys.executable, "-c", driver, "--from", str(folder), "--to", str(to), "--progress", "json"]
     done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
@@ -560,7 +550,7 @@ def test_bleu_by_hand() -> None:
     # Four of eight words, all right: the brevity penalty alone.
     assert bleu.plain_score(["a b c d"], ["a b c d e f g h"]) == pytest.approx(100 * np.exp(1 - 2))
     assert bleu.tokenized_score(["The 3,000-year-old House!"], ["the 3,000 - year - old house !"]) == pytest.approx(100)
-    assert bleu.split_words("state-of-the-art, 3.5%") == ["state", "-", "of", "-", "the", "-", "art", ",", "3.5", "%"]
+    assert bleu.split_words("a state-of-the-art 3.5 %") == ["a", "state", "-", "of", "-", "the", "-", "art", "3.5", "%"]
     assert bleu.plain_score([""], ["a b"]) == 0
     with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
         bleu.plain_score(["a"], ["a", "b"])
@@ -613,9 +603,7 @@ def raw(tmp_path: Path) -> Path:
     return write_split(tmp_path / "raw", [line.capitalize() for line in EN * 5], [line.capitalize() for line in DE * 5])
 
 
-def test_raw_text_is_tokenized_and_split_by_merges_that_are_learnt(
-    raw: Path, tmp_path: Path, pytorch_python: Path
-) -> None:
+def test_raw_text_is_tokenized_and_split(raw: Path, tmp_path: Path, pytorch_python: Path) -> None:
     code, lines = run("--from", raw, "--to", tmp_path / "to", "--merges", 60, python=pytorch_python)
     assert code == 0, lines
     found = open_data(tmp_path / "to")
