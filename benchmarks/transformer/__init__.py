@@ -1,0 +1,1 @@
+"""Transformer on WMT English to German: the task, once for all implementations."""
