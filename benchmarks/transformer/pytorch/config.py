@@ -66,7 +66,8 @@ class Config:
 
     # Evaluation
     beam: int = 4  # hypotheses of a sentence that are kept
-    length_penalty: float = 0.6  # scores are divided by the length to this power
+    length_penalty: float = 0.6  # scores are divided by ((constant + length) / (constant + 1)) to this power
+    length_constant: float = 5.0  # constant in it (arXiv 1609.08144, equation 14); 0: the length itself, as v0.5
     longest_factor: float = 1.0  # a translation ends after longest_factor times its source's tokens ...
     longest_offset: int = 50  # ... plus so many
     eval_batch_size: int = 128  # sentences per rank that are translated at once
@@ -91,7 +92,7 @@ class Config:
         at_least(self, 1, "max_length", "length_multiple", "warmup_steps", "beam", "eval_batch_size", "epochs")
         at_least(self, 1, "log_interval", "loss_scale_window", "longest_offset")
         at_least(self, 0, "prefetch", "warm_up_steps", "checkpoint_interval", "weight_decay", "clip_norm")
-        at_least(self, 0, "length_penalty", "longest_factor")
+        at_least(self, 0, "length_penalty", "length_constant", "longest_factor")
         above_zero(self, "quality_target", "learning_rate", "epsilon", "loss_scale")
         refuse(
             ("device=cpu has no tf32: set precision=fp32", self.device == "cpu" and self.precision == "tf32"),
