@@ -296,6 +296,7 @@ def expected_of_transformer(each: Submitted) -> dict[str, Any]:
         "max_length": int(given["max_source_positions"]),
         "length_multiple": int(given["seq_len_multiple"]),
         "length_penalty": float(given["lenpen"]),
+        "length_constant": 0.0 if each.round == "v0.5" else 5.0,  # fairseq/sequence_generator.py
         "longest_factor": float(given["max_len_a"]),
         "longest_offset": int(given["max_len_b"]),
         "precision": "fp16" if "fp16" in each.flags else "fp32",
