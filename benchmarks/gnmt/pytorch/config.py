@@ -76,7 +76,6 @@ class Config:
         "auto"  # the scores; auto: measured before the first step
     )
     loss_chunk: int = 4096  # positions whose logits exist at a time
-    bucket_mb: int = 25  # megabytes of gradients that ranks sum in one all-reduce, while the rest is computed
     warm_up_steps: int = 1  # on the largest batch, before the clock: takes memory, opens connections; 0 does none
 
     # Reports
@@ -92,7 +91,7 @@ class Config:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16", "fp16")
         at_least(self, 1, "width", "vocabulary_multiple", "batch_size", "eval_batch_size", "beam_size", "epochs")
-        at_least(self, 1, "decay_interval", "buckets", "shard_size", "loss_chunk", "bucket_mb", "log_interval")
+        at_least(self, 1, "decay_interval", "buckets", "shard_size", "loss_chunk", "log_interval")
         at_least(self, 1, "loss_scale_interval", "prefetch")
         at_least(self, 2, "layers")
         at_least(self, 3, "max_length_train", "max_length_test")
