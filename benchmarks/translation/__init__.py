@@ -1,1 +1,1 @@
-"""What the translation benchmarks have in common."""
+"""What GNMT and the Transformer share: parallel sentences, their preparation, orders of batches, BLEU."""
