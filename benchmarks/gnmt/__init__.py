@@ -1,1 +1,1 @@
-"""GNMT v2, translation by LSTMs with attention: the task of MLPerf Training v0.5 to v0.7, once for all frameworks."""
+"""GNMT v2 on WMT16 English to German: the task, once for all implementations."""
