@@ -1,1 +1,1 @@
-"""Transformer on WMT English to German: the task, once for all implementations."""
+"""The Transformer on WMT17 English to German: the task, once for all implementations."""

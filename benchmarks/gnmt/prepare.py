@@ -1,0 +1,24 @@
+"""Prepare GNMT's data set: indexed sentences with a passport, or check a prepared one.
+
+    $ python -m benchmarks.gnmt.prepare --to data/gnmt                          # the small set
+    $ python -m benchmarks.gnmt.prepare --from /raw/wmt --to /data/wmt        # WMT's archives
+    $ python -m benchmarks.gnmt.prepare --from /raw/text --to /data/text      # train.en train.de test.en test.de
+    $ python -m benchmarks.gnmt.prepare --verify /data/wmt
+
+Writes the files that benchmarks/translation/arrays.py describes and, last, dataset.json. Give an interrupted command
+again and it continues. Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.common.data import prepare
+from benchmarks.translation.preparation import data_set
+
+DATA_SET = data_set("gnmt")
+main = partial(prepare.main, DATA_SET)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""What GNMT and the Transformer share: parallel sentences, their preparation, orders of batches, BLEU."""

@@ -1,0 +1,105 @@
+"""BLEU in the ways that the submissions count it, 0 to 100."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import unicodedata
+from collections import Counter
+from functools import lru_cache
+from typing import Any, List, Pattern, Sequence, Tuple
+
+ORDER = 4
+"""Longest n-grams that count."""
+
+
+def sacrebleu_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Return sacreBLEU of detokenized text in lower case with the ``intl`` tokenizer, as GNMT's submissions count.
+
+    ``sacrebleu --score-only -lc --tokenize intl`` (inference.py, v0.5; bleu.py, v0.6 and v0.7), smoothed by ``exp``.
+    """
+    import sacrebleu
+
+    _check(hypotheses, references)
+    score: Any = sacrebleu.corpus_bleu(
+        list(hypotheses), [list(references)], lowercase=True, tokenize="intl", force=True, smooth_method="exp"
+    )
+    return float(score.score)
+
+
+def tokenized_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Return BLEU over words in lower case, split at punctuation and symbols, as the Transformer's submissions count.
+
+    Compounds with hyphens are split, numbers with commas or points are not (bleu_tokenize and compute_bleu of
+    train.py with ``--ignore-case``, v0.6 and v0.7; there the reference's subtokens are joined again, here it is text).
+    """
+    _check(hypotheses, references)
+    return _bleu([split_words(line.lower()) for line in hypotheses], [split_words(line.lower()) for line in references])
+
+
+def plain_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Return BLEU over words as white space separates them: of sets whose text is tokenized, as papers count theirs."""
+    _check(hypotheses, references)
+    return _bleu([line.split() for line in hypotheses], [line.split() for line in references])
+
+
+def sentence_score(hypothesis: str, reference: str) -> float:
+    """Return the BLEU of one sentence, counted as in ``tokenized_score``: to rank translations, not to compare sets."""
+    return tokenized_score([hypothesis], [reference])
+
+
+def split_words(line: str) -> List[str]:
+    """Split at punctuation that does not stand between digits and at symbols, as mteval-v14 (international)."""
+    before, after, symbols = _patterns()
+    line = before.sub(r"\1 \2 ", line)
+    line = after.sub(r" \1 \2", line)
+    return symbols.sub(r" \1 ", line).split()
+
+
+@lru_cache(maxsize=None)
+def _patterns() -> Tuple[Pattern[str], Pattern[str], Pattern[str]]:
+    marks = {"P": "", "S": ""}
+    for number in range(sys.maxunicode):
+        mark = chr(number)
+        kind = unicodedata.category(mark)[0]
+        if kind in marks:
+            marks[kind] += mark
+    punctuation, symbols = (re.escape(marks[kind]) for kind in "PS")
+    return (
+        re.compile(f"([^\\d])([{punctuation}])"),
+        re.compile(f"([{punctuation}])([^\\d])"),
+        re.compile(f"([{symbols}])"),
+    )
+
+
+def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    if len(hypotheses) != len(references) or not references:
+        raise ValueError(f"{len(hypotheses):,} hypotheses for {len(references):,} references")
+
+
+def _ngrams(words: Sequence[str]) -> "Counter[Tuple[str, ...]]":
+    return Counter(
+        tuple(words[begin : begin + order]) for order in range(1, ORDER + 1) for begin in range(len(words) - order + 1)
+    )
+
+
+def _bleu(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
+    """Return BLEU of words; an order without matches counts as half a match, the next one as a quarter and so on."""
+    matches, possible = [0] * ORDER, [0] * ORDER
+    for words, reference in zip(hypotheses, references):
+        found = _ngrams(words)
+        for ngram, count in (found & _ngrams(reference)).items():
+            matches[len(ngram) - 1] += count
+        for ngram, count in found.items():
+            possible[len(ngram) - 1] += count
+    smooth, logs = 1.0, 0.0
+    for match, total in zip(matches, possible):
+        if not total:
+            continue
+        smooth = smooth if match else 2 * smooth
+        logs += math.log(match / total if match else 1 / (smooth * total))
+    length, wanted = sum(map(len, hypotheses)), sum(map(len, references))
+    if not length:
+        return 0.0
+    return 100 * math.exp(logs / ORDER + min(0.0, 1 - wanted / length))

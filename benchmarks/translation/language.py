@@ -1,0 +1,178 @@
+"""The small set: a synthetic language translated into another one by rules that must be learnt.
+
+The words of the two languages have nothing in common. The second one has three genders, two cases, articles and
+adjectives that agree with their noun, plurals by gender, a verb that is second in a main clause (the subject follows
+it after an adverb) and last in a subordinate one, and infinitives at the end. Each sentence has one translation, so
+BLEU 100 can be reached, and copying the source gives almost none. The same seed gives the same text everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from benchmarks.translation.vocabulary import JOIN
+
+NAME = "made-language"
+LANGUAGES = ("qaa", "qab")
+"""Of ISO 639's codes for local use."""
+PAIRS = {"train": 8000, "test": 400}
+LEAST_WORDS, MOST_WORDS = 4, 14
+"""Words of a source sentence, the full stop included."""
+WORDS = {"nouns": 60, "verbs": 24, "reports": 6, "adjectives": 24, "adverbs": 10, "prepositions": 6, "names": 14}
+GENDERS = 3
+SYLLABLES = (("bdfklmnprst", "aeiou"), ("ghjvwxzcq", "äöüyî"))
+"""Consonants and vowels of each language."""
+ARTICLES = {
+    # definite or not -> case -> one for each gender, then the plural
+    True: {"subject": ("dör", "dü", "däs", "dü"), "object": ("dön", "dü", "däs", "dü")},
+    False: {"subject": ("wön", "wöny", "wön", "vöqy"), "object": ("wönön", "wöny", "wön", "vöqy")},
+}
+ADJECTIVE_ENDINGS = {"subject": ("ör", "y", "äs", "ön"), "object": ("ön", "y", "äs", "ön")}
+PLURALS = ("öx", "ün", "îz")
+"""Ending of a noun's plural, by its gender."""
+PLURAL = 3
+SINGULAR_VERB, PLURAL_VERB, INFINITIVE = "üt", "ön", "zü"
+MODAL = {False: "vîl", True: "vîlön"}
+THAT = "zäs"
+
+Word = Tuple[str, str]
+"""A word of the source with that of the target."""
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """The words of both languages, by their kind."""
+
+    words: Dict[str, Tuple[Word, ...]]
+    genders: Tuple[int, ...]
+    """Of each noun; a name has the first one."""
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A noun with article and perhaps an adjective, or a name."""
+
+    noun: Word
+    gender: int
+    is_plural: bool = False
+    is_definite: Optional[bool] = None
+    """None for a name, which has no article."""
+    adjective: Optional[Word] = None
+
+
+def write_text(folder: Path, seed: int) -> None:
+    """Write train and test in both languages, parts of words joined by the mark of BPE."""
+    random = np.random.RandomState(seed % 2**32)
+    lexicon = _lexicon(random)
+    seen: Set[str] = set()
+    for part, count in PAIRS.items():
+        pairs: List[Tuple[str, str]] = []
+        while len(pairs) < count:
+            source, target = _sentence(random, lexicon)
+            text = " ".join(source)
+            words = sum(not token.endswith(JOIN) for token in source)
+            # A test sentence that was trained on would test memory.
+            if LEAST_WORDS <= words <= MOST_WORDS and text not in seen:
+                seen.add(text)
+                pairs.append((text, " ".join(target)))
+        for language, lines in zip(LANGUAGES, zip(*pairs)):
+            with (folder / f"{part}.{language}").open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(line + "\n" for line in lines)
+
+
+def _lexicon(random: np.random.RandomState) -> Lexicon:
+    taken: Set[str] = {"the", "a", "will", "that", "in"}
+    words = {}
+    for kind, count in WORDS.items():
+        words[kind] = tuple(
+            (_word(random, SYLLABLES[0], taken), _word(random, SYLLABLES[1], taken)) for _ in range(count)
+        )
+    return Lexicon(words, tuple(int(each) for each in random.randint(GENDERS, size=WORDS["nouns"])))
+
+
+def _word(random: np.random.RandomState, letters: Sequence[str], taken: Set[str]) -> str:
+    consonants, vowels = letters
+    while True:
+        syllables = range(random.randint(2, 4))
+        word = "".join(
+            consonants[random.randint(len(consonants))] + vowels[random.randint(len(vowels))] for _ in syllables
+        )
+        if word not in taken:
+            taken.add(word)
+            return word
+
+
+def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str], List[str]]:
+    """Return the tokens of a sentence and of its translation."""
+    kind = random.randint(4)
+    subject, is_plural, verb, rest, rest_target = _clause(random, lexicon)
+    source, target = _source(subject), _target(subject, "subject")
+    finite_source, finite = _verb(verb, is_plural)
+    if kind == 0:
+        source, target = [*source, *finite_source, *rest], [*target, *finite, *rest_target]
+    elif kind == 1:
+        adverb = _pick(random, lexicon.words["adverbs"])
+        source = [adverb[0], ",", *source, *finite_source, *rest]
+        target = [adverb[1], *finite, *target, *rest_target]
+    elif kind == 2:
+        source = [*source, "will", verb[0], *rest]
+        target = [*target, MODAL[is_plural], *rest_target, verb[1] + JOIN, INFINITIVE]
+    else:
+        speaker = _phrase(random, lexicon)
+        said_source, said = _verb(_pick(random, lexicon.words["reports"]), speaker.is_plural)
+        source = [*_source(speaker), *said_source, "that", *source, *finite_source, *rest]
+        target = [*_target(speaker, "subject"), *said, ",", THAT, *target, *rest_target, *finite]
+    return [*source, "."], [*target, "."]
+
+
+def _clause(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[Phrase, bool, Word, List[str], List[str]]:
+    """Return subject, whether it is plural, verb, and what follows them in both languages."""
+    subject, thing = _phrase(random, lexicon), _phrase(random, lexicon)
+    verb = _pick(random, lexicon.words["verbs"])
+    rest, rest_target = _source(thing), _target(thing, "object")
+    if random.random_sample() < 0.4:
+        place, preposition = _phrase(random, lexicon), _pick(random, lexicon.words["prepositions"])
+        # The place comes before the thing in the target.
+        rest = [*rest, preposition[0], *_source(place)]
+        rest_target = [preposition[1], *_target(place, "object"), *rest_target]
+    return subject, subject.is_plural, verb, rest, rest_target
+
+
+def _phrase(random: np.random.RandomState, lexicon: Lexicon) -> Phrase:
+    if random.random_sample() < 0.25:
+        return Phrase(_pick(random, lexicon.words["names"]), 0)
+    place = random.randint(WORDS["nouns"])
+    adjective = _pick(random, lexicon.words["adjectives"]) if random.random_sample() < 0.4 else None
+    is_plural, is_definite = random.random_sample() < 0.4, random.random_sample() < 0.6
+    return Phrase(lexicon.words["nouns"][place], lexicon.genders[place], is_plural, is_definite, adjective)
+
+
+def _pick(random: np.random.RandomState, words: Sequence[Word]) -> Word:
+    return words[random.randint(len(words))]
+
+
+def _source(phrase: Phrase) -> List[str]:
+    if phrase.is_definite is None:
+        return [phrase.noun[0]]
+    article = ["the"] if phrase.is_definite else [] if phrase.is_plural else ["a"]
+    adjective = [phrase.adjective[0]] if phrase.adjective else []
+    noun = [phrase.noun[0] + JOIN, "s"] if phrase.is_plural else [phrase.noun[0]]
+    return [*article, *adjective, *noun]
+
+
+def _target(phrase: Phrase, case: str) -> List[str]:
+    if phrase.is_definite is None:
+        return [phrase.noun[1]]
+    form = PLURAL if phrase.is_plural else phrase.gender
+    adjective = [phrase.adjective[1] + JOIN, ADJECTIVE_ENDINGS[case][form]] if phrase.adjective else []
+    noun = [phrase.noun[1] + JOIN, PLURALS[phrase.gender]] if phrase.is_plural else [phrase.noun[1]]
+    return [ARTICLES[phrase.is_definite][case][form], *adjective, *noun]
+
+
+def _verb(verb: Word, is_plural: bool) -> Tuple[List[str], List[str]]:
+    source = [verb[0]] if is_plural else [verb[0] + JOIN, "s"]
+    return source, [verb[1] + JOIN, PLURAL_VERB if is_plural else SINGULAR_VERB]

@@ -1,0 +1,177 @@
+"""Which pairs make which batch of an epoch, on which rank: pure functions of lengths, seed, epoch and ranks.
+
+Lengths are those of the arrays, without BOS and EOS. Every epoch has the same number of steps, and every rank the same
+number of batches. A pair is in at most one batch of an epoch; those that are left over at an epoch's end are others in
+the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.problem import Problem
+
+BUCKETS = 5
+"""``--num-buckets`` of GNMT's train.py (v0.5 to v0.7); no configuration sets another number."""
+GNMT_MARKS = 2
+"""GNMT counts BOS and EOS where it compares a length with the longest (seq2seq/data/config.py, tokenizer.py)."""
+MARKS = 1
+"""Positions that EOS (source, target_out) or BOS (target_in) takes in a batch."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The batches of one epoch for all ranks, in order."""
+
+    sentences: np.ndarray
+    """int64: indices of pairs, batch after batch."""
+    bounds: np.ndarray
+    """int64 [steps * ranks + 1]: the batch of (step, rank) is from bounds[step * ranks + rank] to the next one."""
+    steps: int
+    padding: float
+    """Share of the positions of all batches that is padding, source and target together."""
+
+    def batch(self, step: int, rank: int, ranks: int) -> np.ndarray:
+        """Return the indices of the pairs of one batch."""
+        place = step * ranks + rank
+        return self.sentences[self.bounds[place] : self.bounds[place + 1]]
+
+
+def by_sentences(
+    source: np.ndarray,
+    target: np.ndarray,
+    *,
+    batch_size: int,
+    ranks: int,
+    seed: int,
+    epoch: int,
+    longest: int,
+    buckets: int = BUCKETS,
+) -> Order:
+    """Return batches of ``batch_size`` pairs of like lengths, as GNMT's BucketingSampler has them (sampler.py, v0.7).
+
+    A pair belongs to the bucket of the longer of its sides; all ranks take a step from the same bucket. Pairs are
+    shuffled within their bucket, steps among each other. Pairs longer than ``longest``, BOS and EOS included, are
+    left out, and so is what does not fill a step of its bucket: other pairs in each epoch.
+
+    Raises:
+        Problem: no bucket fills a step.
+    """
+    random = _random(seed, epoch)
+    longer = np.maximum(source, target).astype(np.int64) + GNMT_MARKS
+    bucket_of = np.minimum(longer // -(-longest // buckets), buckets - 1)
+    bucket_of[longer > longest] = -1
+    step_size = batch_size * ranks
+    taken = []
+    for bucket in range(buckets):
+        members = random.permutation(np.flatnonzero(bucket_of == bucket))
+        taken.append(members[: len(members) // step_size * step_size])
+    steps = np.concatenate(taken).reshape(-1, step_size)
+    if not len(steps):
+        found = f"no bucket of {len(source):,} pairs has the {step_size:,} of a step ({ranks} ranks of {batch_size})"
+        raise Problem(found, "at least one step in an epoch", "take a smaller batch, fewer ranks, or more data")
+    sentences = steps[random.permutation(len(steps))].reshape(-1)
+    return _order(sentences, np.arange(0, len(sentences) + 1, batch_size), len(steps), source, target)
+
+
+def by_tokens(
+    source: np.ndarray,
+    target: np.ndarray,
+    *,
+    tokens: int,
+    ranks: int,
+    seed: int,
+    epoch: int,
+    longest: int,
+    multiple: int = 8,
+    length_multiple: int = 1,
+) -> Order:
+    """Return batches of at most ``tokens`` positions: pairs times their longest side, EOS included.
+
+    As the Transformer's submission: pairs in the order of their source length, then target length, fill a batch until
+    it is full; its number of pairs is then rounded down to ``multiple / length_multiple``, lengths up to
+    ``length_multiple`` (batching_scheme v0p5_better with seq_len_multiple 2 in v0.6 and v0.7, make_batches of v0.5
+    with 1). Batches are shuffled and dealt to the ranks. Here pairs of equal lengths change places in each epoch too;
+    the batches that would not give every rank one are left out, where the submission gives empty ones.
+    Pairs with a side longer than ``longest``, EOS included, are left out.
+
+    Raises:
+        Problem: there are fewer batches than ranks, or ``tokens`` are less than the longest pair.
+    """
+    random = _random(seed, epoch)
+    if longest > tokens:
+        found = f"pairs of up to {longest} positions in batches of {tokens}"
+        raise Problem(found, "batches that hold the longest pair", "raise the tokens of a batch, or lower the longest")
+    longer = np.maximum(source, target).astype(np.int64) + MARKS
+    indices = random.permutation(np.flatnonzero(longer <= longest))
+    indices = indices[np.lexsort((target[indices], source[indices]))]
+    begins = _fill(longer[indices], tokens, multiple // length_multiple, length_multiple)
+    batches = np.split(indices, begins[1:-1])
+    steps = len(batches) // ranks
+    if not steps:
+        found = f"{len(batches):,} batches of {tokens:,} positions for {ranks} ranks"
+        raise Problem(found, "a batch for every rank", "take fewer tokens a batch, fewer ranks, or more data")
+    chosen = [batches[place] for place in random.permutation(len(batches))[: steps * ranks]]
+    bounds = np.cumsum([0, *map(len, chosen)])
+    return _order(np.concatenate(chosen), bounds, steps, source, target)
+
+
+def _fill(longer: np.ndarray, tokens: int, multiple: int, length_multiple: int) -> List[int]:
+    """Return where each batch of the sorted pairs begins, and their number at the end."""
+    begins, count = [0], len(longer)
+    while begins[-1] < count:
+        begin = begins[-1]
+        window = longer[begin : begin + tokens // int(longer[begin]) + 1]
+        padded = -(-np.maximum.accumulate(window) // length_multiple) * length_multiple
+        # Positions grow with every pair, so the first pair that is too much ends the batch.
+        pairs = max(1, int(np.searchsorted(padded * np.arange(1, len(window) + 1), tokens, side="right")))
+        if begin + pairs < count and pairs > multiple:
+            pairs -= pairs % multiple
+        begins.append(begin + pairs)
+    return begins
+
+
+def for_evaluation(lengths: np.ndarray, *, batch_size: int, ranks: int) -> Order:
+    """Return every sentence exactly once, the longest first, in batches of at most ``batch_size``.
+
+    All ranks have the same number of batches, of equal sizes but for one sentence; with fewer sentences than batches
+    some are empty.
+    """
+    steps = max(1, -(-len(lengths) // (batch_size * ranks)))
+    sentences = np.argsort(-lengths.astype(np.int64), kind="stable")
+    sizes = np.full(steps * ranks, len(lengths) // (steps * ranks))
+    sizes[: len(lengths) % (steps * ranks)] += 1
+    return _order(sentences, np.concatenate(([0], np.cumsum(sizes))), steps, lengths, np.zeros_like(lengths))
+
+
+def _random(seed: int, epoch: int) -> np.random.RandomState:
+    # RandomState's stream is frozen, a Generator's is not.
+    return np.random.RandomState([seed % 2**32, seed >> 32, epoch])
+
+
+def _order(sentences: np.ndarray, bounds: np.ndarray, steps: int, source: np.ndarray, target: np.ndarray) -> Order:
+    return Order(sentences, bounds.astype(np.int64), steps, float(_padding(sentences, bounds, source, target)[0]))
+
+
+def _padding(
+    sentences: np.ndarray, bounds: np.ndarray, source: np.ndarray, target: np.ndarray
+) -> Tuple[float, np.ndarray]:
+    """Return the share of padding of all batches, and of each one that is not empty."""
+    sizes = np.diff(bounds)
+    filled = sizes > 0
+    begins, sizes = bounds[:-1][filled], sizes[filled]
+    real = np.zeros(len(sizes), np.int64)
+    padded = np.zeros(len(sizes), np.int64)
+    for lengths in (source, target):
+        positions = lengths[sentences].astype(np.int64) + MARKS
+        real += np.add.reduceat(positions, begins) if len(sizes) else 0
+        padded += sizes * (np.maximum.reduceat(positions, begins) if len(sizes) else 0)
+    return 1 - real.sum() / max(1, padded.sum()), 1 - real / np.maximum(1, padded)
+
+
+def padding_of_batches(order: Order, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return the share of padding of each batch that is not empty, float64 [batches]."""
+    return _padding(order.sentences, order.bounds, source, target)[1]

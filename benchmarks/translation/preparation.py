@@ -1,0 +1,69 @@
+"""The command line of both benchmarks' ``prepare.py``: what they declare of their data set."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Dict, List
+
+from benchmarks.common.data import prepare
+from benchmarks.common.data.problem import Problem
+
+MERGES = 32000
+"""``bpe.32000`` of GNMT's download_dataset.sh (v0.5 to v0.7)."""
+FILES = (
+    *(
+        f"{part}_{side}{kind}.npy"
+        for part in ("train", "test")
+        for side in ("source", "target")
+        for kind in ("", "_offsets")
+    ),
+    "vocabulary.txt",
+    "codes.txt",
+    "test_source.txt",
+    "test_references.txt",
+)
+"""As in arrays.py, which needs numpy; a test compares them."""
+
+
+def add_options(options: argparse._ArgumentGroup) -> None:
+    """How text is found, cleaned and cut into tokens."""
+    add = options.add_argument
+    add("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="of train.XX and train.YY; default: English first")
+    add("--test", metavar="NAME", help="the test part, as test.2016 of test.2016.en and test.2016.de; default: test")
+    add("--tokenized", action="store_true", help="words are apart already, as Moses' tokenizer leaves them")
+    add("--tokens", choices=("bpe", "subtokens"), help="default: bpe; subtokens where there is a dictionary")
+    merges = "pairs that BPE merges, learnt from the training text; default: %(default)s, as submitted"
+    add("--merges", type=prepare.number(1, 10**6), default=MERGES, metavar="N", help=merges)
+    add("--codes", type=Path, metavar="FILE", help="merges that were learnt before, by subword-nmt")
+    add(
+        "--dictionary",
+        type=Path,
+        metavar="FILE",
+        help="subtokens of a submission, such as reference_dictionary.ende.txt",
+    )
+    longest = "leave out pairs with more words in a side; default: 80, as submitted for bpe"
+    add("--longest", type=prepare.number(1, 10**6), metavar="N", help=longest)
+
+
+def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
+    """Open the arrays: their sizes must fit together."""
+    from benchmarks.translation.arrays import open_data
+
+    try:
+        open_data(directory)
+    except Problem as problem:
+        return [problem]
+    return []
+
+
+def data_set(benchmark: str) -> prepare.DataSet:
+    """Return what a benchmark on parallel text declares."""
+    return prepare.DataSet(
+        benchmark=benchmark,
+        source="folder of WMT's archives, or of train.XX, train.YY, test.XX and test.YY with XX and YY the languages",
+        files=FILES,
+        add_options=add_options,
+        writer="benchmarks.translation.writer",
+        check=check,
+    )

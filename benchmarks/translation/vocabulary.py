@@ -1,0 +1,114 @@
+"""The joint vocabulary of both languages, and how its entries become text again.
+
+The first four entries are special and have the same ids in every data set. A submission's own order of them has no
+influence on any number: ids only name rows of the embedding.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+JOIN = "@@"
+"""At the end of a token that the next one continues, as subword-nmt writes it."""
+BPE, SUBTOKENS = "bpe", "subtokens"
+"""Kinds of vocabulary: byte pair encoding of subword-nmt, subtokens of tensor2tensor."""
+
+_ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
+_SPACED = ((" ,", ","), (" .", "."), (" !", "!"), (" ?", "?"), (" ' ", "'"), (" - ", "-"))
+"""What the Transformer's submission rejoins (detokenize_subtokenized_sentence of train.py, v0.7)."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The entries by id, with what turns ids into text."""
+
+    entries: Tuple[str, ...]
+    """All of them, the special ones first."""
+    kind: str = BPE
+    language: Optional[str] = None
+    """Of the text, for its detokenizer; None where the references are tokenized: then words stay apart."""
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return len(self.entries)
+
+    def padded(self, multiple: int) -> int:
+        """Return the size rounded up to a multiple, as tensor cores want it."""
+        return -(-self.size // multiple) * multiple
+
+    def places(self) -> Dict[str, int]:
+        """Return the id of each entry."""
+        return {entry: place for place, entry in enumerate(self.entries)}
+
+    def tokens(self, ids: Iterable[int]) -> List[str]:
+        """Return the entries of a sentence up to its end, without padding; ids behind the last entry are unknown."""
+        found = []
+        for each in ids:
+            if each == EOS:
+                break
+            if each not in (PAD, BOS):
+                found.append(self.entries[each] if each < self.size else SPECIAL[UNK])
+        return found
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Return a sentence as BLEU reads it: whole words, detokenized where the references are."""
+        tokens = self.tokens(ids)
+        if self.kind == SUBTOKENS:
+            return join_subtokens(tokens)
+        words = join_bpe(tokens)
+        return words if self.language is None else detokenize(words, self.language)
+
+
+def join_bpe(tokens: Iterable[str]) -> str:
+    """Join the parts of words; a part that nothing follows loses its mark."""
+    joined = " ".join(tokens).replace(JOIN + " ", "")
+    return joined[: -len(JOIN)] if joined.endswith(JOIN) else joined
+
+
+def join_subtokens(tokens: Iterable[str]) -> str:
+    """Join subtokens: ``_`` ends a token, a backslash escapes (tensor2tensor's text_encoder)."""
+    words = [_unescape(token) for token in "".join(tokens).split("_")]
+    text = " ".join(" ".join(words).split())
+    for apart, together in _SPACED:
+        text = text.replace(apart, together)
+    return text.strip()
+
+
+def _unescape(token: str) -> str:
+    def character(found: "re.Match[str]") -> str:
+        if found.group(1) is None:
+            return "_" if found.group(0) == "\\u" else "\\"
+        number = int(found.group(1))
+        return chr(number) if number < 0x110000 else ""
+
+    return _ESCAPED.sub(character, token)
+
+
+@lru_cache(maxsize=None)
+def _detokenizer(language: str) -> Any:
+    from sacremoses import MosesDetokenizer
+
+    return MosesDetokenizer(lang=language)
+
+
+def detokenize(words: str, language: str) -> str:
+    """Undo Moses' tokenizer, as GNMT's submission does before BLEU (detokenizer.perl)."""
+    return _detokenizer(language).detokenize(words.split())
+
+
+def write(path: Path, entries: Iterable[str]) -> None:
+    """Write one entry a line, the special ones left out: they are the same everywhere."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(entry + "\n" for entry in entries)
+
+
+def read(path: Path) -> Tuple[str, ...]:
+    """Read all entries, with the special ones."""
+    return (*SPECIAL, *path.read_text(encoding="utf-8").split("\n")[:-1])

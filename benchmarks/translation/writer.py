@@ -1,0 +1,233 @@
+"""Writes parallel text as indexed arrays: clean, learn the merges, split, list the vocabulary, index."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.common.data import workers
+from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.progress import Progress
+from benchmarks.translation import judge, segment, sources, stages, vocabulary
+from benchmarks.translation.arrays import CODES, PARTS, REFERENCES, SIDES, SOURCES, VOCABULARY, part_files
+from benchmarks.translation.sources import Corpus, Source
+from benchmarks.translation.stages import BLOCK_LINES, RAW, SPLIT, WHOLE, Block, Cleaning
+from benchmarks.translation.subtokens import read_dictionary
+
+VERSION = "1"
+"""Raise it when the same source and options give other bytes: unfinished parts are then made again."""
+ROOM_FACTOR = 8
+"""Bytes written per byte of text, at most: text as it was, clean and split, and ids."""
+MOST_WORDS = 1 << 20
+"""No limit of words: subtokens are cut by the training alone, as submitted."""
+
+
+class Listing(NamedTuple):
+    """What there is to prepare."""
+
+    source: Optional[Source]
+    """None for the small set, whose text is not written yet."""
+    fingerprint: str
+
+
+class Task(NamedTuple):
+    """One preparation: from what and how."""
+
+    source: Source
+    kind: str
+    blocks: Tuple[Block, ...]
+    scratch: Path
+    processes: int
+    progress: Progress
+
+    def run(self, phase: str, function: workers.Function) -> None:
+        """Let the worker processes do what is not done yet."""
+        stage = workers.Stage(phase, "pairs", function, lambda block: block.lines)
+        waiting = [block for block in self.blocks if not stages.is_done(phase)(block)]
+        workers.run(stage, self.blocks, waiting, self.processes, self.scratch.parent, self.progress)
+
+    def part(self, name: str) -> List[Block]:
+        """Return the blocks of a part."""
+        return [block for block in self.blocks if block.part == name]
+
+
+def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
+    """Find the text; all that decides what is written goes into the fingerprint."""
+    options = (args.name, args.seed, args.merges, args.longest, args.tokens)
+    files: List[Path] = [path for path in (args.codes, args.dictionary) if path is not None]
+    source = None
+    if args.origin is not None:
+        source = sources.find(args)
+        files += [item.path for corpus in (*source.train, source.test) for item in corpus]
+        files += [path for path in (source.codes, source.dictionary) if path is not None]
+    for path in files:
+        if not path.is_file():
+            raise Problem(f"{path} is no file", "a file that can be read", "name another one")
+    listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    made = source and (source.name, source.made, source.form, source.languages, source.latin)
+    facts = repr((VERSION, made, listed, *options))
+    return Listing(source, hashlib.sha256(facts.encode()).hexdigest())
+
+
+def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Write arrays, vocabulary and texts."""
+    source = listing.source or sources.small_set(scratch / "text", args.seed, args.name)
+    source = sources.extract(source, scratch, progress)
+    task = plan(source, args, scratch, progress)
+    task.run("clean", stages.clean)
+    left_out = judge.judge_cleaning(task.blocks, progress)
+    tokens = _split(task, args)
+    task.run("index", stages.index)
+    judge.judge_unknown(task.blocks, progress)
+    entries = vocabulary.read(scratch / VOCABULARY)
+    for part in PARTS:
+        _join_arrays(task.part(part), scratch, stages.id_type(len(entries)))
+    _write_texts(task, scratch)
+    counts = {part: _sum(task.part(part), "clean", "kept") for part in PARTS}
+    return Content(
+        name=source.name,
+        splits={part: Split(counts[part], _files(part)) for part in PARTS},
+        summary=f"{counts['train']:,} + {counts['test']:,} pairs, {len(entries):,} entries",
+        facts={
+            "source_language": source.languages[0],
+            "target_language": source.languages[1],
+            "vocabulary": len(entries),
+            "kind": task.kind,
+            "detokenized": source.form in (RAW, WHOLE),
+            "tokens": {part: _tokens(task.part(part)) for part in PARTS},
+        },
+        how={"made": source.made, "left_out": left_out, "form": source.form, "seed": args.seed, **tokens},
+        tool={"version": VERSION, "numpy": np.__version__, **segment.versions()},
+    )
+
+
+def _files(part: str) -> Tuple[str, ...]:
+    return (*part_files(part), *((SOURCES, REFERENCES) if part == "test" else (VOCABULARY, CODES)))
+
+
+# -- plan --------------------------------------------------------------------------------------------------
+
+
+def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
+    """Cut the files into blocks of lines.
+
+    Raises:
+        Problem: aligned files differ in their number of lines, or the disk has no room.
+    """
+    kind = vocabulary.SUBTOKENS if source.dictionary else vocabulary.BPE
+    corpora = {"train": source.train, "test": (source.test,)}
+    paths = [item.path for each in corpora.values() for corpus in each for item in corpus]
+    present = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
+    total = sum(path.stat().st_size for path in paths)
+    check_room(scratch.parent, ROOM_FACTOR * total - present)
+    add = progress.counter("scan", total)
+    longest = args.longest or (MOST_WORDS if source.form == WHOLE else segment.LONGEST)
+    codes = "" if source.form in (SPLIT, WHOLE) else str(scratch / CODES)
+    blocks: List[Block] = []
+    for part, each in corpora.items():
+        cleaning = Cleaning(longest, source.latin) if part == "train" else None
+        for corpus in each:
+            for first, lines, begins in _aligned(corpus, add):
+                stem = str(scratch / f"{part}-{len(blocks):05}")
+                texts = str(corpus.source.path), str(corpus.target.path)
+                how = source.form, source.languages, cleaning, codes, str(scratch / VOCABULARY), kind
+                blocks.append(Block(part, texts, begins, first, lines, stem, *how))
+    return Task(source, kind, tuple(blocks), scratch, args.workers, progress)
+
+
+def _aligned(corpus: Corpus, add: Any) -> List[Tuple[int, int, Tuple[int, int]]]:
+    """Return first line, number of lines and first bytes of each block of two aligned files."""
+    source, target = (stages.line_offsets(item.path, BLOCK_LINES, add) for item in corpus)
+    if source[0] != target[0] or not source[0]:
+        raise Problem(
+            f"{corpus.source.path} has {source[0]:,} lines, {corpus.target.path} has {target[0]:,}",
+            "aligned files: line N of one is the translation of line N of the other",
+            "restore both files from where they came from",
+        )
+    firsts = range(0, source[0], BLOCK_LINES)
+    begins = zip(source[1], target[1])
+    return [(first + 1, min(BLOCK_LINES, source[0] - first), pair) for first, pair in zip(firsts, begins)]
+
+
+# -- merges and vocabulary ---------------------------------------------------------------------------------
+
+
+def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
+    """Write merges and vocabulary; return what the passport keeps of how."""
+    scratch, source = task.scratch, task.source
+    if source.dictionary:
+        (scratch / CODES).write_text("")
+        vocabulary.write(scratch / VOCABULARY, read_dictionary(source.dictionary))
+        return {"dictionary": source.dictionary.name}
+    given = source.codes
+    if given:
+        segment.read_codes(given)
+        (scratch / CODES).write_bytes(given.read_bytes())
+    elif source.form == SPLIT:
+        (scratch / CODES).write_text("")
+    elif not (scratch / CODES).exists():
+        _learn(task, args.merges)
+    if given and source.form == SPLIT:
+        judge.judge_codes(given, task.part("train")[0])
+    task.run("split", stages.split)
+    counts = stages.add_counts(task.part("train"), "tokens")
+    if given and source.form != SPLIT:
+        judge.judge_foreign_codes(given, sum(counts.values()), stages.add_counts(task.part("train"), "words"))
+    vocabulary.write(scratch / VOCABULARY, segment.by_frequency(counts))
+    return {"codes": given.name if given else "", "merges": 0 if given or source.form == SPLIT else args.merges}
+
+
+def _learn(task: Task, merges: int) -> None:
+    words = stages.add_counts(task.part("train"), "words")
+    task.progress.note(f"learning {merges:,} merges from {len(words):,} different words: one process, some minutes")
+    segment.learn_bpe(words, merges, task.scratch / "codes.learnt")
+    (task.scratch / "codes.learnt").replace(task.scratch / CODES)
+
+
+# -- arrays and texts --------------------------------------------------------------------------------------
+
+
+def _sum(blocks: Sequence[Block], stage: str, what: str) -> int:
+    return sum(stages.facts_of(block, stage)[what] for block in blocks)
+
+
+def _tokens(blocks: Sequence[Block]) -> List[int]:
+    """Return the tokens of both sides."""
+    pairs = [stages.facts_of(block, "index")["tokens"] for block in blocks]
+    return [sum(pair[side] for pair in pairs) for side in range(len(SIDES))]
+
+
+def _join_arrays(blocks: Sequence[Block], scratch: Path, kind: "np.dtype[Any]") -> None:
+    """Write tokens and offsets of both sides of a part from what its blocks hold."""
+    tokens = _tokens(blocks)
+    for side, name in enumerate(SIDES):
+        lengths = [np.fromfile(str(block.path(f"{name}.lengths")), "<i4") for block in blocks]
+        offsets = np.concatenate(([0], np.cumsum(np.concatenate(lengths), dtype="<i8")))
+        with (scratch / f"{blocks[0].part}_{name}_offsets.npy").open("wb") as file:
+            # Not as a file: numpy would write it itself, and lose the error of its last write.
+            np.save(SimpleNamespace(write=file.write), offsets.astype("<i8"))
+        with (scratch / f"{blocks[0].part}_{name}.npy").open("wb") as file:
+            _write_header(file, tokens[side], kind)
+            for block in blocks:
+                file.write(block.path(f"{name}.ids").read_bytes())
+
+
+def _write_header(file: BinaryIO, count: int, kind: "np.dtype[Any]") -> None:
+    header = {"descr": kind.str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _write_texts(task: Task, scratch: Path) -> None:
+    """Write the lines of the test part as BLEU compares them."""
+    for side, name in enumerate((SOURCES, REFERENCES)):
+        with (scratch / name).open("w", encoding="utf-8", newline="\n") as file:
+            for block in task.part("test"):
+                for line in stages.read_lines(block, side):
+                    text = " ".join(line.split())
+                    file.write((vocabulary.join_bpe(text.split()) if block.form == SPLIT else text) + "\n")
