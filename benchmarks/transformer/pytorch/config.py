@@ -43,7 +43,7 @@ class Config:
     label_smoothing: float = 0.1  # share of the probability that all entries of the vocabulary have together
     loss_scale: float = 128.0  # for fp16: the first factor on the loss, halved by an overflow
     loss_scale_window: int = 2000  # steps without an overflow after which loss_scale is doubled
-    loss_chunk: int = 1024  # positions of which logits are held at a time
+    loss_chunk: int = 0  # positions whose logits exist at a time; 0: as many as the device is fastest with
 
     # The input
     batch_size: int = 10240  # positions per rank and step: sentences times the longest of them, on the longer side
@@ -88,10 +88,10 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
-        at_least(self, 1, "layers", "width", "heads", "inner_width", "vocabulary_multiple", "loss_chunk", "batch_size")
+        at_least(self, 1, "layers", "width", "heads", "inner_width", "vocabulary_multiple", "batch_size")
         at_least(self, 1, "max_length", "length_multiple", "warmup_steps", "beam", "eval_batch_size", "epochs")
         at_least(self, 1, "log_interval", "loss_scale_window", "longest_offset")
-        at_least(self, 0, "prefetch", "warm_up_steps", "checkpoint_interval", "weight_decay", "clip_norm")
+        at_least(self, 0, "loss_chunk", "prefetch", "warm_up_steps", "checkpoint_interval", "weight_decay", "clip_norm")
         at_least(self, 0, "length_penalty", "length_constant", "longest_factor")
         above_zero(self, "quality_target", "learning_rate", "epsilon", "loss_scale")
         refuse(

@@ -94,7 +94,7 @@ class _Best(NamedTuple):
     """(batch, longest)."""
 
     def offer(self, sentences: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Take the best of ``scores`` (n, hypotheses), of equal ones the first, where it is better than what is there."""
+        """Take the best of ``scores`` (n, hypotheses), of equal ones the first, where it beats what is there."""
         best, place = smallest(-scores, 1)
         better = best[:, 0].neg() > self.scores[sentences]
         chosen = tokens.gather(1, place[:, :, None].expand(-1, -1, tokens.shape[2]))[:, 0]
