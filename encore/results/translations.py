@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from encore.results.tables import Table
+from encore.results.tables import Cell, Table
 
 FILE = "translations.jsonl"
 """In the folder of an experiment: one JSON object per sentence of the test set."""
@@ -33,26 +33,29 @@ class Translation:
     source: str
     hypothesis: str
     reference: str
-    score: float
+    bleu: float
     """Of this sentence alone, 0 to 100: not what a run is judged by."""
+    chrf: float
+    """Agreement of characters, 0 to 100; tells sentences apart that have no four words in common with the reference."""
+    epoch: int
 
 
 def translations_table(folder: Path | None) -> Table | None:
     """Return the best and the worst translations of the first experiment that has some; None without any."""
     for path in _files(folder):
-        found = sorted(_read(path), key=lambda each: (-each.score, each.index))
+        found = sorted(_read(path), key=lambda each: (-each.bleu, -each.chrf, each.index))
         if not found:
             continue
         best = [_row("best", each) for each in found[:SHOWN]]
         worst = [_row("worst", each) for each in reversed(found[SHOWN:][-SHOWN:])]
         number = path.parent.name.rpartition("_")[2]
         return Table(
-            title="Translations, best and worst by the score of the sentence",
-            columns=("which", "sentence", "score", "source", "translation", "reference"),
-            formats={"score": ".1f"},
+            title="Translations, best and worst by BLEU and chrF of the sentence",
+            columns=("which", "sentence", "BLEU", "chrF", "source", "translation", "reference"),
+            formats={"BLEU": ".1f", "chrF": ".1f"},
             rows=(*best, *worst),
-            note=f"Of {len(found):,} in the last evaluation of result_{number}.txt. A sentence's score is 0 to 100 and "
-            f"is not the run's quality. Texts longer than {LONGEST} characters are cut.",
+            note=f"Of {len(found):,} after epoch {found[0].epoch} of result_{number}.txt. The BLEU of a sentence is not "
+            f"the run's quality. Texts longer than {LONGEST} characters are cut.",
         )
     return None
 
@@ -82,17 +85,18 @@ def _parsed(line: str) -> Translation | None:
     try:
         content = json.loads(line)
         texts = {name: content[name] for name in ("source", "hypothesis", "reference")}
-        index, score = int(content["index"]), float(content["score"])
+        index, epoch = int(content["index"]), int(content["epoch"])
+        bleu, chrf = float(content["bleu"]), float(content["chrf"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    if not math.isfinite(score) or not all(isinstance(text, str) for text in texts.values()):
+    if not math.isfinite(bleu + chrf) or not all(isinstance(text, str) for text in texts.values()):
         return None
-    return Translation(index=index, score=score, **texts)
+    return Translation(index=index, epoch=epoch, bleu=bleu, chrf=chrf, **texts)
 
 
-def _row(which: str, each: Translation) -> tuple[str, int, float, str, str, str]:
+def _row(which: str, each: Translation) -> tuple[Cell, ...]:
     source, hypothesis, reference = map(_shown, (each.source, each.hypothesis, each.reference))
-    return which, each.index + 1, each.score, source, hypothesis, reference
+    return which, each.index + 1, each.bleu, each.chrf, source, hypothesis, reference
 
 
 def _shown(text: str) -> str:

@@ -63,11 +63,11 @@ def runs(folder: Path) -> list[Path]:
 
 
 def write_translations(experiment: Path, translations: list[tuple[str, float]]) -> None:
-    """Write what a training that translates leaves in the folder of an experiment; each source names its score."""
+    """Write what a training that translates leaves in the folder of an experiment; chrF rises with the number."""
     experiment.mkdir()
     lines = [
-        {"index": n, "source": f"of {score}", "hypothesis": text, "reference": f"| {text}", "score": score}
-        for n, (text, score) in enumerate(translations)
+        {"epoch": 3, "index": n, "source": "s", "hypothesis": text, "reference": f"| {text}", "bleu": bleu, "chrf": n}
+        for n, (text, bleu) in enumerate(translations)
     ]
     (experiment / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
 
@@ -395,8 +395,8 @@ def test_the_best_and_the_worst_translations_are_shown(tmp_path: Path) -> None:
     assert table is not None
     assert [row[0] for row in table.rows] == ["best"] * 5 + ["worst"] * 5
     assert [row[2] for row in table.rows] == [100, 99, 98, 97, 96, 0, 1, 2, 3, 4]
-    assert all(row[1] == int(str(row[4]).removeprefix("satz ")) + 1 for row in table.rows), "sentences count from 1"
-    assert table.note.startswith("Of 101 in the last evaluation of result_1.txt.")
+    assert all(row[1] == int(str(row[5]).removeprefix("satz ")) + 1 for row in table.rows), "sentences count from 1"
+    assert table.note.startswith("Of 101 after epoch 3 of result_1.txt.")
     report = build_report([folder])
     assert render(report, "report.html.j2").count("Translations (10)") == 1
     assert "### Translations" in render(report, "report.md.j2")
@@ -406,29 +406,29 @@ def test_few_translations_are_shown_once(tmp_path: Path) -> None:
     write_translations(tmp_path / "experiment_0", [("a", 2.0), ("b", 2.0), ("c", 5.0)])
     table = translations_table(tmp_path)
     assert table is not None
-    assert [(row[0], row[1]) for row in table.rows] == [("best", 3), ("best", 1), ("best", 2)]
+    assert [(row[0], row[1]) for row in table.rows] == [("best", 3), ("best", 2), ("best", 1)], "chrF decides"
 
 
 def test_translations_are_text_of_a_limited_length(tmp_path: Path) -> None:
     """Neither markup, links, control characters nor a reversed direction of writing; what is damaged is passed over."""
     texts = [f"![{HOSTILE}](http://example.org)", "a\x1b[2J\u202eb\nc", "ü" * 1000, "\ud800"]
     write_translations(tmp_path / "experiment_0", [(text, 1.0) for text in texts])
+    whole = {"epoch": 1, "index": 4, "source": "", "hypothesis": "", "reference": "", "bleu": 1, "chrf": 1}
     damaged = [
-        '{"index": 0, "source": "cut o',
+        '{"epoch": 1, "source": "cut o',
         "[1, 2]",
         "null",
-        '{"index": 4, "source": "", "hypothesis": "", "reference": "", "score": NaN}',
-        '{"index": 4, "source": "", "hypothesis": 3, "reference": "", "score": 1}',
-        f'{{"index": 4, "source": "", "hypothesis": "", "reference": "", "score": 1{"0" * 400}}}',
-        f'{{"index": 4, "source": "", "hypothesis": "{"x" * 100_000}", "reference": "", "score": 1}}',
         "[" * 50_000,
+        json.dumps({name: value for name, value in whole.items() if name != "bleu"}),
+        *(json.dumps({**whole, **other}) for other in ({"hypothesis": 3}, {"bleu": float("nan")}, {"chrf": 10**400})),
+        json.dumps({**whole, "hypothesis": "x" * 100_000}),
     ]
     with (tmp_path / "experiment_0" / FILE).open("a", encoding="utf-8") as file:
         file.write("\n".join(damaged))
     table = translations_table(tmp_path)
     assert table is not None
-    assert [row[1] for row in table.rows] == [1, 2, 3, 4]
-    shown = [str(row[4]) for row in table.rows]
+    assert [row[1] for row in table.rows] == [4, 3, 2, 1]
+    shown = [str(row[5]) for row in reversed(table.rows)]
     assert shown[1] == "a [2J b c"
     assert shown[2] == "ü" * (LONGEST - 1) + "…"
     assert all(text.isprintable() for text in shown)
