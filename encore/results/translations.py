@@ -54,8 +54,8 @@ def translations_table(folder: Path | None) -> Table | None:
             columns=("which", "sentence", "BLEU", "chrF", "source", "translation", "reference"),
             formats={"BLEU": ".1f", "chrF": ".1f"},
             rows=(*best, *worst),
-            note=f"Of {len(found):,} after epoch {found[0].epoch} of result_{number}.txt. The BLEU of a sentence is not "
-            f"the run's quality. Texts longer than {LONGEST} characters are cut.",
+            note=f"Of {len(found):,} after epoch {found[0].epoch} of result_{number}.txt. BLEU of a sentence is no "
+            f"quality of the run. Texts longer than {LONGEST} characters are cut.",
         )
     return None
 
