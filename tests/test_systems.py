@@ -256,7 +256,6 @@ def expected_of_gnmt(each: Submitted) -> dict[str, Any]:
         "quality_target": float(given["target_bleu"]),
         "precision": {"fp16": "fp16", "amp_fp16": "fp16"}[given["math"]],
         "optimizer": {"FusedAdam": "adam"}[given["optimizer"]],
-        "log_unit": 0.01 if each.round == "v0.7" else 1.0,
     }
 
 
