@@ -35,4 +35,5 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
     """Evaluate after each epoch."""
-    return by_epochs(config, steps_per_epoch, lambda epoch: True)
+    options = {"stops_at_target": config.stop_at_target, "quality_unit": config.log_unit}
+    return by_epochs(config, steps_per_epoch, lambda epoch: True, **options)

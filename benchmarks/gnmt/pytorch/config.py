@@ -72,10 +72,8 @@ class Config:
     coverage_penalty: float = 0.1  # factor on the coverage penalty (the same equation)
 
     # How it is computed
-    attention: Literal["auto", "plain", "chunked", "triton"] = (
-        "auto"  # the scores; auto: measured before the first step
-    )
-    loss_chunk: int = 4096  # positions whose logits exist at a time
+    kernels: Literal["auto", "plain", "triton"] = "auto"  # of the attention; auto: measured, plain on CPUs
+    loss_chunk: int = 0  # positions whose logits exist at a time; 0: as many as the device is fastest with
     warm_up_steps: int = 1  # on the largest batch, before the clock: takes memory, opens connections; 0 does none
 
     # Reports
@@ -92,11 +90,19 @@ class Config:
         precision_on_cpu(self, "fp32", "bf16", "fp16")
         at_least(self, 1, "width", "vocabulary_multiple", "batch_size", "eval_batch_size", "beam_size", "epochs")
         at_least(self, 1, "decay_interval", "buckets", "shard_size", "log_interval")
-        at_least(self, 1, "loss_scale_interval", "prefetch")
+        at_least(self, 1, "loss_scale_interval")
         at_least(self, 2, "layers")
         at_least(self, 3, "max_length_train", "max_length_test")
         at_least(
-            self, 0, "initial_weights", "warmup_steps", "remain_steps", "decay_steps", "warm_up_steps", "loss_chunk"
+            self,
+            0,
+            "initial_weights",
+            "warmup_steps",
+            "remain_steps",
+            "decay_steps",
+            "warm_up_steps",
+            "loss_chunk",
+            "prefetch",
         )
         at_least(self, 0, "checkpoint_interval", "length_penalty", "length_constant", "coverage_penalty")
         above_zero(self, "learning_rate", "epsilon", "decay_factor", "gradient_clip", "loss_scale", "log_unit")

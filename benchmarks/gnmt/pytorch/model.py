@@ -49,8 +49,8 @@ class Attention(nn.Module):
         projected = self.query(queries)
         vector = self.scale * self.vector / self.vector.norm()
         scores = self.scores(projected, encoded.keys.to(projected.dtype), vector.to(projected.dtype))
-        scores = scores.float().masked_fill(encoded.padding.unsqueeze(1), float("-inf"))
-        weights = functional.softmax(scores, dim=2)
+        scores = scores.masked_fill(encoded.padding.unsqueeze(1), float("-inf"))
+        weights = functional.softmax(scores, dim=2, dtype=wide(scores))
         return torch.bmm(weights.to(encoded.context.dtype), encoded.context), weights
 
 
@@ -81,6 +81,11 @@ class Encoder(nn.Module):
         backwards = turned(self.backwards(turned(x, order))[0], order)
         mask = inside.unsqueeze(2)
         return forwards * mask, backwards * mask
+
+
+def wide(x: torch.Tensor) -> torch.dtype:
+    """Return float32, or the type of ``x`` if it is wider: for what must not be rounded to fp16."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def turned(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -158,8 +163,9 @@ class GNMT(nn.Module):
         return self.decoder.attention.encoded(output.contiguous(), padding)
 
     def forward(self, source: torch.Tensor, lengths: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """(T, B, width): what the classifier makes the next token's logits of, for ``target`` int64 (B, T)."""
-        return self.decoder(self.embedding(target.t()), self.encode(source, lengths), self.dropout)
+        """(B, T, width): what the classifier makes the next token's logits of, for ``target`` int64 (B, T)."""
+        decoded = self.decoder(self.embedding(target.t()), self.encode(source, lengths), self.dropout)
+        return decoded.transpose(0, 1)
 
 
 class Decoding:
@@ -189,7 +195,7 @@ class Decoding:
             above = self._layer(number, layer, torch.cat((x, context), 1))
             x = above if number == 1 else x + above
         logits = self._network.classifier(x)
-        return functional.log_softmax(logits, dim=1, dtype=torch.float32), weights.flatten(0, 1)
+        return functional.log_softmax(logits, dim=1, dtype=wide(logits)), weights.flatten(0, 1)
 
     def _layer(self, number: int, layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
         hidden, cell = self._cells[number]
