@@ -10,7 +10,8 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, U
 
 import torch
 
-PAD, BOS, EOS = 0, 2, 3
+from benchmarks.translation.vocabulary import BOS, EOS, PAD
+
 NEVER = float("-inf")
 
 Step = Callable[[torch.Tensor, int, Any], Tuple[torch.Tensor, Optional[torch.Tensor]]]
