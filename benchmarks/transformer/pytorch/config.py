@@ -61,8 +61,7 @@ class Config:
     beta1: float = 0.9  # decay of the first moment
     beta2: float = 0.98  # decay of the second moment
     epsilon: float = 1e-9  # added to the root of the second moment
-    weight_decay: float = 0.0  # L2 penalty
-    clip_norm: float = 0.0  # gradients of a larger norm are scaled down to it; 0 leaves all as they are
+    gradient_clip: float = 0.0  # largest norm of the whole gradient; 0: any
 
     # Evaluation
     beam: int = 4  # hypotheses of a sentence that are kept
@@ -71,8 +70,7 @@ class Config:
     longest_factor: float = 1.0  # a translation ends after longest_factor times its source's tokens ...
     longest_offset: int = 50  # ... plus so many
     eval_batch_size: int = 128  # sentences per rank that are translated at once
-    bleu: Literal["tokenized", "sacrebleu"] = "tokenized"  # which score is judged; both are reported
-    bleu_lowercase: bool = True  # the tokenized score ignores case
+    bleu: Literal["tokenized", "plain"] = "tokenized"  # judged: as submitted, or over words as white space parts them
 
     # How it runs
     attention: Literal["auto", "fused", "plain"] = "auto"  # fused: PyTorch's own, which auto takes where it exists
@@ -91,7 +89,7 @@ class Config:
         at_least(self, 1, "layers", "width", "heads", "inner_width", "vocabulary_multiple", "batch_size")
         at_least(self, 1, "max_length", "length_multiple", "warmup_steps", "beam", "eval_batch_size", "epochs")
         at_least(self, 1, "log_interval", "loss_scale_window", "longest_offset")
-        at_least(self, 0, "loss_chunk", "prefetch", "warm_up_steps", "checkpoint_interval", "weight_decay", "clip_norm")
+        at_least(self, 0, "loss_chunk", "prefetch", "warm_up_steps", "checkpoint_interval", "gradient_clip")
         at_least(self, 0, "length_penalty", "length_constant", "longest_factor")
         above_zero(self, "quality_target", "learning_rate", "epsilon", "loss_scale")
         refuse(
