@@ -83,7 +83,7 @@ class _Hypotheses(NamedTuple):
 
     def keep(self, places: torch.Tensor) -> _Hypotheses:
         """Return those of the sentences at ``places``."""
-        return _Hypotheses(*(None if each is None else each.index_select(0, places) for each in self))  # type: ignore[arg-type]
+        return _Hypotheses(*(None if each is None else each.index_select(0, places) for each in self))
 
 
 class _Best(NamedTuple):
