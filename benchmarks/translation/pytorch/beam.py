@@ -10,7 +10,8 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, U
 
 import torch
 
-PAD, BOS, EOS = 0, 2, 3
+from benchmarks.translation.vocabulary import BOS, EOS, PAD
+
 NEVER = float("-inf")
 
 Step = Callable[[torch.Tensor, int, Any], Tuple[torch.Tensor, Optional[torch.Tensor]]]
@@ -94,7 +95,7 @@ class _Best(NamedTuple):
     """(batch, longest)."""
 
     def offer(self, sentences: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Take the best of ``scores`` (n, hypotheses), of equal ones the first, where it is better than what is there."""
+        """Take the best of ``scores`` (n, hypotheses), of equal ones the first, where it beats what is there."""
         best, place = smallest(-scores, 1)
         better = best[:, 0].neg() > self.scores[sentences]
         chosen = tokens.gather(1, place[:, :, None].expand(-1, -1, tokens.shape[2]))[:, 0]

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-PAD = 0
+from benchmarks.translation.vocabulary import PAD
+
 CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
 """Logits that are held at once: enough that adding to the gradient of the weights, once a chunk, costs little."""
 Losses = Tuple[torch.Tensor, torch.Tensor]
