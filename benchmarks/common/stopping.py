@@ -1,17 +1,19 @@
-"""Stop on SIGTERM and SIGINT at a step that all ranks agree on, and show that a rank is alive."""
+"""Stop on SIGTERM and SIGINT at a step that all ranks agree on, show that a rank is alive, and end its process."""
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Optional
+from typing import Callable, NoReturn, Optional
 
 HEARTBEAT_SECONDS = 0.05
 """Between two writings of a rank that makes steps."""
@@ -81,3 +83,28 @@ class Heartbeat:
         self._file.seek(0)
         self._file.write(f"{os.getpid()} {self._host} {step} {when:.3f} {time.time():.3f}\n".ljust(112))
         self._file.flush()
+
+
+def end_process(main: Callable[[], int]) -> NoReturn:
+    """Call a training's ``main`` and end with its exit code as Python does, but leave the interpreter whole.
+
+    Threads still run then: the heartbeat's, which may hold the lock of its file, and those of a framework, which may
+    hold what only Python can free, as Gloo's do after a collective. A process whose interpreter is taken apart under
+    them is aborted, and its exit code says nothing of what the training found.
+    """
+    code = 1
+    try:
+        code = main()
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
+        else:
+            code = leaving.code or 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    # Horovod leaves the other ranks here.
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -18,6 +18,7 @@ from benchmarks.common.data import passport
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import V05Log
 from benchmarks.common.run import Run
+from benchmarks.common.stopping import end_process
 from benchmarks.ncf import events
 from benchmarks.ncf.pytorch import data, evaluation, model
 from benchmarks.ncf.pytorch.config import Config
@@ -103,4 +104,4 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    end_process(main)

@@ -18,6 +18,7 @@ from mxnet import autograd
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
+from benchmarks.common.stopping import end_process
 from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
 from benchmarks.resnet.mxnet import data
@@ -76,4 +77,4 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    end_process(main)

@@ -18,6 +18,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import autocast
 from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
+from benchmarks.common.stopping import end_process
 from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
 from benchmarks.resnet.pytorch import data, model
@@ -101,4 +102,4 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    end_process(main)

@@ -15,6 +15,7 @@ from typing import Dict, List, Optional, Tuple
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
+from benchmarks.common.stopping import end_process
 from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
 from benchmarks.resnet.schedule import learning_rate
@@ -96,4 +97,4 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    end_process(main)
