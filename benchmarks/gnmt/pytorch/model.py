@@ -67,9 +67,9 @@ class Encoder(nn.Module):
         """(S, B, width) of ``embedded`` (S, B, width); what is behind a sentence's end depends on nothing before it."""
         x = dropout.of_embedding(embedded)
         x = dropout(torch.cat(self._both_directions(x, lengths), 2))
-        x = self.layers[0](x)[0]
+        x = run(self.layers[0], x)
         for layer in self.layers[1:]:
-            x = x + layer(dropout(x))[0]
+            x = x + run(layer, dropout(x))
         return x
 
     def _both_directions(self, x: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -77,10 +77,19 @@ class Encoder(nn.Module):
         inside = positions < lengths
         # Each sentence the other way round; the padding stays where it is.
         order = torch.where(inside, lengths - 1 - positions, positions)
-        forwards = self.forwards(x)[0]
-        backwards = turned(self.backwards(turned(x, order))[0], order)
+        forwards = run(self.forwards, x)
+        backwards = turned(run(self.backwards, turned(x, order)), order)
         mask = inside.unsqueeze(2)
         return forwards * mask, backwards * mask
+
+
+def run(layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
+    """(T, B, width): the outputs of ``layer`` for ``x`` (T, B, inputs), from a state of zeros."""
+    if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        # oneDNN has LSTMs in fp16 and bf16 on few CPUs, and fails on the others.
+        with torch.autocast("cpu", enabled=False):
+            return layer(x.float())[0]
+    return layer(x)[0]
 
 
 def wide(x: torch.Tensor) -> torch.dtype:
@@ -126,11 +135,11 @@ class Decoder(nn.Module):
 
     def forward(self, embedded: torch.Tensor, encoded: Encoded, dropout: Dropout) -> torch.Tensor:
         """(T, B, width) of ``embedded`` (T, B, width), all positions at once."""
-        x = self.first(dropout.of_embedding(embedded))[0]
+        x = run(self.first, dropout.of_embedding(embedded))
         context = self.attention(x.transpose(0, 1), encoded)[0].transpose(0, 1)
-        x = self.layers[0](dropout.joined(x, context))[0]
+        x = run(self.layers[0], dropout.joined(x, context))
         for layer in self.layers[1:]:
-            x = x + layer(dropout.joined(x, context))[0]
+            x = x + run(layer, dropout.joined(x, context))
         return x
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Mapping
 
 import torch
@@ -119,11 +120,12 @@ def content(training: Training) -> Dict[str, Any]:
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
     """Return what makes the order of an epoch."""
+    rule: Callable[..., Order] = partial(orders.by_sentences, buckets=config.buckets)
+    if config.batching == "shards":
+        rule = partial(orders.by_shards, shard_size=config.shard_size)
     lengths = data.train.source.lengths, data.train.target.lengths
-    shared = {"batch_size": config.batch_size, "ranks": ranks.size, "seed": config.seed}
-    return lambda epoch: orders.by_sentences(
-        *lengths, **shared, epoch=epoch, longest=config.max_length_train, buckets=config.buckets
-    )
+    size = {"batch_size": config.batch_size, "ranks": ranks.size, "longest": config.max_length_train}
+    return lambda epoch: rule(*lengths, **size, seed=config.seed, epoch=epoch)
 
 
 def training_input(config: Config, data: DataSet, ranks: Ranks, position: int) -> TrainingInput:
