@@ -106,8 +106,8 @@ class _Best(NamedTuple):
 def smallest(values: torch.Tensor, count: int) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return the ``count`` smallest of each row of ``values`` >= 0 in order, and where they are; equal ones in place.
 
-    topk chooses among equal values as it likes. Where the first that is left out equals the last, it chooses again among
-    keys of which no two are equal; for all rows that would take the time of the logits.
+    topk chooses among equal values as it likes. Where the first that is left out equals the last, it chooses again
+    among keys of which no two are equal; for all rows that would take the time of the logits.
     """
     least, found = values.topk(min(count + 1, values.shape[1]), largest=False)
     found = found[:, :count]
