@@ -55,7 +55,7 @@ class Shape(NamedTuple):
     """How a batch is laid out."""
 
     source_bos: bool = False
-    """Whether BOS comes before the source, as in GNMT's submission (seq2seq/data/tokenizer.py); Transformer's has not."""
+    """Whether BOS comes before the source, as in GNMT's submission (seq2seq/data/tokenizer.py), not Transformer's."""
     multiple: int = 1
     """Lengths are padded to a multiple of this: tensor cores of fp16 and bf16 want 8."""
 
