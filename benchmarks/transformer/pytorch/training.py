@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping
 
 import torch
 
 from benchmarks.common import torch_optimizers
-from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_updates import ScaleRule, Updates

@@ -39,6 +39,8 @@ class Batch(NamedTuple):
     """The same of all ranks."""
     sentences: int
     """Pairs of all ranks."""
+    all_source_tokens: int = 0
+    """Of ``source`` of all ranks, without padding."""
 
 
 class SourceBatch(NamedTuple):
@@ -155,7 +157,8 @@ def _build(pairs: Pairs, task: _Task, ranks: Ranks, shape: Shape, copy: Callable
     rows = np.flatnonzero(target_out.reshape(-1) != PAD)
     arrays = (source, source_lengths, target_in, target_out, rows)
     all_tokens = int(pairs.target.lengths[every].sum(dtype=np.int64)) + len(every)
-    return Batch(*map(copy, arrays), int(target_lengths.sum()), all_tokens, len(every))
+    all_source = int(pairs.source.lengths[every].sum(dtype=np.int64)) + len(every) * (1 + shape.source_bos)
+    return Batch(*map(copy, arrays), int(target_lengths.sum()), all_tokens, len(every), all_source)
 
 
 def evaluation_batches(
