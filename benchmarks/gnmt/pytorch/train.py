@@ -85,8 +85,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.keep(partial(content, training), training.updates.own_content)
         for _ in run.blocks():
             for number in run.steps():
-                rate = learning_rate(config, number)
-                run.report(train_step(training, run.wait_for(batches.next), rate), rate)
+                batch, rate = run.wait_for(batches.next), learning_rate(config, number)
+                run.report(train_step(training, batch, rate), rate, batch.all_source_tokens + batch.all_tokens)
             if run.evaluates():
                 run.evaluated(evaluate(training, data, run))
     if ranks.rank == 0:

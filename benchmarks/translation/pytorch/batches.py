@@ -39,6 +39,8 @@ class Batch(NamedTuple):
     """The same of all ranks."""
     sentences: int
     """Pairs of all ranks."""
+    all_source_tokens: int = 0
+    """Of ``source`` of all ranks, without padding."""
 
 
 class SourceBatch(NamedTuple):
@@ -165,6 +167,7 @@ def _build(pairs: Pairs, task: _Task, ranks: Ranks, shape: Shape, copy: Callable
         tokens=len(rows),
         all_tokens=int(pairs.target.lengths[every].sum(dtype=np.int64)) + len(every),
         sentences=len(every),
+        all_source_tokens=int(pairs.source.lengths[every].sum(dtype=np.int64)) + len(every) * (1 + shape.source_bos),
     )
 
 
