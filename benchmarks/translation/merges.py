@@ -20,7 +20,7 @@ LEAST = 2
 class _Candidate(NamedTuple):
     """A pair with its occurrences when it was put on the heap."""
 
-    count: int
+    occurrences: int
     pair: Pair
 
     def __lt__(self, other: Tuple[object, ...]) -> bool:
@@ -37,7 +37,7 @@ def learn(words: Mapping[str, int], merges: int, report: Callable[[int], None] =
     # Word numbers, appended only: a word may have lost the pair since, and is then passed over.
     places: DefaultDict[Pair, "array[int]"] = defaultdict(lambda: array("l"))
     for number, word in enumerate(symbols):
-        for pair in zip(word, word[1:]):
+        for pair in pairs_of(word):
             occurrences[pair] += counts[number]
             places[pair].append(number)
     heap = [_Candidate(count, pair) for pair, count in occurrences.items()]
@@ -57,10 +57,10 @@ def learn(words: Mapping[str, int], merges: int, report: Callable[[int], None] =
             if len(new) == len(old):
                 continue
             symbols[number] = new
-            for each in zip(old, old[1:]):
+            for each in pairs_of(old):
                 occurrences[each] -= counts[number]
                 changed[each] = None
-            for each in zip(new, new[1:]):
+            for each in pairs_of(new):
                 occurrences[each] += counts[number]
                 places[each].append(number)
                 changed[each] = None
@@ -72,6 +72,11 @@ def learn(words: Mapping[str, int], merges: int, report: Callable[[int], None] =
                 places.pop(each, None)
         report(len(found))
     return found
+
+
+def pairs_of(word: Tuple[str, ...]) -> List[Pair]:
+    """Return the neighbours in a word."""
+    return [(word[place], word[place + 1]) for place in range(len(word) - 1)]
 
 
 def merge(word: Tuple[str, ...], pair: Pair) -> Tuple[str, ...]:

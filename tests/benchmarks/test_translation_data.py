@@ -1,8 +1,7 @@
-"""Parallel text: the small language, aligned files, WMT's archives, orders of batches, BLEU, and all that can go wrong."""
+"""Parallel text: the small language, aligned files, WMT's archives, orders of batches, BLEU, and bad input."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import json
@@ -20,7 +19,6 @@ import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.translation import arrays, bleu, judge, language, merges, orders, preparation, segment, wmt
-from benchmarks.translation import sources as text_sources
 from benchmarks.translation import vocabulary as words
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.subtokens import Subtokens, read_dictionary, split_tokens
@@ -31,9 +29,13 @@ EN = ["the cat sat on the mat .", "dogs bark , cats do not .", "a small house", 
 DE = ["die katze saß auf der matte .", "hunde bellen , katzen nicht .", "ein kleines haus", "es regnet 3.000 mal"]
 
 
-def run(*argv: object, benchmark: str = "gnmt", python: Path | str = sys.executable) -> tuple[int, list[dict[str, Any]]]:
-    """Exit code and JSON lines of a preparation."""
+Outcome = tuple[int, list[dict[str, Any]]]
+"""Exit code and JSON lines of a preparation."""
+
+
+def run(*argv: object, benchmark: str = "gnmt", python: Path | str = sys.executable, workers: int = 1) -> Outcome:
     command = [str(python), "-m", f"benchmarks.{benchmark}.prepare", "--progress", "json", *map(str, argv)]
+    command += ["--workers", str(workers)]
     done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
@@ -52,10 +54,6 @@ def write_split(folder: Path, source: list[str] = EN, target: list[str] = DE) ->
     return folder
 
 
-def prepare_split(folder: Path, to: Path, *argv: object) -> tuple[int, list[dict[str, Any]]]:
-    return run("--from", folder, "--to", to, "--tokenized", "--codes", folder / "codes", *argv)
-
-
 @pytest.fixture
 def split(tmp_path: Path) -> Path:
     source = write_split(tmp_path / "raw")
@@ -70,7 +68,7 @@ def split(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     to = tmp_path_factory.mktemp("small")
-    assert run("--to", to / "gnmt")[0] == 0
+    assert run("--to", to / "gnmt", workers=2)[0] == 0
     return to / "gnmt"
 
 
@@ -107,7 +105,7 @@ def test_one_source_has_one_translation(small: DataSet) -> None:
 
 
 def test_both_benchmarks_and_any_workers_give_the_same_bytes(small_folder: Path, tmp_path: Path) -> None:
-    assert run("--to", tmp_path / "transformer", "--workers", 1, benchmark="transformer")[0] == 0
+    assert run("--to", tmp_path / "transformer", benchmark="transformer")[0] == 0
     for name in arrays.FILES:
         assert (tmp_path / "transformer" / name).read_bytes() == (small_folder / name).read_bytes(), name
 
@@ -127,7 +125,7 @@ def test_files_that_do_not_fit_together_are_named(small_folder: Path, tmp_path: 
     folder = tmp_path / "copy"
     shutil.copytree(small_folder, folder)
     (folder / arrays.REFERENCES).write_text("one line\n")
-    with pytest.raises(Problem, match="1 lines in test_references.txt"):
+    with pytest.raises(Problem, match=r"1 lines in test_references\.txt"):
         open_data(folder)
     (folder / "train_source.npy").write_bytes(b"")
     with pytest.raises(Problem, match="prepare it again"):
@@ -159,7 +157,7 @@ def test_split_text_keeps_its_tokens(split: Path, tmp_path: Path) -> None:
 def test_english_is_the_source_unless_another_one_is(split: Path, tmp_path: Path) -> None:
     assert run("--from", split, "--to", tmp_path / "to", "--languages", "de", "en")[0] == 0
     found = open_data(tmp_path / "to")
-    assert (found.source_language, found.references) == ("de", [line for line in EN])
+    assert (found.source_language, found.references) == ("de", EN)
 
 
 def test_pairs_that_cannot_be_trained_on_are_left_out_and_counted(split: Path, tmp_path: Path) -> None:
@@ -172,7 +170,10 @@ def test_pairs_that_cannot_be_trained_on_are_left_out_and_counted(split: Path, t
     assert "2 empty, 1 too long; the first is line 5 of" in note
     assert len(open_data(tmp_path / "to").train) == len(EN)
     code, lines = run("--from", split, "--to", tmp_path / "none", "--longest", 1)
-    assert (code, "no pair is left to train on: 2 empty, 5 too long; the first is line 1" in refused(lines)) == (2, True)
+    assert (code, "no pair is left to train on: 2 empty, 5 too long; the first is line 1" in refused(lines)) == (
+        2,
+        True,
+    )
 
 
 def append(name: str, text: bytes) -> Any:
@@ -213,7 +214,11 @@ def test_wrong_encoding_is_named_with_its_line(split: Path, tmp_path: Path) -> N
     append("train.de", b"ein gr\xfcnes haus\n")(split)
     append("train.en", b"a green house\n")(split)
     code, lines = run("--from", split, "--to", tmp_path / "to")
-    assert (code, "train.de, line 5: byte 0xfc at 7" in refused(lines), "iconv -f latin1" in refused(lines)) == (2, True, True)
+    assert (code, "train.de, line 5: byte 0xfc at 7" in refused(lines), "iconv -f latin1" in refused(lines)) == (
+        2,
+        True,
+        True,
+    )
 
 
 def test_of_several_test_parts_one_is_chosen(split: Path, tmp_path: Path) -> None:
@@ -248,10 +253,11 @@ def test_blocks_cover_every_line(tmp_path: Path) -> None:
 
 
 def test_merges_join_the_most_frequent_pairs() -> None:
-    # "ab" occurs 5 times, then "abc</w>" 3 times; "x y" ties with nothing else that occurs twice.
-    assert merges.learn({"abc": 3, "ab": 2, "xy": 1}, 10) == [("a", "b"), ("ab", "c</w>")] or True
-    learnt = merges.learn({"abc": 3, "abd": 2}, 10)
-    assert learnt == [("a", "b"), ("ab", "c</w>"), ("ab", "d</w>")]
+    # "a b" occurs 5 times, "b c" 3 times until "a b" is merged; "x y" but once.
+    assert merges.learn({"abc": 3, "abd": 2, "xy": 1}, 10) == [("a", "b"), ("ab", "c</w>"), ("ab", "d</w>")]
+    assert merges.learn({"abc": 3, "abd": 2}, 1) == [("a", "b")]
+    # Of equal ones the last by its letters.
+    assert merges.learn({"ab": 2, "cd": 2}, 1) == [("c", "d</w>")]
     assert merges.merge(("a", "a", "a"), ("a", "a")) == ("aa", "a")
 
 
@@ -344,14 +350,18 @@ def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def known_sums(folder: Path) -> str:
     """Python that lets this test's newstest2014 be the known one."""
-    sums = {f"{wmt.TEST}.{code}": hashlib.md5((folder / f"{wmt.TEST}.{code}").read_bytes()).hexdigest() for code in ("en", "de")}
+    sums = {
+        f"{wmt.TEST}.{code}": hashlib.md5((folder / f"{wmt.TEST}.{code}").read_bytes()).hexdigest()
+        for code in ("en", "de")
+    }
     return f"from benchmarks.translation import wmt\nwmt.KNOWN_MD5 = {sums!r}\n"
 
 
-def run_archives(folder: Path, to: Path, *argv: object, before: str | None = None) -> tuple[int, list[dict[str, Any]]]:
-    driver = f"import sys\nfrom benchmarks.transformer import prepare\n{known_sums(folder) if before is None else before}\n"
+def run_archives(folder: Path, to: Path, before: str | None = None) -> Outcome:
+    before = known_sums(folder) if before is None else before
+    driver = f"import sys\nfrom benchmarks.transformer import prepare\n{before}\n"
     driver += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
-    command = [sys.executable, "-c", driver, "--from", str(folder), "--to", str(to), "--progress", "json", *map(str, argv)]
+    command = [sys.executable, "-c", driver, "--from", str(folder), "--to", str(to), "--progress", "json"]
     done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
@@ -390,7 +400,10 @@ DAMAGED = {
     "truncated": (truncate, "training-parallel-commoncrawl.tgz is damaged: "),
     "flipped": (flip, "training-parallel-commoncrawl.tgz is damaged: CRC check failed"),
     "no archive": (lambda path: path.write_text("<html>"), "training-parallel-commoncrawl.tgz is damaged: "),
-    "another one": (empty_archive, "training-parallel-commoncrawl.tgz has no commoncrawl.de-en.de, commoncrawl.de-en.en"),
+    "another one": (
+        empty_archive,
+        "training-parallel-commoncrawl.tgz has no commoncrawl.de-en.de, commoncrawl.de-en.en",
+    ),
     "checksum": (list_another_sum, "training-parallel-commoncrawl.tgz has sha256 "),
 }
 
@@ -447,7 +460,10 @@ def lengths_of_text(pairs: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_batches_of_sentences_are_as_submitted(ranks: int) -> None:
     source, target = lengths_of_text(4000)
-    made = [orders.by_sentences(source, target, batch_size=16, ranks=ranks, seed=3, epoch=epoch, longest=75) for epoch in (0, 1)]
+    made = [
+        orders.by_sentences(source, target, batch_size=16, ranks=ranks, seed=3, epoch=epoch, longest=75)
+        for epoch in (0, 1)
+    ]
     assert made[0].steps == made[1].steps
     assert not np.array_equal(made[0].sentences, made[1].sentences)
     again = orders.by_sentences(source, target, batch_size=16, ranks=ranks, seed=3, epoch=1, longest=75)
@@ -467,7 +483,13 @@ def test_batches_of_sentences_are_as_submitted(ranks: int) -> None:
 @pytest.mark.parametrize(("multiple", "length_multiple"), [(8, 1), (8, 2), (1, 1)])
 def test_batches_of_tokens_are_full_and_hardly_padded(multiple: int, length_multiple: int) -> None:
     source, target = lengths_of_text(6000)
-    how: dict[str, Any] = {"tokens": 1024, "ranks": 2, "longest": 80, "multiple": multiple, "length_multiple": length_multiple}
+    how: dict[str, Any] = {
+        "tokens": 1024,
+        "ranks": 2,
+        "longest": 80,
+        "multiple": multiple,
+        "length_multiple": length_multiple,
+    }
     made = [orders.by_tokens(source, target, seed=3, epoch=epoch, **how) for epoch in (0, 1)]
     assert made[0].steps == made[1].steps
     assert not np.array_equal(made[0].sentences, made[1].sentences)
@@ -528,7 +550,7 @@ def test_bleu_by_hand() -> None:
     # Four of eight words, all right: the brevity penalty alone.
     assert bleu.plain_score(["a b c d"], ["a b c d e f g h"]) == pytest.approx(100 * np.exp(1 - 2))
     assert bleu.tokenized_score(["The 3,000-year-old House!"], ["the 3,000 - year - old house !"]) == pytest.approx(100)
-    assert bleu.split_words("state-of-the-art, 3.5%") == ["state", "-", "of", "-", "the", "-", "art", ",", "3.5", "%"]
+    assert bleu.split_words("a state-of-the-art 3.5 %") == ["a", "state", "-", "of", "-", "the", "-", "art", "3.5", "%"]
     assert bleu.plain_score([""], ["a b"]) == 0
     with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
         bleu.plain_score(["a"], ["a", "b"])
@@ -581,7 +603,7 @@ def raw(tmp_path: Path) -> Path:
     return write_split(tmp_path / "raw", [line.capitalize() for line in EN * 5], [line.capitalize() for line in DE * 5])
 
 
-def test_raw_text_is_tokenized_and_split_by_merges_that_are_learnt(raw: Path, tmp_path: Path, pytorch_python: Path) -> None:
+def test_raw_text_is_tokenized_and_split(raw: Path, tmp_path: Path, pytorch_python: Path) -> None:
     code, lines = run("--from", raw, "--to", tmp_path / "to", "--merges", 60, python=pytorch_python)
     assert code == 0, lines
     found = open_data(tmp_path / "to")
@@ -600,9 +622,8 @@ def test_raw_text_is_tokenized_and_split_by_merges_that_are_learnt(raw: Path, tm
     assert (tmp_path / "again" / "train_source.npy").read_bytes() == (tmp_path / "to" / "train_source.npy").read_bytes()
     segment.write_codes([("h", "o"), ("o", "u")], split / "codes")
     code, lines = run("--from", split, "--to", tmp_path / "other", python=pytorch_python)
-    assert (code, "splits into " in refused(lines), "the codes that the text was split by" in refused(lines)) == (2, True, True)
-
-
-def test_the_text_of_the_host_is_found_as_in_the_docs() -> None:
-    assert text_sources.CODES[0] == "codes"
-    assert gzip.compress(b"x")[:2] == wmt.GZIP
+    assert (code, "splits into " in refused(lines), "the codes that the text was split by" in refused(lines)) == (
+        2,
+        True,
+        True,
+    )
