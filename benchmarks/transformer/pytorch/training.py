@@ -169,8 +169,7 @@ def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
     lengths = torch.full((sentences,), length)
     count = sentences * length
     tensors = (tokens[0], lengths, target_in, tokens[1], torch.arange(count))
-    on_device = (tensor.to(ranks.context) for tensor in tensors)
-    return Batch(*on_device, tokens=count, all_tokens=count * ranks.size, sentences=sentences * ranks.size)
+    return Batch(*(each.to(ranks.context) for each in tensors), *(count, count * ranks.size, sentences * ranks.size))
 
 
 def warm_up(step: EagerStep, training: Training) -> None:
