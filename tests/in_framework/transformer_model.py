@@ -10,7 +10,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.model import Network, State
 
-# from benchmarks.transformer.pytorch.training import translate_batch
+from benchmarks.transformer.pytorch.training import translate_batch
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 
 CONFIG = Config(
@@ -141,7 +141,7 @@ def main():
             for attention in ("fused", "plain")
         },
         "cached": {precision: cached(precision) for precision in ("fp32", "bf16")},
-        # "batched is single": batched(),
+        "batched is single": batched(),
     }
     print(json.dumps(found))
 
