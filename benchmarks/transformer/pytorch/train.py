@@ -47,8 +47,8 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
 def evaluate(training: Training, data: DataSet, order: Order, run: Run) -> Optional[Dict[str, float]]:
     """BLEU of the whole test part as the configuration judges it, and sacreBLEU; None if the run is to stop."""
-    with closing(evaluation_batches(data.test.source, order, run.ranks)) as batches:
-        hypotheses = translate(batches, len(data.test), training.decode, run.ranks, run)
+    batches = evaluation_batches(data.test.source, order, run.ranks)
+    hypotheses = translate(batches, len(data.test), training.decode, run.ranks, run)
     if hypotheses is None:
         return None
     scores = {"bleu": SCORES[training.config.bleu], "sacrebleu": sacrebleu_score}

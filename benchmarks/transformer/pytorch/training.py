@@ -168,9 +168,10 @@ def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
     target_in[:, 0] = BOS
     lengths = torch.full((sentences,), length)
     count = sentences * length
-    tensors = (tokens[0], lengths, target_in, tokens[1], torch.arange(count))
-    on_device = (tensor.to(ranks.context) for tensor in tensors)
-    return Batch(*on_device, tokens=count, all_tokens=count * ranks.size, sentences=sentences * ranks.size)
+    arrays = (tokens[0], lengths, target_in, tokens[1], torch.arange(count))
+    source, source_lengths, target_in, target_out, rows = (each.to(ranks.context) for each in arrays)
+    places = (count, count * ranks.size, sentences * ranks.size)
+    return Batch(source, source_lengths, target_in, target_out, rows, *places)
 
 
 def warm_up(step: EagerStep, training: Training) -> None:
