@@ -6,6 +6,7 @@ executing them; it knows nothing of our systems.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from dataclasses import dataclass
@@ -21,11 +22,22 @@ from encore.job import rank_environment
 from encore.launchers import Launch
 
 SAMPLES = paths.ROOT / "tests" / "samples"
-CHOICES = {"train_imagenet.py": "resnet", "ncf.py": "ncf", "dist_train.py": "dlrm"}
+CHOICES = {
+    "image_classification": "resnet",
+    "resnet": "resnet",
+    "recommendation": "ncf",
+    "dlrm": "dlrm",
+    "rnn_translator": "gnmt",
+    "gnmt": "gnmt",
+    "translation": "transformer",
+    "transformer": "transformer",
+}
+"""Our benchmark for a submitted folder, by the part of its path that names the task."""
 
 NOT_SET = {
     "NCCL_SOCKET_IFNAME": "the submitter's own network; Encore looks for the interfaces",
     "MXNET_HOROVOD_NUM_GROUPS": "read by the submitted common/fit.py alone; here the key gradient_groups",
+    "NCCL_TOPO_FILE": "describes the submitter's own nodes",
     "LD_PRELOAD": "tcmalloc of one image; where the file is not there, every process complains",
     "MXNET_ASYNC_GPU_ENGINE": "an operation counts as done before it is, and DALI's buffers are protected by that",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "belongs to MXNET_ASYNC_GPU_ENGINE",
@@ -77,11 +89,12 @@ def submitted() -> list[Submitted]:
     for each in table["submission"]:
         for entry in each["configuration"]:
             command = shlex.split(entry["command"])
-            script = next(word for word in command if word.endswith(".py")).rpartition("/")[2]
             options = re.findall(r" (--?[a-z][\w-]*)((?: (?!--?[a-z])\S+)*)", f" {' '.join(command)}")
             found.append(
                 Submitted(
-                    choice=catalogue.choose(CHOICES[script]),
+                    choice=catalogue.choose(
+                        next(CHOICES[part] for part in each["folder"].split("/") if part in CHOICES)
+                    ),
                     round=each["repository"].rpartition("_")[2],
                     system=entry["system"],
                     folder=each["folder"],
@@ -209,6 +222,94 @@ def test_ncf_has_the_submitted_values(each: Submitted) -> None:
     assert {name: found.get(name) for name in expected} == expected
 
 
+def words(dictionary: str) -> dict[str, str]:
+    return dict(pair.split(":") for pair in dictionary.strip("{}").split(","))
+
+
+def expected_of_gnmt(each: Submitted) -> dict[str, Any]:
+    """Return our keys with the values of the submitted command; in v0.5 three of its options are dictionaries."""
+    given = each.arguments
+    if each.round == "v0.5":
+        inside = {name: value for key in given if key.endswith("_config") for name, value in words(given[key]).items()}
+        expected = {
+            "width": int(inside["hidden_size"]),
+            "layers": int(inside["num_layers"]),
+            "dropout": float(inside["dropout"]),
+            "batch_size": int(given["batch_size"]),
+            "warmup_steps": int(inside["warmup_iters"]),
+            "decay_interval": int(inside["decay_steps"]),
+            "max_length_train": 50,  # train.py's default, which no configuration of v0.5 sets
+        }
+        given = given | inside
+    else:
+        expected = {
+            "batch_size": int(given["train_batch_size"]),
+            "warmup_steps": int(given["warmup_steps"]),
+            "decay_interval": int(given["decay_interval"]),
+            "max_length_train": int(given["max_length_train"]),
+        }
+    return expected | {
+        "learning_rate": float(given["lr"]),
+        "remain_steps": int(given["remain_steps"]),
+        "epochs": int(given["epochs"]),
+        "eval_batch_size": int(given["test_batch_size"]),
+        "quality_target": float(given["target_bleu"]),
+        "precision": {"fp16": "fp16", "amp_fp16": "fp16"}[given["math"]],
+        "optimizer": {"FusedAdam": "adam"}[given["optimizer"]],
+    }
+
+
+@pytest.mark.parametrize("each", [each for each in SUBMITTED if each.choice.name == "gnmt"], ids=name_of)
+def test_gnmt_has_the_submitted_values(each: Submitted) -> None:
+    found, expected = resolved(each.ours, each.choice), expected_of_gnmt(each)
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def expected_of_transformer(each: Submitted) -> dict[str, Any]:
+    """Return our keys with the values of the submitted command; what v0.5 leaves out has fairseq's default."""
+    given = {
+        "max_source_positions": "1024",
+        "max_target_positions": "1024",
+        "seq_len_multiple": "1",
+        "lenpen": "1",
+        "max_len_a": "0",
+        "max_len_b": "200",
+    } | each.arguments
+    assert given["max_source_positions"] == given["max_target_positions"]
+    # Ours has no such keys: there is no penalty on weights, and BLEU ignores case.
+    assert float(given["weight_decay"]) == 0 and "ignore-case" in each.flags
+    beta1, beta2 = map(float, given["adam_betas"].strip("()").split(","))
+    return {
+        "batch_size": int(given["max_tokens"]),
+        "learning_rate": float(given["lr"]),
+        "warmup_steps": int(given["warmup_updates"]),
+        "beta1": beta1,
+        "beta2": beta2,
+        "epsilon": float(given["adam_eps"]),
+        "gradient_clip": float(given["clip_norm"]),
+        "dropout": float(given["dropout"]),
+        "label_smoothing": float(given["label_smoothing"]),
+        "epochs": int(given["max_epoch"]),
+        "quality_target": float(given["target_bleu"]),
+        "max_length": int(given["max_source_positions"]),
+        "length_multiple": int(given["seq_len_multiple"]),
+        "length_penalty": float(given["lenpen"]),
+        "length_constant": 0.0 if each.round == "v0.5" else 5.0,  # fairseq/sequence_generator.py
+        "longest_factor": float(given["max_len_a"]),
+        "longest_offset": int(given["max_len_b"]),
+        "precision": "fp16" if "fp16" in each.flags else "fp32",
+    }
+
+
+@pytest.mark.parametrize("each", [each for each in SUBMITTED if each.choice.name == "transformer"], ids=name_of)
+def test_the_transformer_has_the_submitted_values(each: Submitted) -> None:
+    found, expected = resolved(each.ours, each.choice), expected_of_transformer(each)
+    assert {name: found.get(name) for name in expected} == expected
+    # train.py: 1,024 sentences over the ranks, at least 8 and at most 128 each; in v0.7 whole multiples of 4.
+    share = math.ceil(1024 / found.ranks)
+    assert found.get("eval_batch_size") == max(8, min(share // 4 * 4 if each.round == "v0.7" else share, 128))
+
+
 @pytest.mark.parametrize("each", SUBMITTED, ids=name_of)
 def test_the_environment_is_the_submitted_one(each: Submitted) -> None:
     wanted = {
@@ -222,7 +323,7 @@ def test_every_system_that_was_submitted_is_compared() -> None:
     compared = {(each.choice.name, each.ours.file) for each in SUBMITTED}
     ours = {
         (choice.name, system.file)
-        for choice in map(catalogue.choose, CHOICES.values())
+        for choice in map(catalogue.choose, set(CHOICES.values()))
         for system in catalogue.systems(choice)
         if system.kind in ("submitted", "later")
     }

@@ -24,10 +24,22 @@ LATER = "NVIDIA/benchmarks"
 SOURCES = (
     ("v0.5", f"{V05}/image_classification/mxnet", "DGX1:dgx1 DGX1_multi:dgx1_n80 DGX2:dgx2 DGX2_multi:dgx2_n32"),
     ("v0.5", f"{V05}/recommendation/pytorch", "DGX1:dgx1 DGX2:dgx2"),
+    ("v0.5", f"{V05}/rnn_translator/pytorch", "DGX1:dgx1 DGX1_multi:dgx1_n32 DGX2:dgx2 DGX2_multi:dgx2_n16"),
+    ("v0.5", f"{V05}/translation/pytorch", "DGX1:dgx1 DGX1_multi:dgx1_n24 DGX2:dgx2"),
     (
         "v0.6",
         f"{LATER}/resnet/implementations/mxnet",
         "DGX1:dgx1 DGX1_multi:dgx1_n130 DGX2:dgx2 DGX2_multi:dgx2_n96 DGX2_multi_32x16x65:dgx2_n32",
+    ),
+    (
+        "v0.6",
+        f"{LATER}/gnmt/implementations/pytorch",
+        "DGX1:dgx1 DGX1_multi:dgx1_n48 DGX2:dgx2 DGX2_multi:dgx2_n24 DGX2_multi_16x16x32:dgx2_n16",
+    ),
+    (
+        "v0.6",
+        f"{LATER}/transformer/implementations/pytorch",
+        "DGX1:dgx1 DGX1_multi:dgx1_n60 DGX2:dgx2 DGX2_multi:dgx2_n30 DGX2_multi_10x16x3840:dgx2_n10",
     ),
     (
         "v0.7",
@@ -37,12 +49,26 @@ SOURCES = (
         " DGXA100_multi_230x8x35:dgxa100_n230",
     ),
     ("v0.7", f"{LATER}/dlrm/implementations/pytorch", "DGX2:dgx2 DGXA100:dgxa100"),
+    (
+        "v0.7",
+        f"{LATER}/gnmt/implementations/pytorch",
+        "DGX1:dgx1 DGX2:dgx2 DGX2_multi_16x16x32:dgx2_n16 DGX2_multi_64x16x16:dgx2_n64 DGXA100:dgxa100"
+        " DGXA100_multi_2x8x192_dist:dgxa100_n2 DGXA100_multi_32x8x32_dist:dgxa100_n32"
+        " DGXA100_multi_128x8x16_dist:dgxa100_n128",
+    ),
+    (
+        "v0.7",
+        f"{LATER}/transformer/implementations/pytorch",
+        "DGX1:dgx1 DGX2:dgx2 DGX2_multi_10x16x4608:dgx2_n10 DGX2_multi_60x16x768:dgx2_n60 DGXA100:dgxa100"
+        " DGXA100_multi_2x8x6912:dgxa100_n2 DGXA100_multi_10x8x9216:dgxa100_n10"
+        " DGXA100_multi_20x8x4608:dgxa100_n20 DGXA100_multi_60x8x1536:dgxa100_n60",
+    ),
     ("v4.0", f"{LATER}/resnet/implementations/eos_ngc24.04_mxnet", "DGXH100:dgxh100"),
     ("v4.0", f"{LATER}/resnet/implementations/eos_n8_ngc24.04_mxnet", "DGXH100_multi_8x8x50:dgxh100_n8"),
     ("v4.0", f"{LATER}/resnet/implementations/h200_ngc24.04_mxnet", "DGXH100:h200"),
 )
 # What the frameworks, NCCL and MPI read. The rest of what the scripts export only makes up the command.
-READ = re.compile(r"(MXNET|HOROVOD|NCCL|NHWC|OMP|OPENCV|OMPI_MCA|HCOLL|CUDNN|CUDA|LD_PRELOAD|SHARP)")
+READ = re.compile(r"(MXNET|HOROVOD|NCCL|NHWC|OMP|OPENCV|OMPI_MCA|HCOLL|CUDNN|CUDA|LD_PRELOAD|PYTORCH|SHARP)")
 # Of the command: nothing that says where the data are, is drawn anew for each run, or chooses a kernel.
 LEFT_OUT = re.compile(
     r"--(data-|gpus|seed|disp-|profile|model_config|dataset|conv-|force-|fuse-|batchnorm-layout|pooling-|network|use-"
@@ -66,7 +92,7 @@ def git(mirror: Path, *arguments: str) -> str:
 def extract(mirror: Path, folder: str, into: Path) -> None:
     """Write the scripts of a submitted folder, with programs in place of those that would train."""
     for name in git(mirror, "ls-tree", "--name-only", f"HEAD:{folder}").splitlines():
-        if name == "Dockerfile" or re.fullmatch(r"config_.*\.sh|run_and_time\.sh", name):
+        if name == "Dockerfile" or re.fullmatch(r"config_.*\.sh|run_and_time\.sh|run_training\.sh", name):
             (into / name).write_text(git(mirror, "show", f"HEAD:{folder}/{name}"))
     for name in ("python", "bindpcie", "bind.sh", "ompi_bind_DGX1.sh", "ompi_bind_DGX2.sh", "sleep"):
         (into / name).write_text("#!/bin/true\n" if name == "sleep" else STUB.format(folder=into))
@@ -74,8 +100,11 @@ def extract(mirror: Path, folder: str, into: Path) -> None:
 
 
 def dockerfile_environment(text: str) -> dict[str, str]:
-    lines = re.findall(r"^ENV\s+(.*)$", re.sub(r"\\\s*\n", " ", text), re.MULTILINE)
-    return dict(word.split("=", 1) for line in lines for word in shlex.split(line))
+    joined = re.sub(r"\\\s*\n", " ", text)
+    # Docker's older form has one variable, and a space in place of the sign.
+    lines = re.findall(r"^ENV\s+(.*)$", re.sub(r"^(ENV\s+\w+) ", r"\1=", joined, flags=re.MULTILINE), re.MULTILINE)
+    pairs = (word.split("=", 1) for line in lines for word in shlex.split(line))
+    return {name: value for name, value in pairs if READ.match(name)}
 
 
 def run(folder: Path, config: str) -> tuple[list[str], dict[str, dict[str, str]]]:
@@ -97,7 +126,8 @@ def run(folder: Path, config: str) -> tuple[list[str], dict[str, dict[str, str]]
 
 def options(command: list[str]) -> str:
     """Return the command without what differs between runs of one configuration."""
-    joined = re.split(r" (?=--?[a-z])", shlex.join(command))
+    # A word that is a dictionary or a tuple of Python's keeps neither quotes nor spaces.
+    joined = re.split(r" (?=--?[a-z])", " ".join(re.sub(r"['\s]", "", word) for word in command))
     return " ".join(option for option in joined if not LEFT_OUT.match(option))
 
 

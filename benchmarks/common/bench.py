@@ -39,6 +39,10 @@ class Subject:
     loops: Mapping[str, Loop]
     titles: Mapping[str, str] = field(default_factory=dict)
     """What to call a loop other than TITLES does."""
+    samples: Mapping[str, int] = field(default_factory=dict)
+    """Of a step of a loop, where it is not ``samples_per_step``."""
+    against: Mapping[str, str] = field(default_factory=dict)
+    """What a loop is held against, where it is not ``bare``."""
     close: Callable[[], None] = lambda: None
     """End the threads of the loops."""
 
@@ -86,14 +90,15 @@ def measure(
             started = time.time()
             share = loop(steps)
             synchronize()
-            speeds[name].append(steps * subject.samples_per_step / (time.time() - started))
+            samples = steps * subject.samples.get(name, subject.samples_per_step)
+            speeds[name].append(samples / (time.time() - started))
             if name == "real" and share is not None:
                 shares.append(share)
         print(f"measurement {number + 1} of {repeats} done", file=sys.stderr)
     measured: Dict[str, Dict[str, Any]] = {}
     for name, values in speeds.items():
-        # Each against the bare loop of its own turn: the machine's speed drifts.
-        ratios = [value / bare for value, bare in zip(values, speeds["bare"])]
+        # Each against the loop of its own turn: the machine's speed drifts.
+        ratios = [value / base for value, base in zip(values, speeds[subject.against.get(name, "bare")])]
         measured[name] = {
             "title": {**TITLES, **subject.titles}[name],
             "median": statistics.median(values),

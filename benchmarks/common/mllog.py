@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, NamedTuple
 
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
@@ -26,15 +26,29 @@ def samples(train: int, evaluation: int) -> Dict[str, Any]:
     return {constants.TRAIN_SAMPLES: train, constants.EVAL_SAMPLES: evaluation}
 
 
+class Noted(NamedTuple):
+    """A value of an event with its metadata, where a round's rules ask for more than the value."""
+
+    value: Any
+    metadata: Dict[str, Any]
+
+
 class MLLog:
     """``:::MLLOG`` lines of mlperf-logging, v0.6 and later; epochs are counted from 1 in the log, from 0 here.
 
     Each line is flushed as it is written, so that a reader can follow the run.
     """
 
-    def __init__(self, path: Path, rank: int, accuracy_first: bool = False) -> None:
-        """Append to ``path``; ``accuracy_first`` logs eval_accuracy before eval_stop, as some submissions do."""
-        self._accuracy_first = accuracy_first
+    def __init__(self, path: Path, rank: int, accuracy_first: bool = False, factor: float = 1.0) -> None:
+        """Append to ``path``.
+
+        Args:
+            path: of the log.
+            rank: of this process.
+            accuracy_first: log eval_accuracy before eval_stop, as some submissions do.
+            factor: on each quality, whose unit is another one in the log (BLEU of 25.0 is 0.25 there).
+        """
+        self._accuracy_first, self._factor = accuracy_first, factor
         logger = logging.Logger("encore.mllog", logging.INFO)  # not getLogger's, which would keep an earlier run's file
         logger.addHandler(logging.FileHandler(path, encoding="utf-8") if rank == 0 else logging.NullHandler())
         self._log = MLLogger(logger=logger, default_stack_offset=2)
@@ -54,7 +68,8 @@ class MLLog:
 
     def event(self, key: str, value: Any = None) -> None:
         """Log POINT_IN_TIME of ``key``."""
-        self._log.event(key, value)
+        noted = value if isinstance(value, Noted) else Noted(value, {})
+        self._log.event(key, noted.value, metadata=noted.metadata)
 
     def block_start(self, first_epoch: int, epochs: int) -> None:
         """Log the start of a block of epochs."""
@@ -81,7 +96,8 @@ class MLLog:
         metadata = {"epoch_num": epoch_num}
         if not self._accuracy_first:
             self._log.end(constants.EVAL_STOP, metadata=metadata)
-        self._log.event(constants.EVAL_ACCURACY, value_of(qualities), metadata=metadata)
+        values = {name: value * self._factor for name, value in qualities.items()}
+        self._log.event(constants.EVAL_ACCURACY, value_of(values), metadata=metadata)
         if self._accuracy_first:
             self._log.end(constants.EVAL_STOP, metadata=metadata)
 

@@ -1,12 +1,10 @@
-"""Reads batches of a prepared data set straight into their memory, some batches ahead on threads."""
+"""Reads batches of a prepared data set straight into their memory."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Deque, Generator, Iterable, Iterator, List, NamedTuple, Sequence, Tuple, TypeVar
+from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple, TypeVar
 
 import numpy as np
 
@@ -14,8 +12,6 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 from benchmarks.dlrm.blocks import BLOCK_BYTES, BLOCK_ROWS, COLUMNS, FIRST_TABLE, NUMBERS
 
-S = TypeVar("S")
-T = TypeVar("T")
 A = TypeVar("A", bound=Any)
 """An array or a tensor."""
 TASK_WORDS = 1 << 21
@@ -184,22 +180,3 @@ class Reader:
                 f"python -m benchmarks.dlrm.prepare --verify {self._path.parent}",
             )
             raise SystemExit(str(problem))
-
-
-def read_ahead(make: Callable[[S], T], tasks: Iterable[S], ahead: int, threads: int) -> Generator[T, None, None]:
-    """Yield ``make`` of each task in order, called on threads up to ``ahead`` tasks early; ``close`` ends them."""
-    if ahead == 0:
-        yield from map(make, tasks)
-        return
-    waiting: Deque[Future[T]] = deque()
-    with ThreadPoolExecutor(min(ahead, threads)) as pool:
-        try:
-            for task in tasks:
-                waiting.append(pool.submit(make, task))
-                if len(waiting) > ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()

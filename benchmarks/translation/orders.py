@@ -80,6 +80,41 @@ def by_sentences(
     return _order(sentences, np.arange(0, len(sentences) + 1, batch_size), len(steps), source, target)
 
 
+def by_shards(
+    source: np.ndarray,
+    target: np.ndarray,
+    *,
+    batch_size: int,
+    ranks: int,
+    seed: int,
+    epoch: int,
+    longest: int,
+    shard_size: int,
+) -> Order:
+    """Return batches of ``batch_size`` pairs of like lengths, as GNMT's submission of v0.5 has them (sampler.py).
+
+    All pairs are shuffled; each ``shard_size`` steps of them are sorted by the sum of both lengths; then the steps are
+    shuffled. Pairs longer than ``longest``, BOS and EOS included, are left out, and so is what does not fill a step.
+
+    Raises:
+        Problem: the pairs do not fill a step.
+    """
+    random = _random(seed, epoch)
+    fitting = np.flatnonzero(np.maximum(source, target).astype(np.int64) + GNMT_MARKS <= longest)
+    step_size = batch_size * ranks
+    steps = len(fitting) // step_size
+    if not steps:
+        found = f"{len(fitting):,} pairs, fewer than the {step_size:,} of a step ({ranks} ranks of {batch_size})"
+        raise Problem(found, "at least one step in an epoch", "take a smaller batch, fewer ranks, or more data")
+    taken = random.permutation(fitting)[: steps * step_size]
+    lengths = source.astype(np.int64) + target
+    for begin in range(0, len(taken), shard_size * step_size):
+        shard = taken[begin : begin + shard_size * step_size]
+        shard[:] = shard[np.argsort(lengths[shard], kind="stable")]
+    sentences = taken.reshape(steps, step_size)[random.permutation(steps)].reshape(-1)
+    return _order(sentences, np.arange(0, len(sentences) + 1, batch_size), steps, source, target)
+
+
 def by_tokens(
     source: np.ndarray,
     target: np.ndarray,

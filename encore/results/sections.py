@@ -19,6 +19,7 @@ from encore.results.sides import Side
 from encore.results.statistics import LEVEL, interval
 from encore.results.tables import Table
 from encore.results.timing import length_of
+from encore.results.translations import translations_table
 from encore.results.words import percent, with_names
 
 SMALL = "small run"
@@ -69,6 +70,8 @@ class Section:
     bars: tuple[Plot, ...]
     """The time of each run, and where it went."""
     sentences: tuple[str, ...]
+    translations: Table | None
+    """A few of a run that translates."""
 
     @property
     def side(self) -> Side:
@@ -125,6 +128,7 @@ def section(
         plots=tuple(quality_plots(ours, theirs)),
         bars=tuple(plot for plot in bars if plot is not None),
         sentences=tuple(certainty(compared)),
+        translations=translations_table(ours.folder),
     )
 
 

@@ -74,8 +74,8 @@ def shown(cell: Cell) -> str:
 
 
 def _in_markdown(text: str) -> str:
-    """Return the text of a cell that can neither end the cell nor be taken for HTML."""
-    return " ".join(text.replace("|", "/").replace("<", "&lt;").split())
+    """Return the text of a cell that can neither end the cell nor be taken for HTML, a link or an image."""
+    return " ".join(text.replace("|", "/").replace("<", "&lt;").replace("[", "\\[").split())
 
 
 def synopsis(measurements: Sequence[Measurement]) -> list[Table]:

@@ -29,6 +29,7 @@ from encore.results.set_figures import quality_plots, run_dots
 from encore.results.sides import load_side
 from encore.results.studies import MICROWAY
 from encore.results.tables import all_tables, shown
+from encore.results.translations import FILE, LONGEST, translations_table
 from tests.results.result_logs import START_MS, resnet_v07, uneven, write_set
 
 OPTIONS = (
@@ -57,7 +58,18 @@ def runs(folder: Path) -> list[Path]:
             for n in range(5)
         ]
         sets.append(write_set(folder / name, [uneven(text, n) for n, text in enumerate(texts)]))
+    write_translations(sets[1] / "experiment_0", [(HOSTILE, 7.5), ("word " * 400, 3.25), ("x" * 5000, 99.0)])
     return sets
+
+
+def write_translations(experiment: Path, translations: list[tuple[str, float]]) -> None:
+    """Write what a training that translates leaves in the folder of an experiment; chrF rises with the number."""
+    experiment.mkdir()
+    lines = [
+        {"epoch": 3, "index": n, "source": "s", "hypothesis": text, "reference": f"| {text}", "bleu": bleu, "chrf": n}
+        for n, (text, bleu) in enumerate(translations)
+    ]
+    (experiment / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +122,7 @@ def test_files_of_a_report(page: Path) -> None:
     assert "## Summary" in text
     assert "**reproduced**" in text
     assert "<script>" not in text
+    assert text.count("### Translations") == 1
 
 
 @pytest.mark.parametrize(
@@ -371,6 +384,55 @@ def test_what_the_report_says(tmp_path: Path) -> None:
     assert second.comparison.verdict.value == "not comparable"
     assert [figure.key for figure in report.figures] == ["accuracy-resnet", "time", "efficiency"]
     assert any("confidence in the verdict" in sentence for sentence in first.sentences)
+
+
+def test_the_best_and_the_worst_translations_are_shown(tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "translated", [resnet_v07(40.0), resnet_v07(41.0)])
+    assert translations_table(folder) is None
+    write_translations(folder / "experiment_1", [(f"satz {n}", float(n * 37 % 101)) for n in range(101)])
+    write_translations(folder / "experiment_10", [("of a later run", 50.0)])
+    table = translations_table(folder)
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["best"] * 5 + ["worst"] * 5
+    assert [row[2] for row in table.rows] == [100, 99, 98, 97, 96, 0, 1, 2, 3, 4]
+    assert all(row[1] == int(str(row[5]).removeprefix("satz ")) + 1 for row in table.rows), "sentences count from 1"
+    assert table.note.startswith("Of 101 after epoch 3 of result_1.txt.")
+    report = build_report([folder])
+    assert render(report, "report.html.j2").count("Translations (10)") == 1
+    assert "### Translations" in render(report, "report.md.j2")
+
+
+def test_few_translations_are_shown_once(tmp_path: Path) -> None:
+    write_translations(tmp_path / "experiment_0", [("a", 2.0), ("b", 2.0), ("c", 5.0)])
+    table = translations_table(tmp_path)
+    assert table is not None
+    assert [(row[0], row[1]) for row in table.rows] == [("best", 3), ("best", 2), ("best", 1)], "chrF decides"
+
+
+def test_translations_are_text_of_a_limited_length(tmp_path: Path) -> None:
+    """Neither markup, links, control characters nor a reversed direction of writing; what is damaged is passed over."""
+    texts = [f"![{HOSTILE}](http://example.org)", "a\x1b[2J\u202eb\nc", "ü" * 1000, "\ud800"]
+    write_translations(tmp_path / "experiment_0", [(text, 1.0) for text in texts])
+    whole = {"epoch": 1, "index": 4, "source": "", "hypothesis": "", "reference": "", "bleu": 1, "chrf": 1}
+    damaged = [
+        '{"epoch": 1, "source": "cut o',
+        "[1, 2]",
+        "null",
+        "[" * 50_000,
+        json.dumps({name: value for name, value in whole.items() if name != "bleu"}),
+        *(json.dumps({**whole, **other}) for other in ({"hypothesis": 3}, {"bleu": float("nan")}, {"chrf": 10**400})),
+        json.dumps({**whole, "hypothesis": "x" * 100_000}),
+    ]
+    with (tmp_path / "experiment_0" / FILE).open("a", encoding="utf-8") as file:
+        file.write("\n".join(damaged))
+    table = translations_table(tmp_path)
+    assert table is not None
+    assert [row[1] for row in table.rows] == [4, 3, 2, 1]
+    shown = [str(row[5]) for row in reversed(table.rows)]
+    assert shown[1] == "a [2J b c"
+    assert shown[2] == "ü" * (LONGEST - 1) + "…"
+    assert all(text.isprintable() for text in shown)
+    assert "![" not in table.as_markdown() and "<script" not in table.as_markdown()
 
 
 @pytest.mark.parametrize("quality", [(0.3, float("nan"), 0.7605), (float("inf"), 1e300), (0.7605,), ()])

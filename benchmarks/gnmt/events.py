@@ -1,0 +1,39 @@
+"""The MLPerf log events of GNMT that do not depend on the framework.
+
+The keys are those of the compliance checker (mlperf-logging, rulesets 0.6.0 and 0.7.0, gnmt), as in the submitted
+logs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from mlperf_logging.mllog import constants
+
+from benchmarks.common.timeline import Timeline, by_epochs
+
+
+def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
+    """Every hyperparameter event of a run, in the order in which it is logged."""
+    return {
+        constants.OPT_NAME: config.optimizer,
+        constants.OPT_BASE_LR: config.learning_rate,
+        constants.OPT_ADAM_BETA_1: config.beta1,
+        constants.OPT_ADAM_BETA_2: config.beta2,
+        constants.OPT_ADAM_EPSILON: config.epsilon,
+        constants.MAX_SEQUENCE_LENGTH: config.max_length_train,
+        constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
+        constants.OPT_LR_ALT_DECAY_FUNC: True,
+        constants.OPT_LR_ALT_WARMUP_FUNC: True,
+        constants.OPT_LR_DECAY_INTERVAL: config.decay_interval,
+        constants.OPT_LR_DECAY_FACTOR: config.decay_factor,
+        constants.OPT_LR_DECAY_STEPS: config.decay_steps,
+        constants.OPT_LR_REMAIN_STEPS: config.remain_steps,
+        constants.OPT_LR_WARMUP_STEPS: config.warmup_steps,
+    }
+
+
+def timeline(config: Any, steps_per_epoch: int) -> Timeline:
+    """Evaluate after each epoch."""
+    options = {"stops_at_target": config.stop_at_target, "quality_unit": config.log_unit}
+    return by_epochs(config, steps_per_epoch, lambda epoch: True, **options)

@@ -1,0 +1,1 @@
+"""GNMT v2 in PyTorch."""

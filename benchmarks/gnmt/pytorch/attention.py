@@ -1,0 +1,67 @@
+"""Normalized Bahdanau attention (arXiv 1409.0473; the norm: arXiv 1602.07868): how the scores are computed.
+
+score[b, t, s] = sum over w of v[w] * tanh(q[b, t, w] + k[b, s, w]). Written down as PyTorch's operators this keeps
+several tensors (B, T, S, W) for the backward pass; ``chunked`` holds some target positions at a time and computes their
+tanh again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+Scores = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(B, T, S) of queries (B, T, W), keys (B, S, W) and v (W,)."""
+CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Of tanh that are held at once: what stays in a CPU's caches; on a GPU enough to fill it."""
+
+
+def plain(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """Return the scores by PyTorch's operators."""
+    return torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1)) @ vector
+
+
+def chunked(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """Return the same, without a tensor (B, T, S, W)."""
+    scores: torch.Tensor = _Chunked.apply(queries, keys, vector)
+    return scores
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(queries, keys, vector)
+        scores = queries.new_empty(queries.shape[0], queries.shape[1], keys.shape[1])
+        for part in _parts(queries, keys):
+            scores[:, part] = _tanh(queries, keys, part) @ vector
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        queries, keys, vector = ctx.saved_tensors
+        of_queries, of_keys, of_vector = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(vector)
+        for part in _parts(queries, keys):
+            tanh, here = _tanh(queries, keys, part), gradient[:, part]
+            of_vector += here.reshape(-1) @ tanh.view(-1, len(vector))
+            # d tanh = 1 - tanh ** 2, v is common to all positions and comes last.
+            inner = tanh.square_().neg_().add_(1).mul_(here.unsqueeze(3))
+            of_queries[:, part] = inner.sum(2)
+            of_keys += inner.sum(1)
+        return of_queries * vector, of_keys * vector, of_vector
+
+
+def _tanh(queries: torch.Tensor, keys: torch.Tensor, part: slice) -> torch.Tensor:
+    return (queries[:, part].unsqueeze(2) + keys.unsqueeze(1)).tanh_()
+
+
+def _parts(queries: torch.Tensor, keys: torch.Tensor) -> Any:
+    """Slices of target positions of which CHUNK_BYTES hold the tanh."""
+    limit = CHUNK_BYTES.get(queries.device.type, CHUNK_BYTES["cpu"])
+    size = max(1, limit // (keys.numel() * keys.element_size()))
+    return (slice(begin, begin + size) for begin in range(0, queries.shape[1], size))
+
+
+KINDS: Dict[str, Scores] = {"plain": plain, "chunked": chunked}

@@ -1,0 +1,214 @@
+"""GNMT v2: LSTMs with normalized Bahdanau attention, as NVIDIA's submissions have it.
+
+Sources: gnmt/implementations/pytorch/seq2seq/models of mlcommons/training_results_v0.6 and v0.7, and what v0.5 has
+otherwise (``dropout_at``, ``initial_weights``). Inside, positions come before sentences: (S, B, width).
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Tuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.gnmt.pytorch import attention
+from benchmarks.gnmt.pytorch.config import Config
+from benchmarks.translation.vocabulary import PAD
+
+
+class Encoded(NamedTuple):
+    """What the decoder attends to."""
+
+    context: torch.Tensor
+    """(B, S, width): output of the encoder."""
+    keys: torch.Tensor
+    """(B, S, width): its projection."""
+    padding: torch.Tensor
+    """bool (B, S): True behind the end of a sentence."""
+
+
+class Attention(nn.Module):
+    """Normalized Bahdanau attention."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.vector = nn.Parameter(torch.empty(width).uniform_(-(width**-0.5), width**-0.5))
+        self.scale = nn.Parameter(torch.full((1,), width**-0.5))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.scores: attention.Scores = attention.chunked
+
+    def encoded(self, context: torch.Tensor, padding: torch.Tensor) -> Encoded:
+        """Project ``context`` (B, S, width) once for all target positions."""
+        return Encoded(context, self.key(context) + self.bias, padding)
+
+    def forward(self, queries: torch.Tensor, encoded: Encoded) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return the context (B, T, width) for ``queries`` (B, T, width), and the weights (B, T, S)."""
+        projected = self.query(queries)
+        vector = self.scale * self.vector / self.vector.norm()
+        scores = self.scores(projected, encoded.keys.to(projected.dtype), vector.to(projected.dtype))
+        scores = scores.masked_fill(encoded.padding.unsqueeze(1), float("-inf"))
+        weights = functional.softmax(scores, dim=2, dtype=wide(scores))
+        return torch.bmm(weights.to(encoded.context.dtype), encoded.context), weights
+
+
+class Encoder(nn.Module):
+    """A bidirectional LSTM layer and one-directional ones, with residuals from the third on."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        # Two layers, not bidirectional=True: that needs the lengths on the CPU and packed sequences, as submitted.
+        self.forwards, self.backwards = nn.LSTM(width, width), nn.LSTM(width, width)
+        self.layers = nn.ModuleList(nn.LSTM(width * (2 if n == 0 else 1), width) for n in range(layers - 1))
+
+    def forward(self, embedded: torch.Tensor, lengths: torch.Tensor, dropout: Dropout) -> torch.Tensor:
+        """(S, B, width) of ``embedded`` (S, B, width); what is behind a sentence's end depends on nothing before it."""
+        x = dropout.of_embedding(embedded)
+        x = dropout(torch.cat(self._both_directions(x, lengths), 2))
+        x = run(self.layers[0], x)
+        for layer in self.layers[1:]:
+            x = x + run(layer, dropout(x))
+        return x
+
+    def _both_directions(self, x: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(len(x), device=x.device).unsqueeze(1)
+        inside = positions < lengths
+        # Each sentence the other way round; the padding stays where it is.
+        order = torch.where(inside, lengths - 1 - positions, positions)
+        forwards = run(self.forwards, x)
+        backwards = turned(run(self.backwards, turned(x, order)), order)
+        mask = inside.unsqueeze(2)
+        return forwards * mask, backwards * mask
+
+
+def run(layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
+    """(T, B, width): the outputs of ``layer`` for ``x`` (T, B, inputs), from a state of zeros."""
+    if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        # oneDNN has LSTMs in fp16 and bf16 on few CPUs, and fails on the others.
+        with torch.autocast("cpu", enabled=False):
+            return layer(x.float())[0]
+    return layer(x)[0]
+
+
+def wide(x: torch.Tensor) -> torch.dtype:
+    """Return float32, or the type of ``x`` if it is wider: for what must not be rounded to fp16."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def turned(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """(S, B, width) with the positions of each sentence in the ``order`` (S, B)."""
+    return x.gather(0, order.unsqueeze(2).expand_as(x))
+
+
+class Dropout(nn.Module):
+    """Dropout at the places that the configuration names: of inputs as since v0.6, or of outputs as in v0.5."""
+
+    def __init__(self, share: float, at: str) -> None:
+        super().__init__()
+        self.share, self.at_inputs = share, at == "inputs"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Drop values of ``x`` in training."""
+        return functional.dropout(x, self.share, self.training) if self.share else x
+
+    def of_embedding(self, x: torch.Tensor) -> torch.Tensor:
+        """Drop values of the input of the lowest layer."""
+        return self(x) if self.at_inputs else x
+
+    def joined(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        """Concatenate a layer's input and the context, with dropout of both or of the first."""
+        if self.at_inputs:
+            return self(torch.cat((x, context), 2))
+        return torch.cat((self(x), context), 2)
+
+
+class Decoder(nn.Module):
+    """LSTM layers; the first one's output is the attention's query, the context goes into all others."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.first = nn.LSTM(width, width)
+        self.attention = Attention(width)
+        self.layers = nn.ModuleList(nn.LSTM(2 * width, width) for _ in range(layers - 1))
+
+    def forward(self, embedded: torch.Tensor, encoded: Encoded, dropout: Dropout) -> torch.Tensor:
+        """(T, B, width) of ``embedded`` (T, B, width), all positions at once."""
+        x = run(self.first, dropout.of_embedding(embedded))
+        context = self.attention(x.transpose(0, 1), encoded)[0].transpose(0, 1)
+        x = run(self.layers[0], dropout.joined(x, context))
+        for layer in self.layers[1:]:
+            x = x + run(layer, dropout.joined(x, context))
+        return x
+
+
+class GNMT(nn.Module):
+    """Encoder, decoder, one table of embeddings for both, and the classifier."""
+
+    def __init__(self, config: Config, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, config.width, padding_idx=PAD)
+        self.encoder = Encoder(config.width, config.layers)
+        self.decoder = Decoder(config.width, config.layers)
+        self.classifier = nn.Linear(config.width, vocabulary)
+        self.dropout = Dropout(config.dropout, config.dropout_at)
+        if config.initial_weights:
+            self._draw(config.initial_weights)
+
+    @torch.no_grad()
+    def _draw(self, limit: float) -> None:
+        """All uniform within +- ``limit``, but for the attention's norm and bias; one bias of an LSTM layer is 0."""
+        for name, parameter in self.named_parameters():
+            if name.split(".")[-1].startswith("bias_hh"):
+                parameter.zero_()
+            elif name not in ("decoder.attention.scale", "decoder.attention.bias"):
+                parameter.uniform_(-limit, limit)
+
+    def encode(self, source: torch.Tensor, lengths: torch.Tensor) -> Encoded:
+        """Encode ``source`` int64 (B, S) with ``lengths`` (B,)."""
+        output = self.encoder(self.embedding(source.t()), lengths, self.dropout).transpose(0, 1)
+        padding = torch.arange(source.shape[1], device=source.device) >= lengths.unsqueeze(1)
+        return self.decoder.attention.encoded(output.contiguous(), padding)
+
+    def forward(self, source: torch.Tensor, lengths: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """(B, T, width): what the classifier makes the next token's logits of, for ``target`` int64 (B, T)."""
+        decoded = self.decoder(self.embedding(target.t()), self.encode(source, lengths), self.dropout)
+        return decoded.transpose(0, 1)
+
+
+class Decoding:
+    """The state of a decoder that goes on by one token for each of B * beam hypotheses, in the order of sentences."""
+
+    def __init__(self, network: GNMT, encoded: Encoded, beam: int) -> None:
+        self._network, self._encoded, self._beam = network, encoded, beam
+        rows, width = len(encoded.context) * beam, encoded.context.shape[2]
+        zeros = encoded.context.new_zeros(rows, width)
+        self._cells: List[Tuple[torch.Tensor, torch.Tensor]] = [(zeros, zeros)] * (1 + len(network.decoder.layers))
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order."""
+        self._cells = [(hidden[rows], cell[rows]) for hidden, cell in self._cells]
+        if len(rows) < len(self._encoded.context) * self._beam:
+            sentences = rows[:: self._beam] // self._beam
+            self._encoded = Encoded(*(tensor[sentences] for tensor in self._encoded))
+
+    def step(self, tokens: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities (B * beam, V) of what follows ``tokens`` int64 (B * beam,), and weights (B * beam, S)."""
+        decoder = self._network.decoder
+        x = self._layer(0, decoder.first, self._network.embedding(tokens))
+        # The hypotheses of a sentence share its keys: to the attention they are target positions.
+        context, weights = decoder.attention(x.view(-1, self._beam, x.shape[1]), self._encoded)
+        context = context.flatten(0, 1)
+        for number, layer in enumerate(decoder.layers, 1):
+            above = self._layer(number, layer, torch.cat((x, context), 1))
+            x = above if number == 1 else x + above
+        logits = self._network.classifier(x)
+        return functional.log_softmax(logits, dim=1, dtype=wide(logits)), weights.flatten(0, 1)
+
+    def _layer(self, number: int, layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
+        hidden, cell = self._cells[number]
+        parameters = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
+        hidden, cell = torch.lstm_cell(x, (hidden, cell), *parameters)
+        self._cells[number] = (hidden, cell)
+        return hidden

@@ -1,0 +1,33 @@
+"""The MLPerf log events of the Transformer that do not depend on the framework.
+
+The keys are those of the compliance checkers (mlperf-logging, rulesets 0.6.0 and 0.7.0, transformer), as in the
+submitted logs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from mlperf_logging.mllog import constants
+
+from benchmarks.common.mllog import Noted
+from benchmarks.common.timeline import Timeline, by_epochs
+
+
+def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
+    """Every hyperparameter event of a run, in the order in which it is logged; the batch size counts positions."""
+    return {
+        constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
+        constants.OPT_NAME: config.optimizer,
+        constants.OPT_BASE_LR: config.learning_rate,
+        constants.OPT_LR_WARMUP_STEPS: config.warmup_steps,
+        constants.MAX_SEQUENCE_LENGTH: Noted(config.max_length, {"method": "discard"}),
+        constants.OPT_ADAM_BETA_1: config.beta1,
+        constants.OPT_ADAM_BETA_2: config.beta2,
+        constants.OPT_ADAM_EPSILON: config.epsilon,
+    }
+
+
+def timeline(config: Any, steps_per_epoch: int) -> Timeline:
+    """Evaluate after each epoch."""
+    return by_epochs(config, steps_per_epoch, lambda epoch: True, stops_at_target=config.stop_at_target)

@@ -1,0 +1,273 @@
+"""The network: encoder, decoder, and the decoder's state while it translates.
+
+Positions of a batch are (sentences, length), hidden states (sentences, length, width). The embeddings of both languages
+and the weights of the output are one table. The residual stream has the type of ``precision``, as in NVIDIA's
+submissions, whose whole model is in fp16; weights are in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import List, NamedTuple, Optional, Tuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.transformer.pytorch.config import Config
+from benchmarks.translation.vocabulary import PAD
+
+FIRST_POSITION = 2
+"""Of the sinusoids: one behind that of fairseq's padding (modules/sinusoidal_positional_embedding.py)."""
+GROWTH = 32
+"""Positions by which a state grows when it is full."""
+
+Mask = Optional[torch.Tensor]
+"""Booleans that broadcast to (sentences, heads, queries, keys): which keys are there; None: all."""
+
+
+def sinusoids(length: int, width: int, first: int = FIRST_POSITION) -> torch.Tensor:
+    """(length, width): sines, then cosines, of wavelengths from 2 pi to 10,000 * 2 pi, as tensor2tensor has them."""
+    half = width // 2
+    rates = torch.exp(torch.arange(half) * (-math.log(10000) / max(1, half - 1)))
+    angles = torch.arange(first, first + length).unsqueeze(1) * rates
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
+def plain_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Mask, dropout: float, causal: bool
+) -> torch.Tensor:
+    """Softmax of the scaled products times ``value`` (arXiv 1706.03762, equation 1), operator by operator.
+
+    What a query without any key gets is not defined; there is none, since every sentence has its EOS.
+    """
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    if causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(future, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+    return functional.dropout(weights, dropout) @ value if dropout else weights @ value
+
+
+def fused_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Mask, dropout: float, causal: bool
+) -> torch.Tensor:
+    """The same by PyTorch's operator, since 2.0."""
+    return functional.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
+
+
+def attention_of(config: Config) -> str:
+    """Return which attention "auto" stands for: fused where PyTorch has it."""
+    there = hasattr(functional, "scaled_dot_product_attention")
+    if config.attention == "fused" and not there:
+        raise ValueError(f"PyTorch {torch.__version__} has no fused attention: set attention=plain")
+    return ("fused" if there else "plain") if config.attention == "auto" else config.attention
+
+
+class Attention(nn.Module):
+    """Heads over projected queries, keys and values; the projections of one input are one product."""
+
+    def __init__(self, config: Config, across: bool) -> None:
+        """``across``: queries come from the decoder, keys and values from the encoder."""
+        super().__init__()
+        width, bias = config.width, config.attention_bias
+        self.heads, self.dropout, self.across = config.heads, config.attention_dropout, across
+        self.attend = fused_attention if attention_of(config) == "fused" else plain_attention
+        if across:
+            self.query, self.memory = linear(width, 1, bias, width), linear(width, 2, bias, width)
+        else:
+            self.joint = linear(width, 3, bias, width)
+        self.output = linear(width, 1, bias, width)
+
+    def split(self, projected: torch.Tensor, count: int) -> Tuple[torch.Tensor, ...]:
+        """(sentences, length, count * width) as ``count`` tensors (sentences, heads, length, width / heads)."""
+        sentences, length, _ = projected.shape
+        return projected.view(sentences, length, count, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Mask = None, causal: bool = False
+    ) -> torch.Tensor:
+        """(sentences, length, width) of the heads' inputs, as ``split`` gives them."""
+        found = self.attend(query, key, value, mask, self.dropout if self.training else 0.0, causal)
+        return self.output(found.transpose(1, 2).flatten(2))
+
+
+def linear(width: int, parts: int, bias: bool, each: int) -> nn.Linear:
+    """``parts`` matrices (each, width) in one, each with initial weights of its own (Xavier uniform; biases 0)."""
+    layer = nn.Linear(width, parts * each, bias=bias)
+    bound = math.sqrt(6 / (width + each))
+    nn.init.uniform_(layer.weight, -bound, bound)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Norm(nn.LayerNorm):
+    """Layer norm that keeps its input's type; its statistics are in fp32 in any type."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """(..., width)."""
+        weight, bias = self.weight.to(values.dtype), self.bias.to(values.dtype)
+        with torch.autocast(values.device.type, enabled=False):
+            return functional.layer_norm(values, self.normalized_shape, weight, bias, self.eps)
+
+
+class Layer(nn.Module):
+    """Self-attention, in the decoder attention to the encoder, and feed-forward: residual blocks with norms."""
+
+    def __init__(self, config: Config, decodes: bool) -> None:
+        super().__init__()
+        self.before, self.dropout, self.relu_dropout = config.norm == "pre", config.dropout, config.relu_dropout
+        self.own = Attention(config, across=False)
+        self.across = Attention(config, across=True) if decodes else None
+        self.inner = linear(config.width, 1, True, config.inner_width)
+        self.outer = linear(config.inner_width, 1, True, config.width)
+        self.norms = nn.ModuleList(Norm(config.width) for _ in range(3 if decodes else 2))
+
+    def enter(self, block: int, values: torch.Tensor) -> torch.Tensor:
+        """What a block works on."""
+        return self.norms[block](values) if self.before else values
+
+    def leave(self, block: int, residual: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """The residual stream behind a block."""
+        summed = residual + functional.dropout(found, self.dropout, self.training)
+        return summed if self.before else self.norms[block](summed)
+
+    def feed_forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The last block."""
+        last = len(self.norms) - 1
+        inner = functional.dropout(torch.relu(self.inner(self.enter(last, values))), self.relu_dropout, self.training)
+        return self.leave(last, values, self.outer(inner))
+
+    def encode(self, values: torch.Tensor, mask: Mask) -> torch.Tensor:
+        """A layer of the encoder."""
+        heads = self.own.split(self.own.joint(self.enter(0, values)), 3)
+        return self.feed_forward(self.leave(0, values, self.own(*heads, mask)))
+
+    def decode(
+        self, values: torch.Tensor, memory: Tuple[torch.Tensor, ...], mask: Mask, cache: Optional[Cache] = None
+    ) -> torch.Tensor:
+        """A layer of the decoder, over whole sentences, or over the next position of each with a ``cache``."""
+        query, key, value = self.own.split(self.own.joint(self.enter(0, values)), 3)
+        if cache is None:
+            found = self.own(query, key, value, causal=True)
+        else:
+            # All hypotheses are of one length, so there is nothing to mask.
+            found = self.own(query, *cache.append(key, value))
+        values = self.leave(0, values, found)
+        return self.feed_forward(self.leave(1, values, self.look(self.enter(1, values), memory, mask)))
+
+    def look(self, values: torch.Tensor, memory: Tuple[torch.Tensor, ...], mask: Mask) -> torch.Tensor:
+        """Attend to keys and values (sentences, heads, source, width / heads) from all rows of each sentence."""
+        across = self.across
+        assert across is not None  # a layer of the decoder
+        rows = values.reshape(memory[0].shape[0], -1, values.shape[-1])
+        (query,) = across.split(across.query(rows), 1)
+        return across(query, *memory, mask).reshape(values.shape)
+
+
+class Cache(NamedTuple):
+    """Keys and values of one layer: (2, rows, heads, positions, width / heads), of which some are filled."""
+
+    held: torch.Tensor
+    position: int
+
+    def append(self, key: torch.Tensor, value: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Put in those of the present position (rows, heads, 1, width / heads); return all up to it."""
+        self.held[0, :, :, self.position] = key[:, :, 0]
+        self.held[1, :, :, self.position] = value[:, :, 0]
+        return self.held[:, :, :, : self.position + 1].unbind(0)
+
+
+class Network(nn.Module):
+    """Encoder, decoder and the table of embeddings."""
+
+    def __init__(self, config: Config, vocabulary: int, longest: int) -> None:
+        """``vocabulary``: entries, padding included; ``longest``: positions of a sentence."""
+        super().__init__()
+        self.config = config
+        self.scale = math.sqrt(config.width)
+        self.dtype = pytorch.DTYPES[config.precision]
+        self.table = nn.Embedding(vocabulary, config.width, padding_idx=PAD)
+        nn.init.normal_(self.table.weight, std=config.width**-0.5)
+        nn.init.zeros_(self.table.weight[PAD])
+        self.register_buffer("positions", sinusoids(longest, config.width), persistent=False)
+        self.encoder = nn.ModuleList(Layer(config, decodes=False) for _ in range(config.layers))
+        self.decoder = nn.ModuleList(Layer(config, decodes=True) for _ in range(config.layers))
+        ends = [Norm(config.width) if config.norm == "pre" else nn.Identity() for _ in range(2)]
+        self.encoder_norm, self.decoder_norm = ends
+
+    def embed(self, tokens: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Embeddings of int64 (rows, length) with their positions, which count from ``first``."""
+        values = self.table(tokens) * self.scale + self.positions[first : first + tokens.shape[1]]
+        return functional.dropout(values.to(self.dtype), self.config.dropout, self.training)
+
+    def encode(self, source: torch.Tensor, mask: Mask) -> torch.Tensor:
+        """(sentences, S, width) of int64 (sentences, S)."""
+        values = self.embed(source)
+        for layer in self.encoder:
+            values = layer.encode(values, mask)
+        return self.encoder_norm(values)
+
+    def memories(self, encoded: torch.Tensor) -> List[Tuple[torch.Tensor, ...]]:
+        """Keys and values of the source for each layer of the decoder."""
+        return [layer.across.split(layer.across.memory(encoded), 2) for layer in self.decoder]
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor, padded: bool = True) -> torch.Tensor:
+        """Hidden states (sentences, T, width) before the output's product, of source (sentences, S) and target_in.
+
+        ``padded``: whether the source has any PAD; without it attention needs no mask.
+        """
+        mask = mask_of(source) if padded else None
+        memories = self.memories(self.encode(source, mask))
+        values = self.embed(target)
+        for layer, memory in zip(self.decoder, memories):
+            values = layer.decode(values, memory, mask)
+        return self.decoder_norm(values)
+
+    def next(self, tokens: torch.Tensor, position: int, state: State) -> torch.Tensor:
+        """Log-probabilities (rows, vocabulary) of what follows ``tokens``, int64 (rows,), which are at ``position``."""
+        values = self.embed(tokens.unsqueeze(1), position)
+        for number, (layer, memory) in enumerate(zip(self.decoder, state.memories)):
+            values = layer.decode(values, memory, state.mask, state.cache(number, position))
+        hidden = self.decoder_norm(values).squeeze(1)
+        return functional.log_softmax(functional.linear(hidden, self.table.weight).float(), dim=1)
+
+
+def mask_of(source: torch.Tensor) -> torch.Tensor:
+    """(sentences, 1, 1, S): where the source is no padding."""
+    return (source != PAD)[:, None, None, :]
+
+
+class State:
+    """What the decoder knows of the sentences that it translates: ``beam`` rows for each, one behind the other.
+
+    The source's keys and values are there once a sentence: its rows are queries of the same product.
+    """
+
+    def __init__(self, network: Network, source: torch.Tensor, beam: int) -> None:
+        """Encode ``source``, int64 (sentences, S)."""
+        config = network.config
+        self.beam, self.mask = beam, mask_of(source)
+        self.memories = network.memories(network.encode(source, self.mask))
+        depth, rows, head = len(network.decoder), len(source) * beam, config.width // config.heads
+        self.held = self.memories[0][0].new_empty(depth, 2, rows, config.heads, 0, head)
+
+    def cache(self, layer: int, position: int) -> Cache:
+        """Return that of one layer, with room for ``position``."""
+        if position >= self.held.shape[-2]:
+            grown = self.held.new_empty(*self.held.shape[:-2], position + GROWTH, self.held.shape[-1])
+            grown[..., : self.held.shape[-2], :] = self.held
+            self.held = grown
+        return Cache(self.held[layer], position)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Put ``rows`` in the places of all rows: whole sentences leave, the rows of one change places."""
+        self.held = self.held.index_select(2, rows)
+        sentences = rows[:: self.beam] // self.beam
+        if len(sentences) < len(self.mask):
+            self.mask = self.mask.index_select(0, sentences)
+            self.memories = [tuple(each.index_select(0, sentences) for each in memory) for memory in self.memories]

@@ -1,0 +1,1 @@
+"""What the translation benchmarks have in common in PyTorch."""

@@ -1,0 +1,198 @@
+"""Batches of sentences on this rank's device, built ahead on a thread; every rank knows what all ranks take."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+from itertools import count
+from typing import Any, Callable, Generator, Iterator, NamedTuple, Tuple
+
+import numpy as np
+import torch
+
+from benchmarks.common.ranks import Ranks
+from benchmarks.common.read_ahead import read_ahead
+from benchmarks.translation.arrays import Pairs, Sentences
+from benchmarks.translation.orders import Order
+from benchmarks.translation.vocabulary import BOS, EOS, PAD
+
+AHEAD = 4
+"""Batches that wait at most: one takes a millisecond to build, and the system may take a thread's core for some."""
+
+
+class Batch(NamedTuple):
+    """This rank's pairs of a step; sentences are padded with PAD at their end."""
+
+    source: torch.Tensor
+    """int64 (B, S): the tokens and EOS; BOS before them where the model wants it."""
+    source_lengths: torch.Tensor
+    """int64 (B,): with EOS, and BOS where it is there."""
+    target_in: torch.Tensor
+    """int64 (B, T): BOS and the tokens."""
+    target_out: torch.Tensor
+    """int64 (B, T): the tokens and EOS."""
+    rows: torch.Tensor
+    """int64 (tokens,): where ``target_out`` as (B * T,) is not padding, for the loss."""
+    tokens: int
+    """Of ``target_out``, without padding."""
+    all_tokens: int
+    """The same of all ranks."""
+    sentences: int
+    """Pairs of all ranks."""
+    all_source_tokens: int = 0
+    """Of ``source`` of all ranks, without padding."""
+
+
+class SourceBatch(NamedTuple):
+    """Sentences to translate."""
+
+    indices: np.ndarray
+    """int64 (B,): which of the test part they are; B may be 0."""
+    source: torch.Tensor
+    """As in ``Batch``."""
+    source_lengths: torch.Tensor
+
+
+class Shape(NamedTuple):
+    """How a batch is laid out."""
+
+    source_bos: bool = False
+    """Whether BOS comes before the source, as in GNMT's submission (seq2seq/data/tokenizer.py), not Transformer's."""
+    multiple: int = 1
+    """Lengths are padded to a multiple of this: tensor cores of fp16 and bf16 want 8."""
+
+
+PLAIN = Shape()
+
+
+def padded(
+    sentences: Sentences, indices: np.ndarray, before: int, after: int, multiple: int
+) -> Tuple[np.ndarray, np.ndarray]:
+    """Return sentences as int64 (B, longest) with PAD, and their lengths int64 (B,).
+
+    Args:
+        sentences: of one side.
+        indices: of those to take.
+        before: 1 leaves a place for BOS.
+        after: 1 for EOS.
+        multiple: of the width.
+    """
+    lengths = sentences.lengths[indices].astype(np.int64)
+    whole = lengths + before + after
+    width = -(-int(whole.max(initial=1)) // multiple) * multiple
+    found = np.full((len(indices), width), PAD, np.int64)
+    places = np.arange(int(lengths.sum()))
+    begins = np.cumsum(lengths) - lengths
+    # A sentence's tokens are neighbours in both arrays.
+    found.reshape(-1)[places + np.repeat(np.arange(len(indices)) * width + before - begins, lengths)] = np.asarray(
+        sentences.tokens
+    )[places + np.repeat(sentences.offsets[indices] - begins, lengths)]
+    if before:
+        found[:, 0] = BOS
+    if after:
+        found[np.arange(len(indices)), whole - 1] = EOS
+    return found, whole
+
+
+class TrainingInput:
+    """An endless stream of training batches from ``position`` (steps done) on.
+
+    Nothing is read before the first batch is asked for. ``close`` ends the threads.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        order_of: Callable[[int], Order],
+        ranks: Ranks,
+        position: int,
+        shape: Shape = PLAIN,
+        ahead: int = AHEAD,
+    ) -> None:
+        """Go through ``order_of`` each epoch from 0; all have the same number of steps. ``ahead`` 0 has no threads."""
+        self._batches = _training_batches(pairs, order_of, ranks, position, shape, ahead)
+        self.close = self._batches.close
+
+    def next(self) -> Batch:
+        """Return the next batch."""
+        return next(self._batches)
+
+
+class _Task(NamedTuple):
+    order: Order
+    step: int
+
+
+def _training_batches(
+    pairs: Pairs, order_of: Callable[[int], Order], ranks: Ranks, position: int, shape: Shape, ahead: int
+) -> Generator[Batch, None, None]:
+    copy = partial(_tensor, device=ranks.context)
+
+    def make(task: _Task) -> Batch:
+        return _build(pairs, task, ranks, shape, copy)
+
+    tasks = _tasks(order_of, position, ahead)
+    with closing(tasks), closing(read_ahead(make, tasks, ahead, 1)) as batches:
+        for batch in batches:
+            yield _arrived(batch, ranks.context)
+
+
+def _tasks(order_of: Callable[[int], Order], position: int, ahead: int) -> Generator[_Task, None, None]:
+    """Yield the steps from ``position`` on; the order of the next epoch is made while this one runs."""
+    epoch, step = divmod(position, order_of(0).steps) if position else (0, 0)
+    with closing(read_ahead(order_of, count(epoch), min(ahead, 1), 1)) as orders:
+        for order in orders:
+            for each in range(step, order.steps):
+                yield _Task(order, each)
+            step = 0
+
+
+def _build(pairs: Pairs, task: _Task, ranks: Ranks, shape: Shape, copy: Callable[[np.ndarray], torch.Tensor]) -> Batch:
+    order, first = task.order, task.step * ranks.size
+    indices = order.batch(task.step, ranks.rank, ranks.size)
+    every = order.sentences[order.bounds[first] : order.bounds[first + ranks.size]]
+    source, source_lengths = padded(pairs.source, indices, int(shape.source_bos), 1, shape.multiple)
+    target_out, _ = padded(pairs.target, indices, 0, 1, shape.multiple)
+    target_in = np.full_like(target_out, PAD)
+    target_in[:, 0] = BOS
+    # EOS, the last of each, is an end to predict and none to continue from.
+    target_in[:, 1:] = np.where(target_out[:, :-1] == EOS, PAD, target_out[:, :-1])
+    rows = np.flatnonzero(target_out.reshape(-1) != PAD)
+    return Batch(
+        source=copy(source),
+        source_lengths=copy(source_lengths),
+        target_in=copy(target_in),
+        target_out=copy(target_out),
+        rows=copy(rows),
+        tokens=len(rows),
+        all_tokens=int(pairs.target.lengths[every].sum(dtype=np.int64)) + len(every),
+        sentences=len(every),
+        all_source_tokens=int(pairs.source.lengths[every].sum(dtype=np.int64)) + len(every) * (1 + shape.source_bos),
+    )
+
+
+def evaluation_batches(
+    sentences: Sentences, order: Order, ranks: Ranks, shape: Shape = PLAIN, ahead: int = AHEAD
+) -> Iterator[SourceBatch]:
+    """Yield this rank's batches of ``order`` over the source of the test part, of which some may be empty."""
+    copy = partial(_tensor, device=ranks.context)
+
+    def make(step: int) -> SourceBatch:
+        indices = order.batch(step, ranks.rank, ranks.size)
+        arrays = padded(sentences, indices, int(shape.source_bos), 1, shape.multiple)
+        return SourceBatch(indices, *map(copy, arrays))
+
+    with closing(read_ahead(make, range(order.steps), ahead, 1)) as batches:
+        for batch in batches:
+            yield _arrived(batch, ranks.context)
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return an array in memory from which a copy to ``device`` waits for nothing."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def _arrived(batch: Any, device: torch.device) -> Any:
+    """Return a batch on ``device``; PyTorch keeps pinned memory until its copy is done."""
+    return type(batch)(*(each.to(device, non_blocking=True) if torch.is_tensor(each) else each for each in batch))

@@ -1,0 +1,146 @@
+"""Cross-entropy with smoothed labels over a large vocabulary, straight from the last hidden states.
+
+The logits of all positions take several times the memory of everything else in a step. Here they exist for some rows at
+a time: their gradients are computed in the forward pass and the logits are forgotten. A row that is padding is never
+multiplied with the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from benchmarks.translation.vocabulary import PAD
+
+CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
+"""Logits that are held at once: enough that adding to the gradient of the weights, once a chunk, costs little."""
+Losses = Tuple[torch.Tensor, torch.Tensor]
+
+
+def plain_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -> Losses:
+    """Return what ``smoothed_loss`` does, from ``logits`` (N, V), by PyTorch's own operators."""
+    log_probabilities = F.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    counts = targets != PAD
+    nll = -log_probabilities.gather(1, targets[:, None])[counts].sum()
+    uniform = -log_probabilities.mean(1)[counts].sum()
+    return (1 - smoothing) * nll + smoothing * uniform, nll.detach()
+
+
+def smoothed_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    targets: torch.Tensor,
+    smoothing: float,
+    chunk: Optional[int] = None,
+    rows: Optional[torch.Tensor] = None,
+) -> Losses:
+    """Return the sums over all tokens of the smoothed loss and of the negative log-likelihood (no gradient).
+
+    A token's smoothed loss is (1 - smoothing) * -log p(target) + smoothing * mean over V of -log p (Szegedy et al.
+    2016, section 7; both submissions, with the vocabulary as padded). Under autocast the products run in its type;
+    softmax, sums and the weights' gradient are float32 or wider. fp16 needs no loss scale up to here: the gradients of
+    the sum are of the size of a probability, and a loss scale acts on what comes before ``hidden``.
+
+    Args:
+        hidden: (N, width).
+        weight: (V, width), may be the table of the embeddings.
+        bias: (V,) or None.
+        targets: int64 (N,); PAD counts nothing.
+        smoothing: 0 to 1.
+        chunk: rows at a time; default: what CHUNK_BYTES holds.
+        rows: int64, where ``targets`` is not PAD. On a GPU finding it out makes Python wait for the device.
+    """
+    if rows is None:
+        rows = (targets != PAD).nonzero(as_tuple=True)[0]
+    targets = targets.index_select(0, rows)
+    hidden = hidden.index_select(0, rows)
+    # What autocast makes of a product, on any device and in any release of PyTorch.
+    dtype = F.linear(hidden[:0], weight).dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    row_bytes = weight.shape[0] * torch.finfo(wide).bits // 8
+    chunk = chunk or max(1, CHUNK_BYTES[hidden.device.type] // row_bytes)
+    loss, nll = _ChunkedLoss.apply(hidden, weight, bias, targets, smoothing, chunk, dtype, torch.is_grad_enabled())
+    return loss, nll
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The gradients of a sum are known with its value but for one factor, by which ``backward`` multiplies them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        targets: torch.Tensor,
+        smoothing: float,
+        chunk: int,
+        dtype: torch.dtype,
+        with_gradients: bool,
+    ) -> Losses:
+        wide = torch.promote_types(dtype, torch.float32)
+        gradients = tuple(
+            torch.zeros_like(tensor, dtype=wide) if with_gradients and tensor is not None and needed else None
+            for tensor, needed in zip((hidden, weight, bias), ctx.needs_input_grad)
+        )
+        with torch.autocast(hidden.device.type, enabled=False):
+            held = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+            sums = torch.zeros(2, dtype=wide, device=hidden.device)
+            for begin in range(0, len(targets), chunk):
+                _add_chunk(slice(begin, begin + chunk), held, targets, smoothing, sums, gradients)
+        ctx.save_for_backward(*gradients)
+        ctx.types = tuple(None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias))
+        nll, uniform = sums.unbind()
+        ctx.mark_non_differentiable(nll)
+        return (1 - smoothing) * nll + smoothing * uniform, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: torch.Tensor, _: Any) -> Tuple[Optional[torch.Tensor], ...]:
+        found = (
+            None if gradient is None else (gradient * factor).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.types)
+        )
+        return (*found, None, None, None, None, None)
+
+
+def _add_chunk(
+    part: slice,
+    held: Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]],
+    all_targets: torch.Tensor,
+    smoothing: float,
+    sums: torch.Tensor,
+    gradients: Tuple[Optional[torch.Tensor], ...],
+) -> None:
+    """Add the rows of ``part``: nll and mean -log p to ``sums`` (2,), what the smoothed loss gives to ``gradients``."""
+    hidden, weight, bias = held[0][part], held[1], held[2]
+    targets = all_targets[part, None]
+    logits = F.linear(hidden, weight, bias).to(sums.dtype)
+    at_target, mean = logits.gather(1, targets), logits.mean(1, keepdim=True)
+    largest = logits.amax(1, keepdim=True)
+    exponentials = logits.sub_(largest).exp_()
+    total = exponentials.sum(1, keepdim=True)
+    log_total = total.log() + largest
+    sums += torch.cat(((log_total - at_target).sum(0), (log_total - mean).sum(0)))
+    of_hidden, of_weight, of_bias = gradients
+    if of_hidden is None and of_weight is None and of_bias is None:
+        return
+    # d loss / d logits = softmax - (1 - smoothing) * one-hot - smoothing / V
+    by_logits = exponentials.div_(total)
+    if smoothing:
+        by_logits.sub_(smoothing / weight.shape[0])
+    by_logits.scatter_add_(1, targets, torch.full_like(at_target, smoothing - 1))
+    if of_bias is not None:
+        of_bias += by_logits.sum(0)
+    factors = by_logits.to(weight.dtype)
+    if of_hidden is not None:
+        of_hidden[part] = factors @ weight
+    if of_weight is not None:
+        if of_weight.dtype == weight.dtype:
+            of_weight.addmm_(factors.t(), hidden)
+        else:
+            of_weight += factors.t() @ hidden
