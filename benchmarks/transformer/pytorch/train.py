@@ -21,9 +21,11 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import MLLog, samples
 from benchmarks.common.run import Run
+from benchmarks.common.stopping import end_process
 from benchmarks.transformer import events
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.training import Training, build, evaluation_order, order_of
+from benchmarks.transformer.pytorch.data import evaluation_order, order_of
+from benchmarks.transformer.pytorch.training import Training, build
 from benchmarks.transformer.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import plain_score, sacrebleu_score, tokenized_score
@@ -95,4 +97,4 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    end_process(main)
