@@ -195,7 +195,8 @@ def scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
 
     The batch of a rank stays, and the learning rate follows the global batch: in proportion for SGD
     (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with its square root for LARS, between the
-    proportional rule and what was submitted (20 times the batch of DGX-1 at 2.9 times the rate in v0.7).
+    proportional rule and what was submitted (20 times the batch of DGX-1 at 2.9 times the rate in v0.7), and
+    for Adam, near to what was (8 times the batch at 2.5 times the rate, GNMT in v0.7).
     Systems that keep the global batch divide it among the ranks instead.
     """
     submitted_ranks = system.nodes * system.gpus_per_node

@@ -132,7 +132,7 @@ class Updates:
         factor = 1 / (value * divisor)
         if self._clip is None and self.scale is None:
             return factor, torch.ones_like(factor, dtype=torch.bool)
-        norm = self._mine.grad.norm()  # type: ignore[union-attr]
+        norm = self._mine.grad.norm()
         if self.split:
             squares = norm.square()
             dist.all_reduce(squares)
@@ -146,11 +146,11 @@ class Updates:
     def _apply(self, factor: torch.Tensor, finite: torch.Tensor) -> None:
         if self.kernel == "fused":
             # What torch.amp.GradScaler sets for the kernel, which divides and skips by itself.
-            self.optimizer.grad_scale = 1 / factor  # type: ignore[attr-defined]
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.grad_scale = 1 / factor
+            self.optimizer.found_inf = (~finite).float()
             self.optimizer.step()
         elif self.scale is None or bool(finite):
-            self._mine.grad.mul_(factor)  # type: ignore[union-attr]
+            self._mine.grad.mul_(factor)
             self.optimizer.step()
 
     # -- checkpoints -------------------------------------------------------------------------------------

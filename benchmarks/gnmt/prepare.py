@@ -16,7 +16,7 @@ from functools import partial
 from benchmarks.common.data import prepare
 from benchmarks.translation.preparation import data_set
 
-DATA_SET = data_set("gnmt")
+DATA_SET = data_set("gnmt", corpus="wmt16", tokens="bpe")
 main = partial(prepare.main, DATA_SET)
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from benchmarks.common.data import prepare
 from benchmarks.translation.preparation import data_set
 
-DATA_SET = data_set("transformer")
+DATA_SET = data_set("transformer", corpus="wmt17", tokens="auto")
 main = partial(prepare.main, DATA_SET)
 
 

@@ -101,7 +101,7 @@ def open_data(folder: Path) -> DataSet:
         language = facts["target_language"] if facts["detokenized"] else None
         entries = Vocabulary(vocabulary.read(folder / VOCABULARY), facts["kind"], language)
         languages = facts["source_language"], facts["target_language"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, EOFError, ValueError, KeyError) as error:
         raise Problem(f"{folder}: {error!r}", "a data set for translation", prepare_again(folder)) from None
     data = DataSet(pairs["train"], pairs["test"], entries, texts[REFERENCES], texts[SOURCES], *languages, found)
     problems = check(data, folder)

@@ -8,7 +8,7 @@ import sys
 import unicodedata
 from collections import Counter
 from functools import lru_cache
-from typing import Any, List, Pattern, Sequence, Tuple
+from typing import Any, Dict, List, Pattern, Sequence, Tuple
 
 ORDER = 4
 """Longest n-grams that count."""
@@ -59,13 +59,12 @@ def split_words(line: str) -> List[str]:
 
 @lru_cache(maxsize=None)
 def _patterns() -> Tuple[Pattern[str], Pattern[str], Pattern[str]]:
-    marks = {"P": "", "S": ""}
-    for number in range(sys.maxunicode):
-        mark = chr(number)
+    kinds: Dict[str, List[str]] = {"P": [], "S": []}
+    for mark in map(chr, range(sys.maxunicode)):
         kind = unicodedata.category(mark)[0]
-        if kind in marks:
-            marks[kind] += mark
-    punctuation, symbols = (re.escape(marks[kind]) for kind in "PS")
+        if kind in kinds:
+            kinds[kind].append(mark)
+    punctuation, symbols = (re.escape("".join(kinds[kind])) for kind in "PS")
     return (
         re.compile(f"([^\\d])([{punctuation}])"),
         re.compile(f"([{punctuation}])([^\\d])"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import islice
 from pathlib import Path
 from typing import Dict, Mapping, Sequence
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.translation import segment, stages
+from benchmarks.translation import segment, stages, wmt
+from benchmarks.translation.arrays import PARTS, SIDES
 from benchmarks.translation.stages import Block
 from benchmarks.translation.vocabulary import join_bpe
 
@@ -87,3 +89,20 @@ def judge_unknown(blocks: Sequence[Block], progress: Progress) -> None:
             raise Problem(text, expected, "take the vocabulary or the codes that belong to this text")
         if unknown:
             progress.note(text)
+
+
+def judge_submitted(blocks: Sequence[Block], progress: Progress) -> str:
+    """Compare the split text with that of GNMT's submission; return and report where it differs, which is allowed."""
+    sums = {}
+    for part in PARTS:
+        digests = [hashlib.md5() for _ in SIDES]
+        for block in blocks:
+            if block.part == part:
+                for pair in stages.read_pairs(block.path("split")):
+                    for digest, text in zip(digests, pair):
+                        digest.update(f"{text}\n".encode())
+        sums.update({(part, side): digest.hexdigest() for side, digest in zip(SIDES, digests)})
+    differing = ", ".join(" ".join(key) for key, md5 in wmt.SUBMITTED_MD5.items() if sums[key] != md5)
+    text = f"other tokens than in verify_dataset.sh of v0.5: {differing}" if differing else "every token as submitted"
+    progress.note(text)
+    return differing

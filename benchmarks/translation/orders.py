@@ -18,6 +18,9 @@ BUCKETS = 5
 """``--num-buckets`` of GNMT's train.py (v0.5 to v0.7); no configuration sets another number."""
 GNMT_MARKS = 2
 """GNMT counts BOS and EOS where it compares a length with the longest (seq2seq/data/config.py, tokenizer.py)."""
+MOST_PADDING = 0.4
+"""Share of a batch of ``by_tokens`` that is padding, at most; of ``by_sentences``, the share of an epoch on the lengths
+of real text: its single batches depend on what chance brings together in a bucket."""
 MARKS = 1
 """Positions that EOS (source, target_out) or BOS (target_in) takes in a batch."""
 
@@ -129,8 +132,9 @@ def by_tokens(
     As the Transformer's submission: pairs in the order of their source length, then target length, fill a batch until
     it is full; its number of pairs is then rounded down to ``multiple / length_multiple``, lengths up to
     ``length_multiple`` (batching_scheme v0p5_better with seq_len_multiple 2 in v0.6 and v0.7, make_batches of v0.5
-    with 1). Batches are shuffled and dealt to the ranks. Here pairs of equal lengths change places in each epoch too;
-    the batches that would not give every rank one are left out, where the submission gives empty ones.
+    with 1). Batches are shuffled and dealt to the ranks. Other than there, pairs of equal lengths change places in each
+    epoch, a batch also ends where more than MOST_PADDING of it would be padding, and batches that would not give every
+    rank one are left out, where the submission gives empty ones.
     Pairs with a side longer than ``longest``, EOS included, are left out.
 
     Raises:
@@ -143,7 +147,7 @@ def by_tokens(
     longer = np.maximum(source, target).astype(np.int64) + MARKS
     indices = random.permutation(np.flatnonzero(longer <= longest))
     indices = indices[np.lexsort((target[indices], source[indices]))]
-    begins = _fill(longer[indices], tokens, multiple // length_multiple, length_multiple)
+    begins = _fill(source[indices], target[indices], tokens, multiple // length_multiple, length_multiple)
     batches = np.split(indices, begins[1:-1])
     steps = len(batches) // ranks
     if not steps:
@@ -154,16 +158,26 @@ def by_tokens(
     return _order(np.concatenate(chosen), bounds, steps, source, target)
 
 
-def _fill(longer: np.ndarray, tokens: int, multiple: int, length_multiple: int) -> List[int]:
+def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, length_multiple: int) -> List[int]:
     """Return where each batch of the sorted pairs begins, and their number at the end."""
+    sides = [side.astype(np.int64) + MARKS for side in (source, target)]
+    longer = np.maximum(*sides)
     begins, count = [0], len(longer)
     while begins[-1] < count:
         begin = begins[-1]
-        window = longer[begin : begin + tokens // int(longer[begin]) + 1]
-        padded = -(-np.maximum.accumulate(window) // length_multiple) * length_multiple
+        window = slice(begin, begin + tokens // int(longer[begin]) + 1)
+        padded = -(-np.maximum.accumulate(longer[window]) // length_multiple) * length_multiple
+        numbers = np.arange(1, len(padded) + 1)
         # Positions grow with every pair, so the first pair that is too much ends the batch.
-        pairs = max(1, int(np.searchsorted(padded * np.arange(1, len(window) + 1), tokens, side="right")))
-        if begin + pairs < count and pairs > multiple:
+        pairs = max(1, int(np.searchsorted(padded * numbers, tokens, side="right")))
+        real = sum(np.cumsum(side[window]) for side in sides)
+        positions = sum(np.maximum.accumulate(side[window]) for side in sides) * numbers
+        spread = np.flatnonzero(real < (1 - MOST_PADDING) * positions)
+        # A pair alone has no padding, so a batch that is cut so keeps one.
+        full = begin + pairs < count
+        if len(spread) and spread[0] < pairs:
+            pairs, full = int(spread[0]), True
+        if full and pairs > multiple:
             pairs -= pairs % multiple
         begins.append(begin + pairs)
     return begins
@@ -188,7 +202,7 @@ def _random(seed: int, epoch: int) -> np.random.RandomState:
 
 
 def _order(sentences: np.ndarray, bounds: np.ndarray, steps: int, source: np.ndarray, target: np.ndarray) -> Order:
-    return Order(sentences, bounds.astype(np.int64), steps, float(_padding(sentences, bounds, source, target)[0]))
+    return Order(sentences, bounds.astype(np.int64), steps, _padding(sentences, bounds, source, target)[0])
 
 
 def _padding(
@@ -198,13 +212,14 @@ def _padding(
     sizes = np.diff(bounds)
     filled = sizes > 0
     begins, sizes = bounds[:-1][filled], sizes[filled]
-    real = np.zeros(len(sizes), np.int64)
-    padded = np.zeros(len(sizes), np.int64)
+    if not len(sizes):
+        return 0.0, np.zeros(0)
+    real, padded = np.zeros(len(sizes)), np.zeros(len(sizes))
     for lengths in (source, target):
         positions = lengths[sentences].astype(np.int64) + MARKS
-        real += np.add.reduceat(positions, begins) if len(sizes) else 0
-        padded += sizes * (np.maximum.reduceat(positions, begins) if len(sizes) else 0)
-    return 1 - real.sum() / max(1, padded.sum()), 1 - real / np.maximum(1, padded)
+        real = real + np.add.reduceat(positions, begins)
+        padded = padded + sizes * np.maximum.reduceat(positions, begins)
+    return float(1 - real.sum() / padded.sum()), 1 - real / padded
 
 
 def padding_of_batches(order: Order, source: np.ndarray, target: np.ndarray) -> np.ndarray:

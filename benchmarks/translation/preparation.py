@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -26,13 +27,15 @@ FILES = (
 """As in arrays.py, which needs numpy; a test compares them."""
 
 
-def add_options(options: argparse._ArgumentGroup) -> None:
+def _add_options(corpus: str, tokens: str, options: argparse._ArgumentGroup) -> None:
     """How text is found, cleaned and cut into tokens."""
     add = options.add_argument
+    add("--corpus", choices=("wmt16", "wmt17"), default=corpus, help="which of WMT's lists; default: %(default)s")
+    kinds = "default: %(default)s; auto takes subtokens where there is a dictionary and for WMT's archives"
+    add("--tokens", choices=("auto", "bpe", "subtokens"), default=tokens, help=kinds)
     add("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="of train.XX and train.YY; default: English first")
     add("--test", metavar="NAME", help="the test part, as test.2016 of test.2016.en and test.2016.de; default: test")
     add("--tokenized", action="store_true", help="words are apart already, as Moses' tokenizer leaves them")
-    add("--tokens", choices=("bpe", "subtokens"), help="default: bpe; subtokens where there is a dictionary")
     merges = "pairs that BPE merges, learnt from the training text; default: %(default)s, as submitted"
     add("--merges", type=prepare.number(1, 10**6), default=MERGES, metavar="N", help=merges)
     add("--codes", type=Path, metavar="FILE", help="merges that were learnt before, by subword-nmt")
@@ -57,13 +60,13 @@ def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
     return []
 
 
-def data_set(benchmark: str) -> prepare.DataSet:
-    """Return what a benchmark on parallel text declares."""
+def data_set(benchmark: str, corpus: str, tokens: str) -> prepare.DataSet:
+    """Return what a benchmark on parallel text declares, with its own list of WMT's and its own kind of tokens."""
     return prepare.DataSet(
         benchmark=benchmark,
         source="folder of WMT's archives, or of train.XX, train.YY, test.XX and test.YY with XX and YY the languages",
         files=FILES,
-        add_options=add_options,
+        add_options=partial(_add_options, corpus, tokens),
         writer="benchmarks.translation.writer",
         check=check,
     )

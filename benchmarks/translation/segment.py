@@ -35,13 +35,11 @@ def words_of(tokens: Iterable[str]) -> int:
 # -- byte pair encoding ----------------------------------------------------------------------------------
 
 
-def learn_bpe(words: Mapping[str, int], merges: int, path: Path) -> None:
-    """Learn merges from the words of both languages with their counts, and write them."""
-    from subword_nmt.learn_bpe import learn_bpe as learn
-
-    lines = (f"{word} {count}\n" for word, count in sorted(words.items()))
+def write_codes(pairs: Iterable[Tuple[str, str]], path: Path) -> None:
+    """Write merges as subword-nmt reads them."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        learn(lines, file, merges, is_dict=True)
+        file.write("#version: 0.2\n")
+        file.writelines(f"{first} {second}\n" for first, second in pairs)
 
 
 def read_codes(path: Path) -> List[Tuple[str, str]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from benchmarks.common.data import workers
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.translation import language
-from benchmarks.translation.stages import RAW, SPLIT, TOKENIZED
+from benchmarks.translation import language, subtokens, wmt
+from benchmarks.translation.stages import RAW, SPLIT, TOKENIZED, WHOLE
 from benchmarks.translation.vocabulary import JOIN
 
 SAMPLE_BYTES = 1 << 20
@@ -41,26 +42,117 @@ class Source(NamedTuple):
     test: Corpus
     languages: Tuple[str, str]
     form: str
-    """RAW, TOKENIZED or SPLIT."""
+    """RAW, TOKENIZED, SPLIT or WHOLE."""
     codes: Optional[Path]
     """Merges that are given; None to learn them, or none."""
     made: str
     """How the parts came about, for the passport."""
     dictionary: Optional[Path] = None
     """Entries of subtokens; None for byte pair encoding."""
+    corpus: str = ""
+    """Which of WMT's lists; empty for other text."""
     latin: bool = False
     """Whether pairs outside of Latin-1 are left out of training."""
 
 
 def find(args: argparse.Namespace) -> Source:
-    """Return what the folder of ``--from`` holds."""
-    source = find_text(args.origin, args.languages or (), args.test, args.tokenized)
-    return source._replace(name=args.name or source.name, codes=args.codes or source.codes)
+    """Return what the folder of ``--from`` holds.
+
+    Raises:
+        Problem: it holds neither text nor archives, not all of them, or no dictionary where one is needed.
+    """
+    origin: Path = args.origin
+    if not origin.is_dir():
+        raise Problem(f"{origin} is no folder", "a folder of text, or of WMT's archives", "name it with --from")
+    is_wmt = not any(origin.glob("train.*")) and wmt.holds_wmt(origin)
+    if is_wmt:
+        source = _find_wmt(origin, args.corpus, args.languages or wmt.LANGUAGES)
+    else:
+        source = find_text(origin, args.languages or (), args.test, args.tokenized)
+    source = source._replace(name=args.name or source.name, codes=args.codes or source.codes)
+    dictionary = args.dictionary or _dictionary(origin)
+    if args.tokens == "bpe" or (args.tokens == "auto" and not dictionary and not is_wmt):
+        return source
+    if source.form == SPLIT:
+        raise Problem(f"{origin} is split by BPE", "text to cut into subtokens", "add --tokens bpe")
+    if not dictionary:
+        raise Problem(
+            f"{origin} has no {subtokens.DICTIONARY}",
+            "the entries of subtokens",
+            "copy it from mlcommons/training_results_v0.7, NVIDIA/benchmarks/transformer/implementations/pytorch, into "
+            "the folder; or add --tokens bpe",
+        )
+    return source._replace(form=WHOLE, dictionary=dictionary, codes=None, latin=False)
 
 
-def extract(source: Source, scratch: Path, progress: Progress) -> Source:
-    """Return the source with all of its text on the disk."""
-    return source
+def _dictionary(origin: Path) -> Optional[Path]:
+    path = origin / subtokens.DICTIONARY
+    return path if path.is_file() else None
+
+
+def _find_wmt(origin: Path, corpus: str, languages: Sequence[str]) -> Source:
+    if sorted(languages) != sorted(wmt.LANGUAGES):
+        found = f"--languages {' '.join(languages)}"
+        raise Problem(found, f"{' '.join(wmt.LANGUAGES)}: WMT's archives are read for these", "leave it out")
+    places = wmt.locate(origin, corpus)
+    first, second = languages
+    corpora = [Corpus(*(Item(*place[code]) for code in languages)) for place in places]
+    made = f"{', '.join(each.stem for each in wmt.CORPORA[corpus])}; {wmt.TEST} to test"
+    name = f"{corpus}-{first}-{second}"
+    pair = (first, second)
+    return Source(name, tuple(corpora[:-1]), corpora[-1], pair, RAW, None, made, latin=corpus == "wmt16", corpus=corpus)
+
+
+def extract(source: Source, scratch: Path, workers_most: int, progress: Progress) -> Source:
+    """Compare the checksums that are known, and return the source with all of its text on the disk."""
+    items = [item for corpus in (*source.train, source.test) for item in corpus]
+    _check_listed({item.path for item in items}, progress)
+    members = _members(items, scratch / "text")
+    if members:
+        (scratch / "text").mkdir(exist_ok=True)
+        tasks = wmt.archive_tasks(members)
+        waiting = [task for task in tasks if not all(member.done_path.exists() for member in task)]
+        stage = workers.Stage("extract", "bytes", wmt.extract, lambda task: Path(task[0].archive).stat().st_size)
+        workers.run(stage, tasks, waiting, workers_most, scratch.parent, progress)
+    corpora = [Corpus(*(_on_disk(item, scratch / "text") for item in each)) for each in (*source.train, source.test)]
+    if source.corpus:
+        _check_test(corpora[-1], source.test)
+    return source._replace(train=tuple(corpora[:-1]), test=corpora[-1])
+
+
+def _members(items: Sequence[Item], folder: Path) -> List[wmt.Member]:
+    """Return what is in archives: an SGM file may be on the disk already."""
+    packed = [item for item in items if item.member and item.path.name != item.member]
+    return [wmt.Member(str(item.path), item.member, str(folder / item.member)) for item in packed]
+
+
+def _on_disk(item: Item, folder: Path) -> Item:
+    if not item.member:
+        return item
+    path = item.path if item.path.name == item.member else folder / item.member
+    if path.suffix != ".sgm":
+        return Item(path)
+    folder.mkdir(exist_ok=True)
+    plain = folder / f"{wmt.TEST}{Path(path.stem).suffix}"
+    plain.write_text("".join(line + "\n" for line in wmt.read_sgm(path)), encoding="utf-8", newline="\n")
+    return Item(plain)
+
+
+def _check_listed(paths: Collection[Path], progress: Progress) -> None:
+    for folder in sorted({path.parent for path in paths}):
+        sums = wmt.listed_sums(folder)
+        listed = sorted(path for path in paths if path.parent == folder and path.name in sums)
+        add = progress.counter("verify", sum(path.stat().st_size for path in listed))
+        for path in listed:
+            wmt.check_sum(path, sums[path.name], "the list of checksums next to it", add)
+
+
+def _check_test(corpus: Corpus, before: Corpus) -> None:
+    """Compare newstest2014 with its known md5; that of the English side is of the plain file, not of the SGM."""
+    for item, origin in zip(corpus, before):
+        wanted = wmt.KNOWN_MD5.get(item.path.name)
+        if wanted and (item.path.suffix == ".de" or not origin.member):
+            wmt.check_sum(item.path, wanted, "verify_dataset.sh of v0.5", lambda size: None)
 
 
 def find_text(origin: Path, languages: Sequence[str], test: Optional[str], tokenized: bool) -> Source:

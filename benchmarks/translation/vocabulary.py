@@ -7,6 +7,7 @@ influence on any number: ids only name rows of the embedding.
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -65,6 +66,11 @@ class Vocabulary:
         words = join_bpe(tokens)
         return words if self.language is None else detokenize(words, self.language)
 
+    def joined(self, ids: Iterable[int]) -> str:
+        """Return a sentence as the Transformer's submissions compare it, references included: not detokenized."""
+        tokens = self.tokens(ids)
+        return join_as_submitted(tokens) if self.kind == SUBTOKENS else join_bpe(tokens)
+
 
 def join_bpe(tokens: Iterable[str]) -> str:
     """Join the parts of words; a part that nothing follows loses its mark."""
@@ -73,12 +79,25 @@ def join_bpe(tokens: Iterable[str]) -> str:
 
 
 def join_subtokens(tokens: Iterable[str]) -> str:
-    """Join subtokens: ``_`` ends a token, a backslash escapes (tensor2tensor's text_encoder)."""
-    words = [_unescape(token) for token in "".join(tokens).split("_")]
-    text = " ".join(" ".join(words).split())
+    """Join subtokens: ``_`` ends a token, a backslash escapes, a space is between two words (tensor2tensor)."""
+    text, was_word = "", False
+    for token in _unescaped(tokens):
+        is_word = unicodedata.category(token[0])[0] in "LN"
+        text += f" {token}" if was_word and is_word else token
+        was_word = is_word
+    return text.strip()
+
+
+def join_as_submitted(tokens: Iterable[str]) -> str:
+    """Join subtokens with spaces and rejoin some punctuation, as the Transformer's submission does before BLEU."""
+    text = " ".join(" ".join(_unescaped(tokens)).split())
     for apart, together in _SPACED:
         text = text.replace(apart, together)
     return text.strip()
+
+
+def _unescaped(tokens: Iterable[str]) -> List[str]:
+    return [_unescape(token) for token in "".join(tokens).split("_") if token and _unescape(token)]
 
 
 def _unescape(token: str) -> str:

@@ -14,7 +14,7 @@ from benchmarks.common.data import workers
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.translation import judge, segment, sources, stages, vocabulary
+from benchmarks.translation import judge, merges, segment, sources, stages, vocabulary
 from benchmarks.translation.arrays import CODES, PARTS, REFERENCES, SIDES, SOURCES, VOCABULARY, part_files
 from benchmarks.translation.sources import Corpus, Source
 from benchmarks.translation.stages import BLOCK_LINES, RAW, SPLIT, WHOLE, Block, Cleaning
@@ -78,7 +78,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Write arrays, vocabulary and texts."""
     source = listing.source or sources.small_set(scratch / "text", args.seed, args.name)
-    source = sources.extract(source, scratch, progress)
+    source = sources.extract(source, scratch, args.workers, progress)
     task = plan(source, args, scratch, progress)
     task.run("clean", stages.clean)
     left_out = judge.judge_cleaning(task.blocks, progress)
@@ -89,6 +89,8 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     for part in PARTS:
         _join_arrays(task.part(part), scratch, stages.id_type(len(entries)))
     _write_texts(task, scratch)
+    if source.corpus == "wmt16" and task.kind == vocabulary.BPE:
+        tokens["differs_from_submitted"] = judge.judge_submitted(task.blocks, progress)
     counts = {part: _sum(task.part(part), "clean", "kept") for part in PARTS}
     return Content(
         name=source.name,
@@ -183,10 +185,13 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
     return {"codes": given.name if given else "", "merges": 0 if given or source.form == SPLIT else args.merges}
 
 
-def _learn(task: Task, merges: int) -> None:
+def _learn(task: Task, count: int) -> None:
     words = stages.add_counts(task.part("train"), "words")
-    task.progress.note(f"learning {merges:,} merges from {len(words):,} different words: one process, some minutes")
-    segment.learn_bpe(words, merges, task.scratch / "codes.learnt")
+
+    def report(done: int) -> None:
+        task.progress.update("merge", done, count, unit="merges")
+
+    segment.write_codes(merges.learn(words, count, report), task.scratch / "codes.learnt")
     (task.scratch / "codes.learnt").replace(task.scratch / CODES)
 
 

@@ -38,12 +38,26 @@ def write_ratings(folder: Path) -> None:
     (folder / "u.data").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
 
 
+def write_pairs(folder: Path) -> None:
+    for part in ("train", "test"):
+        for language, word in (("en", "house"), ("de", "haus")):
+            (folder / f"{part}.{language}").write_text("".join(f"{word}@@ s {n % 7}\n" for n in range(40)))
+
+
 SOURCES: dict[str, Callable[[Path], None]] = {
     "resnet": write_pictures,
     "dlrm": write_clicks,
     "ncf": write_ratings,
+    "gnmt": write_pairs,
+    "transformer": write_pairs,
 }
-FILES = {"resnet": "train.rec", "dlrm": "train.bin", "ncf": "train_users.npy"}
+FILES = {
+    "resnet": "train.rec",
+    "dlrm": "train.bin",
+    "ncf": "train_users.npy",
+    "gnmt": "train_source.npy",
+    "transformer": "train_source.npy",
+}
 every_benchmark = pytest.mark.parametrize("benchmark", SOURCES)
 
 

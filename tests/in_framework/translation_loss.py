@@ -63,15 +63,14 @@ def error(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
 def gradients_are_the_values() -> bool:
     """Compare with finite differences in double precision."""
     (hidden, weight, bias), targets = example(torch.float64)
-    small = [hidden[:9].detach(), weight[:11].detach(), bias[:11].detach()]
+    small = [hidden[:9, :4].detach(), weight[:11, :4].detach(), bias[:11].detach()]
     chosen = targets[:9] % 11
     return all(
         torch.autograd.gradcheck(
             lambda *inputs: loss.smoothed_loss(*inputs, chosen, smoothing, chunk)[0],  # noqa: B023
             [each.clone().requires_grad_() for each in small],
         )
-        for smoothing in (0.0, 0.1)
-        for chunk in (1, 4, 100)
+        for smoothing, chunk in ((0.0, 4), (0.1, 4), (0.1, 100))
     )
 
 

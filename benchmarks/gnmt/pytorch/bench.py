@@ -137,7 +137,8 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     )
     decoded = min(config.eval_batch_size, len(data.test))
     samples = {"synthetic": 2 * length * config.batch_size, "one by one": 1, "decode": decoded}
-    return bench.Subject(title, round(tokens), loops, TITLES, opened.close, samples, {"decode": "one by one"})
+    against = {"decode": "one by one"}
+    return bench.Subject(title, round(tokens), loops, TITLES, samples=samples, against=against, close=opened.close)
 
 
 if __name__ == "__main__":

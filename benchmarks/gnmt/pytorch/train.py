@@ -21,6 +21,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
+from benchmarks.common.stopping import end_process
 from benchmarks.gnmt import events
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.training import (
@@ -95,4 +96,4 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    end_process(main)

@@ -53,9 +53,8 @@ class Config:
 
     # The optimizer
     optimizer: Literal["adam"] = "adam"  # Kingma and Ba 2015
-    optimizer_kernel: Literal["auto", "apex", "fused", "plain", "split"] = (
-        "auto"  # auto: measured before the first step
-    )
+    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
+    split_optimizer: bool = False  # each rank updates its share of the weights, the others get them from it
     learning_rate: float = 1.976e-3  # at the end of the warm-up; then by the inverse square root of the step
     warmup_steps: int = 1000  # linear from 0
     beta1: float = 0.9  # decay of the first moment

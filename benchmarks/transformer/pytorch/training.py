@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Mapping
 
 import torch
 
@@ -14,49 +15,53 @@ from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.model import Network, State
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.orders import Order, by_tokens, for_evaluation
-from benchmarks.translation.pytorch.batches import Batch
+from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.beam import Rules, length_penalty, search
 from benchmarks.translation.pytorch.loss import smoothed_loss
 from benchmarks.translation.vocabulary import BOS, EOS
 
-Step = Callable[[Batch, float], torch.Tensor]
-"""Train on a batch at a learning rate; return this rank's share of the mean loss over all tokens, times the ranks."""
+SEED_STRIDE = 1_000_003
+"""Between the seeds of the ranks' dropout."""
+EagerStep = Callable[["Training", Batch, float], torch.Tensor]
+"""``train_step`` of train.py."""
 
 
 class Training:
     """The network on this rank's device, and its optimizer."""
 
-    def __init__(self, config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any], longest: int) -> None:
-        """Draw the weights, or take those of a checkpoint; ``longest`` is the positions of the longest sentence."""
-        self.config, self.ranks = config, ranks
-        torch.manual_seed(config.seed)
-        self.network = Network(config, vocabulary, longest).to(ranks.context)
-        self.hidden: Any = self.network
-        if config.compile:
-            self.hidden = torch.compile(self.network, dynamic=True)
-        betas = (config.beta1, config.beta2)
+    def __init__(self, config: Config, vocabulary: int, words: int, longest: int, ranks: Ranks, kernel: str) -> None:
+        """Draw the weights, the same on all ranks.
+
+        Args:
+            config: of the run.
+            vocabulary: entries of the table, padding included.
+            words: those of them that a translation may have.
+            longest: positions of the longest sentence.
+            ranks: of the job.
+            kernel: implementation of the optimizer, or "auto".
+        """
+        self.config, self.ranks, self.words, self.vocabulary = config, ranks, words, vocabulary
+        with drawn_from(config.seed):
+            self.network = Network(config, vocabulary, longest).to(ranks.context)
+        self._hidden: Any = torch.compile(self.network, dynamic=True) if config.compile else self.network
+        candidates = torch_optimizers.adam_candidates(
+            config.learning_rate, (config.beta1, config.beta2), config.epsilon, torch_optimizers.find_apex()
+        )
         self.updates = Updates(
             list(self.network.parameters()),
-            torch_optimizers.adam_candidates(config.learning_rate, betas, config.epsilon, torch_optimizers.find_apex()),
-            saved.get("kernel", config.optimizer_kernel),
+            candidates,
+            kernel,
             ranks,
             clip=config.gradient_clip or None,
             scale=ScaleRule(config.loss_scale, config.loss_scale_window) if config.precision == "fp16" else None,
             split=config.split_optimizer,
         )
-        if saved:
-            self.network.load_state_dict(saved["network"])
-            self.updates.restore(saved)
-        pytorch.broadcast(self.network.parameters())
-        # Each rank drops other values; a checkpoint brings the generator's state.
-        if not saved:
-            torch.manual_seed(config.seed + (ranks.rank + 1) * 1_000_003)
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """The smoothed loss of this rank's tokens, summed."""
         config, network = self.config, self.network
         with pytorch.autocast(self.ranks.context, config.precision):
-            hidden = self.hidden(batch.source, batch.target_in).flatten(0, 1)
+            hidden = self._hidden(batch.source, batch.target_in).flatten(0, 1)
             loss, _ = smoothed_loss(
                 hidden,
                 network.table.weight,
@@ -68,9 +73,38 @@ class Training:
             )
         return loss
 
+    def decode(self, batch: SourceBatch) -> List[List[int]]:
+        """Translate a batch of the test part."""
+        return translate_batch(self.network, batch.source, batch.source_lengths, self.words)
+
     def content(self) -> Dict[str, Any]:
         """What all ranks have in common, for a checkpoint."""
         return {"network": self.network.state_dict(), **self.updates.content()}
+
+
+@contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """Draw on the CPU from ``seed``, and leave the generator as it was: a checkpoint has brought its state."""
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    yield
+    torch.set_rng_state(state)
+
+
+def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any], step: EagerStep) -> Training:
+    """Build with a checkpoint or fresh weights, ready: warmed up by ``step`` on noise, before the clock."""
+    if not saved:
+        # What dropout draws differs from rank to rank.
+        torch.manual_seed(config.seed + (ranks.rank + 1) * SEED_STRIDE)
+    vocabulary = data.vocabulary.padded(config.vocabulary_multiple)
+    kernel = saved.get("kernel", config.optimizer_kernel)
+    training = Training(config, vocabulary, data.vocabulary.size, longest_of(config, data), ranks, kernel)
+    pytorch.broadcast(training.network.parameters())
+    warm_up(step, training)
+    if saved:
+        training.network.load_state_dict(saved["network"])
+        training.updates.restore(saved)
+    return training
 
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
@@ -101,11 +135,6 @@ def longest_of(config: Config, data: DataSet) -> int:
     """Return the positions of the longest sentence that is trained on, read or written."""
     read = int(data.test.source.lengths.max()) + 1
     return max(config.max_length + config.length_multiple, read, limit(config, read) + 1)
-
-
-def vocabulary_of(config: Config, data: DataSet) -> int:
-    """Return the entries of the table, padding included."""
-    return data.vocabulary.padded(config.vocabulary_multiple)
 
 
 @torch.no_grad()
@@ -139,22 +168,25 @@ def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
     target_in[:, 0] = BOS
     lengths = torch.full((sentences,), length)
     count = sentences * length
-    tensors = (tokens[0], lengths, target_in, tokens[1], torch.arange(count))
-    on_device = (tensor.to(ranks.context) for tensor in tensors)
-    return Batch(*on_device, tokens=count, all_tokens=count * ranks.size, sentences=sentences * ranks.size)
+    arrays = (tokens[0], lengths, target_in, tokens[1], torch.arange(count))
+    source, source_lengths, target_in, target_out, rows = (each.to(ranks.context) for each in arrays)
+    places = (count, count * ranks.size, sentences * ranks.size)
+    return Batch(source, source_lengths, target_in, target_out, rows, *places)
 
 
-def warm_up(step: Step, training: Training, vocabulary: int) -> None:
-    """Connect the ranks and compile on noise, before the clock (MLPerf since v0.6); nothing of it stays.
-
-    Adam's moments and the generators are put back; the weights stay as they are at rate 0.
-    """
-    generators = torch.get_rng_state(), torch.cuda.get_rng_state() if training.ranks.context.type == "cuda" else None
-    batch = noise(training.config, vocabulary, training.ranks)
-    kept = training.updates.keep()
+def warm_up(step: EagerStep, training: Training) -> None:
+    """Connect the ranks and compile, by steps on noise at rate 0; weights, optimizer and generators are as before."""
+    updates, on_gpu = training.updates, training.ranks.context.type == "cuda"
+    if not training.config.warm_up_steps:
+        return
+    generators = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
+    scale = {name: value.clone() for name, value in updates.scale.content().items()} if updates.scale else {}
+    batch = noise(training.config, training.vocabulary, training.ranks)
     for _ in range(training.config.warm_up_steps):
-        step(batch, 0.0)
-    training.updates.put_back(kept)
+        step(training, batch, 0.0)
+    torch_optimizers.reset(updates.optimizer)
+    if updates.scale:
+        updates.scale.restore(scale)
     torch.set_rng_state(generators[0])
     if generators[1] is not None:
         torch.cuda.set_rng_state(generators[1])

@@ -57,9 +57,12 @@ class Shape(NamedTuple):
     """How a batch is laid out."""
 
     source_bos: bool = False
-    """Whether BOS comes before the source, as in GNMT's submission (seq2seq/data/tokenizer.py); fairseq has EOS alone."""
+    """Whether BOS comes before the source, as in GNMT's submission (seq2seq/data/tokenizer.py), not Transformer's."""
     multiple: int = 1
     """Lengths are padded to a multiple of this: tensor cores of fp16 and bf16 want 8."""
+
+
+PLAIN = Shape()
 
 
 def padded(
@@ -103,7 +106,7 @@ class TrainingInput:
         order_of: Callable[[int], Order],
         ranks: Ranks,
         position: int,
-        shape: Shape = Shape(),
+        shape: Shape = PLAIN,
         ahead: int = AHEAD,
     ) -> None:
         """Go through ``order_of`` each epoch from 0; all have the same number of steps. ``ahead`` 0 has no threads."""
@@ -149,20 +152,27 @@ def _build(pairs: Pairs, task: _Task, ranks: Ranks, shape: Shape, copy: Callable
     indices = order.batch(task.step, ranks.rank, ranks.size)
     every = order.sentences[order.bounds[first] : order.bounds[first + ranks.size]]
     source, source_lengths = padded(pairs.source, indices, int(shape.source_bos), 1, shape.multiple)
-    target_out, target_lengths = padded(pairs.target, indices, 0, 1, shape.multiple)
+    target_out, _ = padded(pairs.target, indices, 0, 1, shape.multiple)
     target_in = np.full_like(target_out, PAD)
     target_in[:, 0] = BOS
     # EOS, the last of each, is an end to predict and none to continue from.
     target_in[:, 1:] = np.where(target_out[:, :-1] == EOS, PAD, target_out[:, :-1])
     rows = np.flatnonzero(target_out.reshape(-1) != PAD)
-    arrays = (source, source_lengths, target_in, target_out, rows)
-    all_tokens = int(pairs.target.lengths[every].sum(dtype=np.int64)) + len(every)
-    all_source = int(pairs.source.lengths[every].sum(dtype=np.int64)) + len(every) * (1 + shape.source_bos)
-    return Batch(*map(copy, arrays), int(target_lengths.sum()), all_tokens, len(every), all_source)
+    return Batch(
+        source=copy(source),
+        source_lengths=copy(source_lengths),
+        target_in=copy(target_in),
+        target_out=copy(target_out),
+        rows=copy(rows),
+        tokens=len(rows),
+        all_tokens=int(pairs.target.lengths[every].sum(dtype=np.int64)) + len(every),
+        sentences=len(every),
+        all_source_tokens=int(pairs.source.lengths[every].sum(dtype=np.int64)) + len(every) * (1 + shape.source_bos),
+    )
 
 
 def evaluation_batches(
-    sentences: Sentences, order: Order, ranks: Ranks, shape: Shape = Shape(), ahead: int = AHEAD
+    sentences: Sentences, order: Order, ranks: Ranks, shape: Shape = PLAIN, ahead: int = AHEAD
 ) -> Iterator[SourceBatch]:
     """Yield this rank's batches of ``order`` over the source of the test part, of which some may be empty."""
     copy = partial(_tensor, device=ranks.context)

@@ -116,7 +116,7 @@ def write_translations(output: Path, epoch: int, texts: Sequence[str], data: Dat
 
 
 def score_translations(output: Path) -> None:
-    """Give each line of ``translations.jsonl``, where there is one, its own scores by sacreBLEU: bleu and chrf, 0 to 100.
+    """Give each line of ``translations.jsonl``, if there is one, scores of sacreBLEU: bleu and chrf, 0 to 100.
 
     For rank 0, after the clock of the run has stopped: it takes seconds.
     """

@@ -1,0 +1,31 @@
+"""What `encore selftest` checks of the Transformer in PyTorch; see benchmarks/common/selftest.py."""
+
+from __future__ import annotations
+
+from benchmarks.common import selftest
+from benchmarks.common.selftest import Suite, Tolerance
+from benchmarks.transformer.pytorch.config import Config
+
+ROUNDED = Tolerance(0.005, 0.01)
+ANOTHER_DRAW = Tolerance(0.05, 0.05)
+"""Of dropout, which each device and each number of ranks draws by itself."""
+SUITE = Suite(
+    module="benchmarks.transformer.pytorch",
+    config_class=Config,
+    device=ROUNDED,
+    two_ranks=ANOTHER_DRAW,
+    resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
+    varied={
+        "precision": Tolerance(0.01, 0.02),
+        "attention": ROUNDED,
+        "optimizer_kernel": ROUNDED,
+        "split_optimizer": ROUNDED,
+        "compile": ROUNDED,
+    },
+    left_out=("optimizer_kernel=apex",),
+    settings={"dropout": 0.0, "stop_at_target": False},
+    programs={"optimizers": "benchmarks.common.compare_optimizers"},
+)
+
+if __name__ == "__main__":
+    raise SystemExit(selftest.main(SUITE))

@@ -1,0 +1,99 @@
+"""Train the Transformer in PyTorch: batches of so many tokens in, translations judged by BLEU, MLPerf events out.
+
+    $ python -m benchmarks.transformer.pytorch.train --config config.json --data DATA --output OUT
+    $ torchrun --nproc-per-node 8 -m benchmarks.transformer.pytorch.train --config config.json --data DATA --output OUT
+
+OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/, checkpoint/ and translations.jsonl, of the last evaluation;
+a run that finds a checkpoint there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
+says how; else: failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from functools import partial
+from typing import Dict, List, Optional
+
+import torch
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.mllog import MLLog, samples
+from benchmarks.common.run import Run
+from benchmarks.common.stopping import end_process
+from benchmarks.transformer import events
+from benchmarks.transformer.pytorch.config import Config
+from benchmarks.transformer.pytorch.training import Training, build, evaluation_order, order_of
+from benchmarks.transformer.schedule import learning_rate
+from benchmarks.translation.arrays import DataSet, open_data
+from benchmarks.translation.bleu import plain_score, sacrebleu_score, tokenized_score
+from benchmarks.translation.orders import Order
+from benchmarks.translation.pytorch.batches import Batch, TrainingInput, evaluation_batches
+from benchmarks.translation.pytorch.evaluation import quality, score_translations, translate
+
+SCORES = {"tokenized": tokenized_score, "plain": plain_score}
+
+
+def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
+    """Forward, backward and update on one batch.
+
+    Returns this rank's part of the mean loss over the tokens of all ranks, times the number of ranks, on the device.
+    """
+    loss = training.loss_sum(batch)
+    training.updates.scaled(loss).backward()
+    training.updates.step(rate, batch.all_tokens)
+    return loss.detach() * (training.ranks.size / batch.all_tokens)
+
+
+def evaluate(training: Training, data: DataSet, order: Order, run: Run) -> Optional[Dict[str, float]]:
+    """BLEU of the whole test part as the configuration judges it, and sacreBLEU; None if the run is to stop."""
+    batches = evaluation_batches(data.test.source, order, run.ranks)
+    hypotheses = translate(batches, len(data.test), training.decode, run.ranks, run)
+    if hypotheses is None:
+        return None
+    scores = {"bleu": SCORES[training.config.bleu], "sacrebleu": sacrebleu_score}
+    epoch = run.epoch + 1
+    return {name: quality(hypotheses, data, score, run.ranks, run.output, epoch) for name, score in scores.items()}
+
+
+def open_or_exit(run: Run) -> DataSet:
+    """Open the data set; what is wrong with it is reported once, before the clock starts."""
+    try:
+        data = open_data(run.data)
+        order_of(run.config, data, run.ranks)(0)
+    except Problem as problem:
+        if run.ranks.rank == 0:
+            print(problem, file=sys.stderr)
+        raise SystemExit(problem.code) from None
+    return data
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, factor=0.01))
+    config, ranks = run.config, run.ranks
+    data = open_or_exit(run)
+    with run.initialization():
+        training = build(config, data, ranks, run.saved, train_step)
+    run.log(events.hyperparameters(config, ranks.size))
+    orders = order_of(config, data, ranks)
+    # No sentence is read before run_start.
+    with run.timed(events.timeline(config, orders(0).steps)):
+        batches = TrainingInput(data.train, orders, ranks, run.position, ahead=config.prefetch)
+        evaluation = evaluation_order(config, data, ranks)
+        run.log(samples(len(data.train), len(data.test)))
+        run.keep(training.content, training.updates.own_content)
+        with closing(batches):
+            for _ in run.blocks():
+                for number in run.steps():
+                    batch, rate = run.wait_for(batches.next), learning_rate(config, number)
+                    run.report(train_step(training, batch, rate), rate, batch.all_tokens)
+                if run.evaluates():
+                    run.evaluated(evaluate(training, data, evaluation, run))
+    if ranks.rank == 0:
+        score_translations(run.output)
+    return run.finish()
+
+
+if __name__ == "__main__":
+    end_process(main)

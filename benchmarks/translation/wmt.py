@@ -1,0 +1,238 @@
+"""WMT's published text, English and German: which archives, which of their members, and what is known of their bytes.
+
+GNMT was submitted with WMT16's news task (download_dataset.sh, v0.5 to v0.7), the Transformer with WMT17's
+(preprocess.py, v0.6 and v0.7). Archives are read as streams and nothing but the members that are named here is
+taken, by its base name: what else an archive holds, links and paths included, is never written.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import re
+import tarfile
+import zlib
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any, Dict, List, NamedTuple, Sequence, Tuple, cast
+
+from benchmarks.common.data.prepare import check_room
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.workers import Report
+
+CHUNK = 1 << 20
+"""Bytes read at once."""
+GZIP = b"\x1f\x8b"
+LANGUAGES = ("en", "de")
+DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
+
+
+class Published(NamedTuple):
+    """A corpus as it is published."""
+
+    stem: str
+    """Its files are called so, with the language behind it."""
+    archives: Tuple[str, ...]
+    """What its archive is called where it is published, or in download_dataset.sh."""
+    url: str
+
+
+EUROPARL = Published(
+    "europarl-v7.de-en",
+    ("europarl-v7-de-en.tgz", "de-en.tgz", "training-parallel-europarl-v7.tgz"),
+    "http://www.statmt.org/europarl/v7/de-en.tgz",
+)
+COMMON_CRAWL = Published(
+    "commoncrawl.de-en",
+    ("training-parallel-commoncrawl.tgz", "common-crawl.tgz"),
+    "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
+)
+NEWS_11 = Published(
+    "news-commentary-v11.de-en",
+    ("training-parallel-nc-v11.tgz", "nc-v11.tgz"),
+    "http://data.statmt.org/wmt16/translation-task/training-parallel-nc-v11.tgz",
+)
+NEWS_12 = Published(
+    "news-commentary-v12.de-en",
+    ("training-parallel-nc-v12.tgz", "nc-v12.tgz"),
+    "http://data.statmt.org/wmt17/translation-task/training-parallel-nc-v12.tgz",
+)
+CORPORA = {"wmt16": (EUROPARL, COMMON_CRAWL, NEWS_11), "wmt17": (NEWS_12, COMMON_CRAWL, EUROPARL)}
+"""In the order in which the submissions join them."""
+TEST = "newstest2014"
+DEV = Published(TEST, ("dev.tgz",), "http://data.statmt.org/wmt16/translation-task/dev.tgz")
+"""Its archive holds the test part as SGM."""
+SGM = {"en": f"{TEST}-deen-ref.en.sgm", "de": f"{TEST}-deen-src.de.sgm"}
+KNOWN_MD5 = {
+    f"{TEST}.en": "dabf51a9c02b2235632f3cee75c72d49",
+    f"{TEST}.de": "f6c3818b477e4a25cad68b61cc883c17",
+}
+"""Of translation/verify_dataset.sh (v0.5); rnn_translator/verify_dataset.sh has the second one too. The archives have
+no published checksum of their own: that script compares a hash over all of raw_data/."""
+SUBMITTED_MD5 = {
+    ("train", "source"): "b7482095b787264a310d4933d197a134",
+    ("train", "target"): "409064aedaef5b7c458ff19a7beda462",
+    ("test", "source"): "cb014e2509f86cd81d5a87c240c07464",
+    ("test", "target"): "d616740f6026dc493e66efdf9ac1cb04",
+}
+"""Of the text split by BPE, from WMT16: rnn_translator/verify_dataset.sh (v0.5). Moses' own tokenizer made it."""
+SUMS = ("SHA256SUMS", "sha256sums.txt", "MD5SUMS", "md5sums.txt")
+"""Lists of checksums that are heeded where they lie next to the files; lines as sha256sum and md5sum write them."""
+
+
+class Member(NamedTuple):
+    """One file that is taken out of an archive."""
+
+    archive: str
+    name: str
+    """Its base name in the archive."""
+    to: str
+    """Path to write it to; SGM becomes plain lines."""
+
+    @property
+    def done_path(self) -> Path:
+        """There once the member is."""
+        return Path(self.to)
+
+
+def holds_wmt(origin: Path) -> bool:
+    """Return whether a folder has any archive or file of WMT's."""
+    every = (*CORPORA["wmt16"], *CORPORA["wmt17"])
+    names = {name for each in every for name in (*each.archives, *(f"{each.stem}.{code}" for code in LANGUAGES))}
+    return any(path.name in names for path in origin.rglob("*"))
+
+
+def locate(origin: Path, corpus: str) -> List[Dict[str, Tuple[Path, str]]]:
+    """Return for each corpus, the test part last, where each language is: a path, and a member where it is an archive.
+
+    Raises:
+        Problem: archives are missing; all of them are named.
+    """
+    files = {path.name: path for path in sorted(origin.rglob("*"), reverse=True) if path.is_file()}
+    found, missing = [], []
+    for each in (*CORPORA[corpus], DEV):
+        members = {code: SGM[code] if each is DEV else f"{each.stem}.{code}" for code in LANGUAGES}
+        plain = {code: files.get(f"{each.stem}.{code}") for code in LANGUAGES}
+        archive = next((files[name] for name in each.archives if name in files), None)
+        if all(plain.values()):
+            found.append({code: (cast(Path, path), "") for code, path in plain.items()})
+        elif all(name in files for name in members.values()):
+            found.append({code: (files[name], name) for code, name in members.items()})
+        elif archive:
+            found.append({code: (archive, name) for code, name in members.items()})
+        else:
+            missing.append(f"{each.archives[0]} ({each.url})")
+    if missing:
+        raise Problem(
+            f"{origin} lacks {', '.join(missing)}",
+            f"all archives of {corpus}",
+            "download what is missing into the folder; another list by --corpus",
+        )
+    return found
+
+
+# -- checksums -------------------------------------------------------------------------------------------------
+
+
+def listed_sums(origin: Path) -> Dict[str, str]:
+    """Return the checksum of each file that a list in the folder names."""
+    sums = {}
+    for name in SUMS:
+        path = origin / name
+        if path.is_file():
+            for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+                fields = line.split(maxsplit=1)
+                if not fields:
+                    continue
+                if len(fields) != 2 or not re.fullmatch(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{64}", fields[0]):
+                    expected = "a checksum and a file, as sha256sum and md5sum write them"
+                    raise Problem(f"{path}, line {number}: {line[:60]!r}", expected, "fix or remove the line")
+                sums[fields[1].lstrip("*").strip()] = fields[0].lower()
+    return sums
+
+
+def check_sum(path: Path, wanted: str, source: str, add: Any) -> None:
+    """Refuse a file with another checksum than ``source`` has for it."""
+    digest = hashlib.md5() if len(wanted) == 32 else hashlib.sha256()
+    with path.open("rb") as file:
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            digest.update(chunk)
+            add(len(chunk))
+    if digest.hexdigest() != wanted:
+        kind = "md5" if len(wanted) == 32 else "sha256"
+        raise Problem(
+            f"{path} has {kind} {digest.hexdigest()}",
+            f"{wanted}, as {source} has it",
+            "download the file again",
+        )
+
+
+# -- archives --------------------------------------------------------------------------------------------------
+
+
+def extract(members: Sequence[Member], report: Report) -> Tuple[int, int]:
+    """Take some members out of their one archive, in one pass over all of it so that its checksum counts.
+
+    Raises:
+        Problem: the archive is damaged, or lacks a member.
+    """
+    path, wanted = Path(members[0].archive), {member.name: member for member in members}
+    try:
+        with path.open("rb") as raw:
+            is_packed = raw.read(len(GZIP)) == GZIP
+            raw.seek(0)
+            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if is_packed else raw)
+            with closing(tarfile.open(fileobj=stream, mode="r|")) as archive:
+                for entry in archive:
+                    report(raw.tell(), 0)
+                    member = wanted.get(Path(entry.name).name) if entry.isreg() else None
+                    if member is not None:
+                        del wanted[member.name]
+                        check_room(Path(member.to).parent, entry.size)
+                        _copy(cast(IO[bytes], archive.extractfile(entry)), Path(member.to), report, raw)
+            while stream.read(CHUNK):
+                report(raw.tell(), 0)
+    except DAMAGED as error:
+        found = f"{path} is damaged: {error or type(error).__name__}"
+        raise Problem(found, "a whole tar archive", "download it again") from None
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise Problem(f"{path} is damaged: {error}", "a whole tar archive", "download it again") from None
+    if wanted:
+        found = f"{path} has no {', '.join(sorted(wanted))}"
+        raise Problem(found, "the archive that is published under this name", "download it again")
+    return path.stat().st_size, 0
+
+
+def _copy(file: IO[bytes], to: Path, report: Report, raw: IO[bytes]) -> None:
+    partial = to.with_name(f"{to.name}.{os.getpid()}")
+    with partial.open("wb") as output:
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            output.write(chunk)
+            report(raw.tell(), 0)
+    partial.replace(to)
+
+
+def archive_tasks(members: Sequence[Member]) -> List[Tuple[Member, ...]]:
+    """Group members by their archive."""
+    archives = dict.fromkeys(member.archive for member in members)
+    return [tuple(each for each in members if each.archive == archive) for archive in archives]
+
+
+def read_sgm(path: Path) -> List[str]:
+    """Return the segments of an SGM file as lines, entities left as they are (Moses' input-from-sgm.perl).
+
+    Raises:
+        Problem: there are none, or the file is not UTF-8.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise Problem(f"{path.name}, line {line:,}: {error.reason}", "UTF-8 text", "download it again") from None
+    lines = [" ".join(found.split()) for found in re.findall(r"<seg\b[^>]*>(.*?)</seg>", text, re.DOTALL | re.I)]
+    if not lines:
+        raise Problem(f"{path.name} has no <seg>", "SGM, as WMT publishes its test sets", "download it again")
+    return lines
