@@ -44,7 +44,7 @@ def side(generator, count):
     """So many sentences of drawn lengths."""
     lengths = generator.randint(1, 12, count).astype(np.int32)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    return Sentences(generator.randint(4, WORDS, offsets[-1]).astype(np.uint16), offsets, lengths)
+    return Sentences(generator.randint(4, WORDS, offsets[-1]).astype(np.uint16), offsets)
 
 
 def data():
@@ -60,7 +60,7 @@ def order(ranks):
 
 def taken(ranks, config):
     """Losses of the steps over all ranks, and the weights behind them."""
-    training = Training(config, WORDS, WORDS, LONGEST, ranks, config.optimizer_kernel)
+    training = Training(config, WORDS, WORDS, ranks, config.optimizer_kernel)
     before = [weight.detach().clone() for weight in training.network.parameters()]
     warm_up(train_step, training)
     changed = any(not torch.equal(*each) for each in zip(before, training.network.parameters()))
@@ -76,7 +76,7 @@ def taken(ranks, config):
 def expected(ranks, config):
     """The same of the plain step."""
     alone = dataclasses.replace(ranks, rank=0, size=1)
-    network = Training(config, WORDS, WORDS, LONGEST, alone, config.optimizer_kernel).network.double()
+    network = Training(config, WORDS, WORDS, alone, config.optimizer_kernel).network.double()
     network.dtype = torch.float64
     betas = (config.beta1, config.beta2)
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE, betas=betas, eps=config.epsilon)

@@ -5,6 +5,7 @@ What builds the batches is in benchmarks/translation/pytorch/batches.py.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Callable
 
 import torch
@@ -19,16 +20,21 @@ from benchmarks.translation.vocabulary import BOS, EOS
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
     """Return what gives the training batches of an epoch."""
-    return lambda epoch: by_tokens(
-        data.train.source.lengths,
-        data.train.target.lengths,
-        tokens=config.batch_size,
-        ranks=ranks.size,
-        seed=config.seed,
-        epoch=epoch,
-        longest=config.max_length,
-        length_multiple=config.length_multiple,
-    )
+
+    @lru_cache(maxsize=2)
+    def of_epoch(epoch: int) -> Order:
+        return by_tokens(
+            data.train.source.lengths,
+            data.train.target.lengths,
+            tokens=config.batch_size,
+            ranks=ranks.size,
+            seed=config.seed,
+            epoch=epoch,
+            longest=config.max_length,
+            length_multiple=config.length_multiple,
+        )
+
+    return of_epoch
 
 
 def evaluation_order(config: Config, data: DataSet, ranks: Ranks) -> Order:
@@ -39,12 +45,6 @@ def evaluation_order(config: Config, data: DataSet, ranks: Ranks) -> Order:
 def limit(config: Config, length: int) -> int:
     """Return the most tokens of a translation, EOS included, of a source of ``length`` tokens, EOS included."""
     return int(config.longest_factor * length) + config.longest_offset
-
-
-def longest_of(config: Config, data: DataSet) -> int:
-    """Return the positions of the longest sentence that is trained on, read or written."""
-    read = int(data.test.source.lengths.max()) + 1
-    return max(config.max_length + config.length_multiple, read, limit(config, read) + 1)
 
 
 def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:

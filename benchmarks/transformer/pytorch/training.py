@@ -12,7 +12,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.data import limit, longest_of, noise
+from benchmarks.transformer.pytorch.data import limit, noise
 from benchmarks.transformer.pytorch.model import Network, State
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
@@ -28,20 +28,19 @@ EagerStep = Callable[["Training", Batch, float], torch.Tensor]
 class Training:
     """The network on this rank's device, and its optimizer."""
 
-    def __init__(self, config: Config, vocabulary: int, words: int, longest: int, ranks: Ranks, kernel: str) -> None:
+    def __init__(self, config: Config, vocabulary: int, words: int, ranks: Ranks, kernel: str) -> None:
         """Draw the weights, the same on all ranks.
 
         Args:
             config: of the run.
             vocabulary: entries of the table, padding included.
             words: those of them that a translation may have.
-            longest: positions of the longest sentence.
             ranks: of the job.
             kernel: implementation of the optimizer, or "auto".
         """
         self.config, self.ranks, self.words, self.vocabulary = config, ranks, words, vocabulary
         with drawn_from(config.seed):
-            self.network = Network(config, vocabulary, longest).to(ranks.context)
+            self.network = Network(config, vocabulary).to(ranks.context)
         self._hidden: Any = torch.compile(self.network, dynamic=True) if config.compile else self.network
         candidates = torch_optimizers.adam_candidates(
             config.learning_rate, (config.beta1, config.beta2), config.epsilon, torch_optimizers.find_apex()
@@ -97,7 +96,7 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any],
         torch.manual_seed(config.seed + (ranks.rank + 1) * SEED_STRIDE)
     vocabulary = data.vocabulary.padded(config.vocabulary_multiple)
     kernel = saved.get("kernel", config.optimizer_kernel)
-    training = Training(config, vocabulary, data.vocabulary.size, longest_of(config, data), ranks, kernel)
+    training = Training(config, vocabulary, data.vocabulary.size, ranks, kernel)
     pytorch.broadcast(training.network.parameters())
     warm_up(step, training)
     if saved:
