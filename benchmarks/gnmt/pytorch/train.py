@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import samples
+from benchmarks.common.mllog import MLLog, samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.gnmt import events
@@ -73,7 +73,7 @@ def open_or_exit(run: Run) -> Tuple[DataSet, Order]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv)
+    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True, factor=0.01))
     config, ranks = run.config, run.ranks
     data, first = open_or_exit(run)
     with run.initialization():
