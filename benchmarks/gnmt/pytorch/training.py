@@ -163,5 +163,5 @@ def warm_up(training: Training) -> None:
         for _ in range(config.warm_up_steps):
             training.updates.scaled(training.loss(batch)).backward()
     for parameter in training.network.parameters():
-        parameter.grad.zero_()  # type: ignore[union-attr]
+        parameter.grad.zero_()
     pytorch.total([0.0])
