@@ -24,7 +24,8 @@ from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.transformer import events
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.training import Training, build, evaluation_order, order_of
+from benchmarks.transformer.pytorch.data import evaluation_order, order_of
+from benchmarks.transformer.pytorch.training import Training, build
 from benchmarks.transformer.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import plain_score, sacrebleu_score, tokenized_score

@@ -12,13 +12,12 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.transformer.pytorch.config import Config
+from benchmarks.transformer.pytorch.data import limit, longest_of, noise
 from benchmarks.transformer.pytorch.model import Network, State
 from benchmarks.translation.arrays import DataSet
-from benchmarks.translation.orders import Order, by_tokens, for_evaluation
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.beam import Rules, length_penalty, search
 from benchmarks.translation.pytorch.loss import smoothed_loss
-from benchmarks.translation.vocabulary import BOS, EOS
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of the ranks' dropout."""
@@ -107,36 +106,6 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any],
     return training
 
 
-def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
-    """Return what gives the training batches of an epoch."""
-    return lambda epoch: by_tokens(
-        data.train.source.lengths,
-        data.train.target.lengths,
-        tokens=config.batch_size,
-        ranks=ranks.size,
-        seed=config.seed,
-        epoch=epoch,
-        longest=config.max_length,
-        length_multiple=config.length_multiple,
-    )
-
-
-def evaluation_order(config: Config, data: DataSet, ranks: Ranks) -> Order:
-    """Return the batches of the test part."""
-    return for_evaluation(data.test.source.lengths, batch_size=config.eval_batch_size, ranks=ranks.size)
-
-
-def limit(config: Config, length: int) -> int:
-    """Return the most tokens of a translation, EOS included, of a source of ``length`` tokens, EOS included."""
-    return int(config.longest_factor * length) + config.longest_offset
-
-
-def longest_of(config: Config, data: DataSet) -> int:
-    """Return the positions of the longest sentence that is trained on, read or written."""
-    read = int(data.test.source.lengths.max()) + 1
-    return max(config.max_length + config.length_multiple, read, limit(config, read) + 1)
-
-
 @torch.no_grad()
 def translate_batch(network: Network, source: torch.Tensor, lengths: torch.Tensor, words: int) -> List[List[int]]:
     """Translate sentences, int64 (sentences, S) with ``lengths``, EOS included; ``words``: entries to choose from."""
@@ -155,23 +124,6 @@ def translate_batch(network: Network, source: torch.Tensor, lengths: torch.Tenso
         )
     network.train(trains)
     return found
-
-
-def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
-    """A batch as full as they come, of pairs of half the longest length."""
-    length = max(2, config.max_length // 2)
-    sentences = max(1, config.batch_size // length)
-    generator = torch.Generator().manual_seed(config.seed)
-    tokens = torch.randint(EOS + 1, vocabulary, (2, sentences, length), generator=generator)
-    tokens[:, :, -1] = EOS
-    target_in = tokens[1].roll(1, dims=1)
-    target_in[:, 0] = BOS
-    lengths = torch.full((sentences,), length)
-    count = sentences * length
-    arrays = (tokens[0], lengths, target_in, tokens[1], torch.arange(count))
-    source, source_lengths, target_in, target_out, rows = (each.to(ranks.context) for each in arrays)
-    places = (count, count * ranks.size, sentences * ranks.size)
-    return Batch(source, source_lengths, target_in, target_out, rows, *places)
 
 
 def warm_up(step: EagerStep, training: Training) -> None:
