@@ -119,7 +119,7 @@ def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEve
         return RunLog(path=path, reason=Reason.UNREADABLE, explanation=error.strerror or type(error).__name__)
     found, how, guess = (round_, "as asked for", False) if round_ else gathered.evidence.decide(path)
     benchmark = gathered.evidence.benchmark or canonical(path.absolute().parent.name)
-    quality = _one_unit(gathered.evaluations.kept(), benchmark, found)
+    quality = _one_unit(gathered.evaluations.kept(), benchmark, found, "mllog" in gathered.evidence.dialects)
     open_division = gathered.division == "open"
     known = found is not None and benchmark is not None and not open_division
     targets = targets_of(found, benchmark, gathered.global_batch) if known and found and benchmark else ()
@@ -273,12 +273,17 @@ def _other_units(quality: tuple[Quality, ...], targets: tuple[Target, ...]) -> I
             yield f"{what}, which is {side} {target.limit:g}: in another unit, such as per cent?"
 
 
-def _one_unit(quality: list[Quality], benchmark: str | None, round_: str | None) -> tuple[Quality, ...]:
-    """Return BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1."""
+def _one_unit(
+    quality: list[Quality], benchmark: str | None, round_: str | None, has_new_lines: bool
+) -> tuple[Quality, ...]:
+    """Return BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1.
+
+    But for one of v0.5 or v0.6 in the lines of its round: there, so little is BLEU of a run that learns nothing.
+    """
     values = [value for point in quality for value in point.values.values()]
     if benchmark not in BLEU_BENCHMARKS or not values or max(values) > _LARGEST_FRACTION:
         return tuple(quality)
-    if round_ in ("v0.5", "v0.6") and max(values) < 0.1:
+    if round_ in ("v0.5", "v0.6") and max(values) < 0.1 and not has_new_lines:
         return tuple(quality)
     return tuple(
         Quality(

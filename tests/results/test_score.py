@@ -182,6 +182,15 @@ def test_bleu_has_one_unit(tmp_path: Path) -> None:
     run = read_run(path, "v0.7")
     assert run.best_quality["value"] == pytest.approx(25.27)
     assert run.converged
+    # Encore logs a system of v0.6 in the lines of v0.7, whatever it reaches.
+    path.write_text(path.read_text().replace("0.2527", "0.0527"))
+    assert read_run(path, "v0.6").best_quality["value"] == pytest.approx(5.27)
+    path.write_text(
+        mll("submission_benchmark", "transformer", start)
+        + mll("run_start", None, start)
+        + mll("eval_accuracy", 0.05, start + 60, epoch_num=1)
+    )
+    assert read_run(path).best_quality["value"] == pytest.approx(0.05)
 
 
 def test_a_value_that_went_through_float32_still_meets_its_target() -> None:

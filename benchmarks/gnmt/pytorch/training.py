@@ -100,9 +100,11 @@ def search_rules(config: Config, vocabulary: int) -> beam.Rules:
 
 def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
     """Build with what ``content`` and the updates saved, or with rank 0's fresh weights."""
-    torch.manual_seed(config.seed)
     wanted = "auto" if config.optimizer_kernel == "split" else config.optimizer_kernel
-    training = Training(config, vocabulary, ranks, saved.get("kernel", wanted))
+    # A checkpoint's states of the generators are set when it is read.
+    with torch.random.fork_rng(generators(ranks)):
+        torch.manual_seed(config.seed)
+        training = Training(config, vocabulary, ranks, saved.get("kernel", wanted))
     if saved:
         training.network.load_state_dict(saved["network"])
         training.updates.restore(saved)
@@ -111,6 +113,11 @@ def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any
         # The weights are the same everywhere, what dropout draws must not be.
         torch.manual_seed(config.seed + SEED_STRIDE * (1 + ranks.rank))
     return training
+
+
+def generators(ranks: Ranks) -> List[torch.device]:
+    """Return the devices, besides the CPU, whose generators a rank draws from."""
+    return [ranks.context] if ranks.context.type == "cuda" else []
 
 
 def content(training: Training) -> Dict[str, Any]:
@@ -163,9 +170,9 @@ def synthetic_batch(config: Config, vocabulary: int, device: torch.device, lengt
 
 def warm_up(training: Training) -> None:
     """Take the memory of the largest batch, as the submissions do, and open connections; changes nothing."""
-    config, device = training.config, training.ranks.context
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        batch = synthetic_batch(config, training.vocabulary, device, config.max_length_train)
+    config = training.config
+    with torch.random.fork_rng(generators(training.ranks)):
+        batch = synthetic_batch(config, training.vocabulary, training.ranks.context, config.max_length_train)
         for _ in range(config.warm_up_steps):
             training.updates.scaled(training.loss(batch)).backward()
     for parameter in training.network.parameters():
