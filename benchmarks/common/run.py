@@ -19,14 +19,16 @@ A ``train.py`` trains; everything else is asked of a :class:`Run`, which calls n
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar, Union
 
 from benchmarks.common import configuration
 from benchmarks.common.checkpoints import Checkpoints, Content
+from benchmarks.common.data.problem import Problem
 from benchmarks.common.metrics import MetricsStream, StepReports, library_environment
 from benchmarks.common.mllog import MLLog
 from benchmarks.common.ranks import Ranks
@@ -126,11 +128,14 @@ class Run:
             self._log.init_stop()
 
     @contextmanager
-    def timed(self, timeline: Timeline) -> Iterator[None]:
-        """Let the clock run for what is inside: reading the data set and training (MLPerf training rules, "timing")."""
-        self._timeline = timeline
+    def timed(self, timeline: Union[Timeline, Callable[[], Timeline]]) -> Iterator[None]:
+        """Let the clock run for what is inside: reading the data set and training (MLPerf training rules, "timing").
+
+        A timeline that only the data set tells is made by a function, after the clock has started.
+        """
         if self._logs_events:
             self._log.run_start()
+        self._timeline = timeline if isinstance(timeline, Timeline) else timeline()
         yield
         outcome = "interrupted" if self.interrupted else "reached" if self._reached else "not_reached"
         if self.interrupted:
@@ -147,6 +152,15 @@ class Run:
         except SystemExit:
             self._framework.finish()
             raise
+
+    def open(self, call: Callable[[], T]) -> T:
+        """Return the data set that ``call`` opens; what is wrong with it is told once, and ends all ranks."""
+        try:
+            return call()
+        except Problem as problem:
+            if self.ranks.rank == 0:
+                print(problem, file=sys.stderr)
+            raise SystemExit(problem.code) from None
 
     def finish(self) -> int:
         """Leave the other ranks and return the exit code."""

@@ -16,6 +16,7 @@ through memory maps::
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, List, Mapping, Tuple
 
@@ -48,12 +49,15 @@ class Sentences:
     tokens: np.ndarray
     """uint16 or int32 [tokens], a memory map: all sentences one after the other, without BOS and EOS."""
     offsets: np.ndarray
-    """int64 [sentences + 1]"""
-    lengths: np.ndarray
-    """int32 [sentences]: tokens without BOS and EOS."""
+    """int64 [sentences + 1], a memory map."""
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.offsets) - 1
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int32 [sentences]: tokens without BOS and EOS; read when first asked for."""
+        return np.diff(self.offsets).astype(np.int32)
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
@@ -78,54 +82,61 @@ class DataSet:
     test: Pairs
     vocabulary: Vocabulary
     """Of both languages."""
-    references: List[str]
-    """Target lines of the test part as BLEU compares with."""
-    sources: List[str]
-    """Source lines of the test part."""
     source_language: str
     target_language: str
     passport: Mapping[str, Any]
+    folder: Path
+
+    @cached_property
+    def references(self) -> List[str]:
+        """Target lines of the test part as BLEU compares with; read when first asked for."""
+        return _lines(self.folder / REFERENCES)
+
+    @cached_property
+    def sources(self) -> List[str]:
+        """Source lines of the test part; read when first asked for."""
+        return _lines(self.folder / SOURCES)
 
 
 def open_data(folder: Path) -> DataSet:
-    """Open a prepared data set.
+    """Open a prepared data set; reads its vocabulary and no sentence, so that it may be open before the clock starts.
 
     Raises:
-        Problem: there is none, it is half-written, or its files do not fit together.
+        Problem: there is none, it is half-written, or its files are not those of its passport.
     """
     found = passport.read(folder)
     facts = found["facts"]
     try:
         pairs = {part: Pairs(*(_sentences(folder, part, side) for side in SIDES)) for part in PARTS}
-        texts = {name: (folder / name).read_text(encoding="utf-8").split("\n")[:-1] for name in (SOURCES, REFERENCES)}
         language = facts["target_language"] if facts["detokenized"] else None
         entries = Vocabulary(vocabulary.read(folder / VOCABULARY), facts["kind"], language)
         languages = facts["source_language"], facts["target_language"]
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise Problem(f"{folder}: {error!r}", "a data set for translation", prepare_again(folder)) from None
-    data = DataSet(pairs["train"], pairs["test"], entries, texts[REFERENCES], texts[SOURCES], *languages, found)
-    problems = check(data, folder)
+    data = DataSet(pairs["train"], pairs["test"], entries, *languages, found, folder)
+    problems = check(data)
     if problems:
         raise problems[0]
     return data
 
 
+def _lines(path: Path) -> List[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
 def _sentences(folder: Path, part: str, side: str) -> Sentences:
     tokens = np.load(str(folder / f"{part}_{side}.npy"), mmap_mode="r")
-    offsets = np.load(str(folder / f"{part}_{side}_offsets.npy"))
-    return Sentences(tokens, offsets, np.diff(offsets).astype(np.int32))
+    return Sentences(tokens, np.load(str(folder / f"{part}_{side}_offsets.npy"), mmap_mode="r"))
 
 
-def check(data: DataSet, folder: Path) -> List[Problem]:
-    """Compare the sizes of the arrays with each other and with the passport: cheap, nothing is read but offsets."""
-    again, facts, splits = prepare_again(folder), data.passport["facts"], data.passport["splits"]
+def check(data: DataSet) -> List[Problem]:
+    """Compare the sizes of arrays and files with the passport, and read none of them."""
+    folder, facts, splits = data.folder, data.passport["facts"], data.passport["splits"]
     expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
     for part, pairs in (("train", data.train), ("test", data.test)):
         for side, sentences in (("source", pairs.source), ("target", pairs.target)):
-            expected += [
-                (f"sentences in {part}_{side}", len(sentences), splits[part]["count"]),
-                (f"tokens in {part}_{side}", len(sentences.tokens), int(sentences.offsets[-1])),
-            ]
-    expected += [(f"lines in {SOURCES}", len(data.sources), len(data.test))]
-    expected += [(f"lines in {REFERENCES}", len(data.references), len(data.test))]
+            expected.append((f"sentences in {part}_{side}", len(sentences), splits[part]["count"]))
+        for file in splits[part]["files"]:
+            expected.append((f"bytes in {file['name']}", (folder / file["name"]).stat().st_size, file["bytes"]))
+    again = prepare_again(folder)
     return [Problem(f"{folder}: {got:,} {what}", f"{want:,}", again) for what, got, want in expected if got != want]

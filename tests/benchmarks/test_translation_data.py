@@ -125,7 +125,7 @@ def test_files_that_do_not_fit_together_are_named(small_folder: Path, tmp_path: 
     folder = tmp_path / "copy"
     shutil.copytree(small_folder, folder)
     (folder / arrays.REFERENCES).write_text("one line\n")
-    with pytest.raises(Problem, match=r"1 lines in test_references\.txt"):
+    with pytest.raises(Problem, match=r"9 bytes in test_references\.txt"):
         open_data(folder)
     (folder / "train_source.npy").write_bytes(b"")
     with pytest.raises(Problem, match="prepare it again"):

@@ -9,7 +9,6 @@ from torch import nn
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.model import Network, State
-
 from benchmarks.transformer.pytorch.training import translate_batch
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 
@@ -31,7 +30,7 @@ WORDS, LONGEST, BEAM = 61, 24, 3
 def network_of(**changes):
     """A network whose weights are all drawn, norms and biases too."""
     torch.manual_seed(11)
-    network = Network(dataclasses.replace(CONFIG, **changes), WORDS, LONGEST).eval()
+    network = Network(dataclasses.replace(CONFIG, **changes), WORDS).eval()
     for parameter in network.parameters():
         if parameter.dim() == 1:
             nn.init.normal_(parameter, 0.5, 0.2)

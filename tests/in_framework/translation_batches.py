@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.translation.arrays import DataSet, Pairs, Sentences
+from benchmarks.translation.arrays import Pairs, Sentences
 from benchmarks.translation.orders import Order, by_sentences, by_tokens, for_evaluation
 from benchmarks.translation.pytorch import batches, evaluation
 from benchmarks.translation.pytorch.batches import Batch, Shape, SourceBatch, TrainingInput
@@ -28,7 +28,7 @@ LINES = ["ein Haus .", 'zwei\u2028Häuser "\\" .', "", "drei Katzen schlafen .",
 
 def sentences(lengths: np.ndarray, seed: int) -> Sentences:
     tokens = np.random.default_rng(seed).integers(4, WORDS, int(lengths.sum())).astype(np.uint16)
-    return Sentences(tokens, np.concatenate(([0], np.cumsum(lengths))).astype(np.int64), lengths.astype(np.int32))
+    return Sentences(tokens, np.concatenate(([0], np.cumsum(lengths))).astype(np.int64))
 
 
 def pairs(count: int, longest: int) -> Pairs:
@@ -136,16 +136,8 @@ def translated(count: int, batch_size: int, ranks: Any, interrupted: bool = Fals
 def written(output: Path, ranks: Any) -> dict[str, Any]:
     """The file of translations, and the quality on all ranks."""
     entries = (*SPECIAL, "Haus", "ein", ".", "Ha@@", "us")
-    data: Any = DataSet(
-        None,
-        None,
-        Vocabulary(entries),
-        LINES,
-        [line.upper() for line in LINES],
-        "en",
-        "de",
-        {},  # type: ignore[arg-type]
-    )
+    sources = [line.upper() for line in LINES]
+    data: Any = SimpleNamespace(vocabulary=Vocabulary(entries), references=LINES, sources=sources)
     hypotheses = [[5, 4, 6], [7, 8], [], [5], [1], [4, 4], [6]]
 
     def share(texts: Any, references: Any) -> float:

@@ -9,7 +9,6 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Dict, List, Optional
@@ -17,7 +16,6 @@ from typing import Dict, List, Optional
 import torch
 from torch.nn import functional
 
-from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import MLLog, samples
 from benchmarks.common.run import Run
@@ -25,7 +23,7 @@ from benchmarks.common.stopping import end_process
 from benchmarks.dlrm import events
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import Batch, DataSet, EvaluationInput, TrainingInput, free_memory, open_data
+from benchmarks.dlrm.pytorch.data import Batch, EvaluationInput, TrainingInput, free_memory, open_data
 from benchmarks.dlrm.pytorch.model import Training
 from benchmarks.dlrm.pytorch.training import build, ready
 from benchmarks.dlrm.schedule import learning_rate
@@ -59,20 +57,10 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
         raise SystemExit(f"{problem}\n  do this: lower learning_rate, or look at the data") from None
 
 
-def open_or_exit(run: Run) -> DataSet:
-    """Open the data set; what is wrong with it is reported once, before the clock starts."""
-    try:
-        return open_data(run.data, run.config, run.ranks.size, free_memory(run.ranks))
-    except Problem as problem:
-        if run.ranks.rank == 0:
-            print(problem, file=sys.stderr)
-        raise SystemExit(problem.code) from None
-
-
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True))
     config, ranks = run.config, run.ranks
-    data = open_or_exit(run)
+    data = run.open(lambda: open_data(run.data, config, ranks.size, free_memory(ranks)))
     with run.initialization():
         training = build(config, data.table_sizes, ranks, run.saved, data.placement)
         step = ready(partial(train_step, training), training, data.table_sizes)

@@ -10,14 +10,12 @@ failed.
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional
 
 import torch
 
-from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import MLLog, samples
 from benchmarks.common.run import Run
@@ -36,7 +34,6 @@ from benchmarks.gnmt.pytorch.training import (
 from benchmarks.gnmt.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
-from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import Batch
 from benchmarks.translation.pytorch.evaluation import quality, score_translations, translate
 
@@ -61,28 +58,19 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, 
     return {"bleu": quality(hypotheses, data, sacrebleu_score, run.ranks, run.output, run.epoch + 1)}
 
 
-def open_or_exit(run: Run) -> Tuple[DataSet, Order]:
-    """Open the data set and order its first epoch; what is wrong is reported once, before the clock starts."""
-    try:
-        data = open_data(run.data)
-        return data, order_of(run.config, data, run.ranks)(0)
-    except Problem as problem:
-        if run.ranks.rank == 0:
-            print(problem, file=sys.stderr)
-        raise SystemExit(problem.code) from None
-
-
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True, factor=0.01))
     config, ranks = run.config, run.ranks
-    data, first = open_or_exit(run)
+    data = run.open(lambda: open_data(run.data))
     with run.initialization():
         training = build(config, data.vocabulary.size, ranks, run.saved)
         warm_up(training)
     run.log(events.hyperparameters(config, ranks.size))
-    with ExitStack() as owned, run.timed(events.timeline(config, first.steps)):
-        batches = owned.enter_context(closing(training_input(config, data, ranks, run.position)))
-        run.log(samples(len(first.sentences), len(data.test)))
+    orders = order_of(config, data, ranks)
+    # No sentence, nor the length of one, is read before run_start.
+    with ExitStack() as owned, run.timed(lambda: events.timeline(config, run.open(lambda: orders(0)).steps)):
+        batches = owned.enter_context(closing(training_input(config, data, orders, ranks, run.position)))
+        run.log(samples(len(orders(0).sentences), len(data.test)))
         run.keep(partial(content, training), training.updates.own_content)
         for _ in run.blocks():
             for number in run.steps():

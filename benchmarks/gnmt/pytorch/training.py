@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Callable, Dict, Iterator, List, Mapping
 
 import torch
@@ -130,14 +130,20 @@ def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Ord
     rule: Callable[..., Order] = partial(orders.by_sentences, buckets=config.buckets)
     if config.batching == "shards":
         rule = partial(orders.by_shards, shard_size=config.shard_size)
-    lengths = data.train.source.lengths, data.train.target.lengths
     size = {"batch_size": config.batch_size, "ranks": ranks.size, "longest": config.max_length_train}
-    return lambda epoch: rule(*lengths, **size, seed=config.seed, epoch=epoch)
+
+    @lru_cache(maxsize=2)
+    def of_epoch(epoch: int) -> Order:
+        return rule(data.train.source.lengths, data.train.target.lengths, **size, seed=config.seed, epoch=epoch)
+
+    return of_epoch
 
 
-def training_input(config: Config, data: DataSet, ranks: Ranks, position: int) -> TrainingInput:
+def training_input(
+    config: Config, data: DataSet, orders: Callable[[int], Order], ranks: Ranks, position: int
+) -> TrainingInput:
     """Return this rank's batches from the step ``position`` on."""
-    return TrainingInput(data.train, order_of(config, data, ranks), ranks, position, shape(config), config.prefetch)
+    return TrainingInput(data.train, orders, ranks, position, shape(config), config.prefetch)
 
 
 def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[SourceBatch]:
@@ -170,5 +176,5 @@ def warm_up(training: Training) -> None:
         for _ in range(config.warm_up_steps):
             training.updates.scaled(training.loss(batch)).backward()
     for parameter in training.network.parameters():
-        parameter.grad.zero_()  # type: ignore[union-attr]
+        parameter.grad.zero_()
     pytorch.total([0.0])

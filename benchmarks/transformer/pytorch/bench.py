@@ -25,9 +25,10 @@ from benchmarks.common import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.transformer.pytorch.config import Config
+from benchmarks.transformer.pytorch.data import evaluation_order, noise, order_of
 from benchmarks.transformer.pytorch.model import sinusoids
 from benchmarks.transformer.pytorch.train import train_step
-from benchmarks.transformer.pytorch.training import Training, build, evaluation_order, noise, order_of
+from benchmarks.transformer.pytorch.training import Training, build
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.orders import MARKS, Order
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch, TrainingInput, evaluation_batches

@@ -185,8 +185,8 @@ class Cache(NamedTuple):
 class Network(nn.Module):
     """Encoder, decoder and the table of embeddings."""
 
-    def __init__(self, config: Config, vocabulary: int, longest: int) -> None:
-        """``vocabulary``: entries, padding included; ``longest``: positions of a sentence."""
+    def __init__(self, config: Config, vocabulary: int) -> None:
+        """``vocabulary``: entries, padding included."""
         super().__init__()
         self.config = config
         self.scale = math.sqrt(config.width)
@@ -194,7 +194,9 @@ class Network(nn.Module):
         self.table = nn.Embedding(vocabulary, config.width, padding_idx=PAD)
         nn.init.normal_(self.table.weight, std=config.width**-0.5)
         nn.init.zeros_(self.table.weight[PAD])
-        self.register_buffer("positions", sinusoids(longest, config.width), persistent=False)
+        self.positions: torch.Tensor
+        trained = sinusoids(config.max_length + config.length_multiple, config.width)
+        self.register_buffer("positions", trained, persistent=False)
         self.encoder = nn.ModuleList(Layer(config, decodes=False) for _ in range(config.layers))
         self.decoder = nn.ModuleList(Layer(config, decodes=True) for _ in range(config.layers))
         ends = [Norm(config.width) if config.norm == "pre" else nn.Identity() for _ in range(2)]
@@ -202,7 +204,11 @@ class Network(nn.Module):
 
     def embed(self, tokens: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Embeddings of int64 (rows, length) with their positions, which count from ``first``."""
-        values = self.table(tokens) * self.scale + self.positions[first : first + tokens.shape[1]]
+        end = first + tokens.shape[1]
+        if end > len(self.positions):
+            # What is translated may be longer than what is trained on, and nobody has looked before the clock.
+            self.positions = sinusoids(2 * end, self.config.width).to(self.positions)
+        values = self.table(tokens) * self.scale + self.positions[first:end]
         return functional.dropout(values.to(self.dtype), self.config.dropout, self.training)
 
     def encode(self, source: torch.Tensor, mask: Mask) -> torch.Tensor:

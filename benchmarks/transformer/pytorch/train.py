@@ -10,21 +10,20 @@ says how; else: failed.
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from functools import partial
 from typing import Dict, List, Optional
 
 import torch
 
-from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import MLLog, samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.transformer import events
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.training import Training, build, evaluation_order, order_of
+from benchmarks.transformer.pytorch.data import evaluation_order, order_of
+from benchmarks.transformer.pytorch.training import Training, build
 from benchmarks.transformer.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import plain_score, sacrebleu_score, tokenized_score
@@ -57,28 +56,16 @@ def evaluate(training: Training, data: DataSet, order: Order, run: Run) -> Optio
     return {name: quality(hypotheses, data, score, run.ranks, run.output, epoch) for name, score in scores.items()}
 
 
-def open_or_exit(run: Run) -> DataSet:
-    """Open the data set; what is wrong with it is reported once, before the clock starts."""
-    try:
-        data = open_data(run.data)
-        order_of(run.config, data, run.ranks)(0)
-    except Problem as problem:
-        if run.ranks.rank == 0:
-            print(problem, file=sys.stderr)
-        raise SystemExit(problem.code) from None
-    return data
-
-
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, factor=0.01))
     config, ranks = run.config, run.ranks
-    data = open_or_exit(run)
+    data = run.open(lambda: open_data(run.data))
     with run.initialization():
         training = build(config, data, ranks, run.saved, train_step)
     run.log(events.hyperparameters(config, ranks.size))
     orders = order_of(config, data, ranks)
-    # No sentence is read before run_start.
-    with run.timed(events.timeline(config, orders(0).steps)):
+    # No sentence, nor the length of one, is read before run_start.
+    with run.timed(lambda: events.timeline(config, run.open(lambda: orders(0)).steps)):
         batches = TrainingInput(data.train, orders, ranks, run.position, ahead=config.prefetch)
         evaluation = evaluation_order(config, data, ranks)
         run.log(samples(len(data.train), len(data.test)))

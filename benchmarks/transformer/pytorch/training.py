@@ -12,13 +12,12 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.transformer.pytorch.config import Config
+from benchmarks.transformer.pytorch.data import limit, noise
 from benchmarks.transformer.pytorch.model import Network, State
 from benchmarks.translation.arrays import DataSet
-from benchmarks.translation.orders import Order, by_tokens, for_evaluation
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.beam import Rules, length_penalty, search
 from benchmarks.translation.pytorch.loss import smoothed_loss
-from benchmarks.translation.vocabulary import BOS, EOS
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of the ranks' dropout."""
@@ -29,20 +28,19 @@ EagerStep = Callable[["Training", Batch, float], torch.Tensor]
 class Training:
     """The network on this rank's device, and its optimizer."""
 
-    def __init__(self, config: Config, vocabulary: int, words: int, longest: int, ranks: Ranks, kernel: str) -> None:
+    def __init__(self, config: Config, vocabulary: int, words: int, ranks: Ranks, kernel: str) -> None:
         """Draw the weights, the same on all ranks.
 
         Args:
             config: of the run.
             vocabulary: entries of the table, padding included.
             words: those of them that a translation may have.
-            longest: positions of the longest sentence.
             ranks: of the job.
             kernel: implementation of the optimizer, or "auto".
         """
         self.config, self.ranks, self.words, self.vocabulary = config, ranks, words, vocabulary
         with drawn_from(config.seed):
-            self.network = Network(config, vocabulary, longest).to(ranks.context)
+            self.network = Network(config, vocabulary).to(ranks.context)
         self._hidden: Any = torch.compile(self.network, dynamic=True) if config.compile else self.network
         candidates = torch_optimizers.adam_candidates(
             config.learning_rate, (config.beta1, config.beta2), config.epsilon, torch_optimizers.find_apex()
@@ -98,43 +96,13 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any],
         torch.manual_seed(config.seed + (ranks.rank + 1) * SEED_STRIDE)
     vocabulary = data.vocabulary.padded(config.vocabulary_multiple)
     kernel = saved.get("kernel", config.optimizer_kernel)
-    training = Training(config, vocabulary, data.vocabulary.size, longest_of(config, data), ranks, kernel)
+    training = Training(config, vocabulary, data.vocabulary.size, ranks, kernel)
     pytorch.broadcast(training.network.parameters())
     warm_up(step, training)
     if saved:
         training.network.load_state_dict(saved["network"])
         training.updates.restore(saved)
     return training
-
-
-def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
-    """Return what gives the training batches of an epoch."""
-    return lambda epoch: by_tokens(
-        data.train.source.lengths,
-        data.train.target.lengths,
-        tokens=config.batch_size,
-        ranks=ranks.size,
-        seed=config.seed,
-        epoch=epoch,
-        longest=config.max_length,
-        length_multiple=config.length_multiple,
-    )
-
-
-def evaluation_order(config: Config, data: DataSet, ranks: Ranks) -> Order:
-    """Return the batches of the test part."""
-    return for_evaluation(data.test.source.lengths, batch_size=config.eval_batch_size, ranks=ranks.size)
-
-
-def limit(config: Config, length: int) -> int:
-    """Return the most tokens of a translation, EOS included, of a source of ``length`` tokens, EOS included."""
-    return int(config.longest_factor * length) + config.longest_offset
-
-
-def longest_of(config: Config, data: DataSet) -> int:
-    """Return the positions of the longest sentence that is trained on, read or written."""
-    read = int(data.test.source.lengths.max()) + 1
-    return max(config.max_length + config.length_multiple, read, limit(config, read) + 1)
 
 
 @torch.no_grad()
@@ -155,23 +123,6 @@ def translate_batch(network: Network, source: torch.Tensor, lengths: torch.Tenso
         )
     network.train(trains)
     return found
-
-
-def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
-    """A batch as full as they come, of pairs of half the longest length."""
-    length = max(2, config.max_length // 2)
-    sentences = max(1, config.batch_size // length)
-    generator = torch.Generator().manual_seed(config.seed)
-    tokens = torch.randint(EOS + 1, vocabulary, (2, sentences, length), generator=generator)
-    tokens[:, :, -1] = EOS
-    target_in = tokens[1].roll(1, dims=1)
-    target_in[:, 0] = BOS
-    lengths = torch.full((sentences,), length)
-    count = sentences * length
-    arrays = (tokens[0], lengths, target_in, tokens[1], torch.arange(count))
-    source, source_lengths, target_in, target_out, rows = (each.to(ranks.context) for each in arrays)
-    places = (count, count * ranks.size, sentences * ranks.size)
-    return Batch(source, source_lengths, target_in, target_out, rows, *places)
 
 
 def warm_up(step: EagerStep, training: Training) -> None:
