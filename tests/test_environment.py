@@ -76,7 +76,7 @@ environment.ensure_environment("small", lambda text: print(text, flush=True))
 """
     command = [sys.executable, "-c", program]
     both = [subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=120)[0] for process in both]
+    outputs = [process.communicate(timeout=600)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sum(output.count("making a virtual environment") for output in outputs) == 1
 

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,13 +20,19 @@ import psutil
 
 from encore import paths
 from encore.machine import processes
-from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run, records
+from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run
 
 InFramework = Callable[..., str]
 """Runs a program of tests/in_framework: in_mxnet, in_pytorch, in_tensorflow."""
 
 SEED = ("--seed", "7")
 """Of every training that is compared with another one."""
+
+HANGS = ("--hang-seconds", "15")
+"""Of a run whose rank is to hang: on a busy machine a step of one that does not may take seconds."""
+
+PATIENCE = 300.0
+"""Seconds to wait for what must come, on a machine that has other work: less than until a hang is reported (600 s)."""
 
 
 def result(output: str) -> Any:
@@ -78,11 +86,10 @@ class Started:
         """Return processes of the ranks."""
         return [psutil.Process(beat.pid) for beat in processes.heartbeats(folder / "heartbeat")]
 
-    def end(self) -> tuple[int, str, float]:
-        """Wait for the end: exit code, output, seconds."""
-        started = time.monotonic()
-        output, _ = self.process.communicate(timeout=60)
-        return self.process.returncode, output, time.monotonic() - started
+    def end(self) -> tuple[int, str]:
+        """Wait for the end: exit code and output."""
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, output
 
 
 def resumed_as_printed(output: str) -> subprocess.CompletedProcess[str]:
@@ -93,7 +100,7 @@ def resumed_as_printed(output: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", command], cwd="/", env=variables, capture_output=True, text=True, check=False)
 
 
-def wait_for_step(run: subprocess.Popen[str], results: Path, step: int, seconds: float = 120) -> Path:
+def wait_for_step(run: subprocess.Popen[str], results: Path, step: int, seconds: float = PATIENCE) -> Path:
     """Wait until the only run below ``results`` has made so many steps; returns the experiment's folder."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -101,15 +108,46 @@ def wait_for_step(run: subprocess.Popen[str], results: Path, step: int, seconds:
         with contextlib.suppress(FileNotFoundError):  # a folder that gets its name meanwhile
             found = list(results.glob("**/[!.]*/experiment_0/metrics.jsonl"))
         for metrics in found:
-            if len(records(metrics, "step")) >= step:
+            if steps_so_far(metrics) >= step:
                 return metrics.parent
         assert run.poll() is None, run.communicate()[0]
         time.sleep(0.05)
     raise AssertionError(f"not at step {step} within {seconds:g} s")
 
 
+def steps_so_far(metrics: Path) -> int:
+    """Return how many steps a stream reports whose last line may not be whole yet."""
+    return metrics.read_text(encoding="utf-8").count('"kind": "step"') if metrics.exists() else 0
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    """Wait until something holds; AssertionError says what did not come."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        time.sleep(0.02)
+
+
+def is_told(process: psutil.Process, number: signal.Signals) -> bool:
+    """Return whether a suspended process has a signal waiting for it (proc(5), ShdPnd)."""
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+    (pending,) = re.findall(r"^ShdPnd:\s*(\w+)$", status, re.MULTILINE)
+    return bool(int(pending, 16) >> (number - 1) & 1)
+
+
+def held_port(address: str = "127.0.0.1") -> socket.socket:
+    """Return a port that no other program is given while it is open, and on which a server can listen all the same.
+
+    Both have SO_REUSEADDR, and this one does not listen.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((address, 0))
+    return held
+
+
 def assert_none_left(ranks: list[psutil.Process]) -> None:
-    assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
+    assert not [rank for rank in ranks if processes.is_running(rank)]
 
 
 def assert_same_run(folder: Path, unbroken: Path) -> None:

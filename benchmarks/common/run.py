@@ -328,8 +328,7 @@ class Run:
         timeline, targets = self._timeline, self.config.targets
         qualities = {name: found[name] for name in targets}
         figures = {name: value for name, value in found.items() if name not in targets}
-        logged, wanted = ({n: timeline.logged(v) for n, v in each.items()} for each in (qualities, targets))
-        self._log.eval_stop(timeline.epoch_num(self.position), logged, wanted)
+        self._log.eval_stop(timeline.epoch_num(self.position), qualities, targets)
         if not timeline.evaluates_inside_epochs:
             first = self.epoch
             while first > 0 and not timeline.evaluates_after(first * timeline.steps_per_epoch):

@@ -21,18 +21,11 @@ class Timeline:
     evaluates_inside_epochs: bool = False
     """An epoch of the log ends behind its last evaluation and is a block; else before it, and blocks hold epochs."""
     stops_at_target: bool = True
-    quality_unit: float = 1.0
-    """What the log multiplies qualities and targets by: rounds differ in BLEU as 0 to 1 or to 100."""
 
     @property
     def steps(self) -> int:
         """Steps of the whole run."""
         return self.epochs * self.steps_per_epoch
-
-    def logged(self, quality: float) -> float:
-        """Return a quality or a target in the unit of the log."""
-        # 24.0 * 0.01 is not 0.24, which a checker compares with.
-        return quality if self.quality_unit == 1.0 else round(quality * self.quality_unit, 12)
 
     def block_epochs(self, epoch: int) -> int:
         """Return the number of epochs of the block that begins with ``epoch``."""
@@ -45,12 +38,7 @@ class Timeline:
 
 
 def by_epochs(
-    config: Any,
-    steps_per_epoch: int,
-    evaluates: Callable[[int], bool],
-    first: int = 1,
-    stops_at_target: bool = True,
-    quality_unit: float = 1.0,
+    config: Any, steps_per_epoch: int, evaluates: Callable[[int], bool], first: int = 1, stops_at_target: bool = True
 ) -> Timeline:
     """Evaluate after the epochs of ``evaluates``, which count from 0, and keep checkpoints at their interval.
 
@@ -68,5 +56,4 @@ def by_epochs(
         checkpoints_after=after(lambda epoch: interval > 0 and (epoch + 1) % interval == 0),
         epoch_num=lambda step: step // steps_per_epoch - 1 + first,
         stops_at_target=stops_at_target,
-        quality_unit=quality_unit,
     )

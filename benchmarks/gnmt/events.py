@@ -10,6 +10,7 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
+from benchmarks.common.mllog import Noted
 from benchmarks.common.timeline import Timeline, by_epochs
 
 
@@ -21,7 +22,7 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
         constants.OPT_ADAM_BETA_1: config.beta1,
         constants.OPT_ADAM_BETA_2: config.beta2,
         constants.OPT_ADAM_EPSILON: config.epsilon,
-        constants.MAX_SEQUENCE_LENGTH: config.max_length_train,
+        constants.MAX_SEQUENCE_LENGTH: Noted(config.max_length_train, {"method": "discard"}),
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         constants.OPT_LR_ALT_DECAY_FUNC: True,
         constants.OPT_LR_ALT_WARMUP_FUNC: True,
@@ -35,5 +36,4 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
     """Evaluate after each epoch."""
-    options = {"stops_at_target": config.stop_at_target, "quality_unit": config.log_unit}
-    return by_epochs(config, steps_per_epoch, lambda epoch: True, **options)
+    return by_epochs(config, steps_per_epoch, lambda epoch: True, stops_at_target=config.stop_at_target)

@@ -81,7 +81,7 @@ def judge_foreign_codes(codes: Path, tokens: int, words: Mapping[str, int]) -> N
 def judge_unknown(blocks: Sequence[Block], progress: Progress) -> None:
     """Report tokens of the test part that training never sees; refuse a vocabulary that lacks too many of any part."""
     for part in ("train", "test"):
-        facts = [stages.facts_of(block, "index") for block in blocks if block.part == part]
+        facts = [stages.facts_of(block, "encode") for block in blocks if block.part == part]
         unknown, tokens = sum(each["unknown"] for each in facts), sum(sum(each["tokens"]) for each in facts)
         text = f"{unknown:,} of {tokens:,} tokens of the {part} part are not in the vocabulary"
         if unknown > MOST_UNKNOWN * tokens:

@@ -225,11 +225,11 @@ def split(block: Block, report: Report) -> Tuple[int, int]:
     return _finish(block, "split", {})
 
 
-# -- index: tokens to ids ----------------------------------------------------------------------------------
+# -- encode: tokens to ids ----------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
-def _indexer(path: str, kind: str) -> Callable[[str], List[int]]:
+def _encoder(path: str, kind: str) -> Callable[[str], List[int]]:
     """Return what turns a line into ids."""
     entries = vocabulary.read(Path(path))
     if kind == vocabulary.SUBTOKENS:
@@ -243,9 +243,9 @@ def id_type(entries: int) -> "np.dtype[Any]":
     return np.dtype("<u2" if entries <= 1 << 16 else "<i4")
 
 
-def index(block: Block, report: Report) -> Tuple[int, int]:
+def encode(block: Block, report: Report) -> Tuple[int, int]:
     """Write the ids and lengths of a block's sentences, both sides."""
-    encode = _indexer(block.entries, block.kind)
+    ids_of = _encoder(block.entries, block.kind)
     lines: Iterator[Sequence[str]] = read_pairs(block.path("split"))
     if block.kind == vocabulary.SUBTOKENS:
         lines = read_pairs(block.path("clean"))
@@ -253,7 +253,7 @@ def index(block: Block, report: Report) -> Tuple[int, int]:
     lengths: Tuple[List[int], List[int]] = ([], [])
     for place, pair in enumerate(lines):
         for side, text in enumerate(pair):
-            found = encode(text)
+            found = ids_of(text)
             ids[side].extend(found)
             lengths[side].append(len(found))
         report(place + 1, 0)
@@ -262,7 +262,7 @@ def index(block: Block, report: Report) -> Tuple[int, int]:
         _write_bytes(block.path(f"{name}.ids"), np.array(ids[side], kind).tobytes())
         _write_bytes(block.path(f"{name}.lengths"), np.array(lengths[side], "<i4").tobytes())
     unknown = sum(each.count(vocabulary.UNK) for each in ids)
-    return _finish(block, "index", {"tokens": [len(each) for each in ids], "unknown": unknown})
+    return _finish(block, "encode", {"tokens": [len(each) for each in ids], "unknown": unknown})
 
 
 def _write_bytes(path: Path, content: bytes) -> None:

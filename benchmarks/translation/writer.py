@@ -1,4 +1,4 @@
-"""Writes parallel text as indexed arrays: clean, learn the merges, split, list the vocabulary, index."""
+"""Writes parallel text as indexed arrays: clean, learn the merges, split, list the vocabulary, encode."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     task.run("clean", stages.clean)
     left_out = judge.judge_cleaning(task.blocks, progress)
     tokens = _split(task, args)
-    task.run("index", stages.index)
+    task.run("encode", stages.encode)
     judge.judge_unknown(task.blocks, progress)
     entries = vocabulary.read(scratch / VOCABULARY)
     for part in PARTS:
@@ -204,7 +204,7 @@ def _sum(blocks: Sequence[Block], stage: str, what: str) -> int:
 
 def _tokens(blocks: Sequence[Block]) -> List[int]:
     """Return the tokens of both sides."""
-    pairs = [stages.facts_of(block, "index")["tokens"] for block in blocks]
+    pairs = [stages.facts_of(block, "encode")["tokens"] for block in blocks]
     return [sum(pair[side] for pair in pairs) for side in range(len(SIDES))]
 
 

@@ -91,7 +91,12 @@ def _in_processes(
 
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker)
     try:
-        waiting = deque(pool.submit(_read_all, read, chunk) for chunk in chunks)
+        # A worker that is interrupted before _start_worker would print a traceback: it inherits what is blocked here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        try:
+            waiting = deque(pool.submit(_read_all, read, chunk) for chunk in chunks)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool as error:

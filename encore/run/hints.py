@@ -34,15 +34,6 @@ def resume(run: Path) -> str:
     submitted, cluster = False, ""
     with contextlib.suppress(EncoreError):
         passport = RunFolder(run).passport()
-        submitted, cluster = bool(passport.get("slurm")), _cluster_file(passport.get("arguments") or [])
+        submitted, cluster = bool(passport.get("slurm")), passport.get("cluster_file") or ""
     with_cluster = ("--cluster", cluster) if cluster else ()
     return command("submit" if submitted else "run", "--resume", run.absolute(), *with_cluster)
-
-
-def _cluster_file(arguments: list[str]) -> str:
-    """Return the cluster file that a run's command line named; empty where it took the one at its usual place."""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        name, _, value = argument.partition("=")
-        if name == "--cluster":
-            return str(Path(value or following).absolute())
-    return ""

@@ -15,6 +15,7 @@ from encore.job import Command
 from encore.machine import node
 from encore.results.systems import DESCRIPTION_FIELDS
 from encore.run.run_folder import SCHEMA
+from encore.slurm import cluster as clusters
 
 REDACTED = "(redacted)"
 ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")
@@ -99,6 +100,7 @@ def describe(
         "ranks_per_node": configuration.ranks_per_node,
         "runtime": runtime,
         "arguments": redact_arguments(sys.argv[1:]),
+        "cluster_file": clusters.named(),
         "command": list(command.argv),
         "environment": redact(command.environment),
         "code": checkout.code_state(),

@@ -28,7 +28,7 @@ from encore.run.run_folder import Experiment, Status
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0
-"""Time for a checkpoint after a signal, before the ranks are killed."""
+"""Time for a checkpoint to begin after a signal, and for the ranks to end after it, before they are killed."""
 SRUN_SECONDS = 15.0
 """Time that srun gets to end the ranks of all nodes, before it is killed itself."""
 LAST_LINES = 15
@@ -62,6 +62,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received = 0
+        self.times = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -75,6 +76,7 @@ class Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
+        self.times += 1
 
 
 def run(
@@ -162,6 +164,7 @@ def _watch(
 ) -> Outcome:
     progress = Progress()
     stop_at: float | None = None
+    stale = _being_written(experiment)
     while True:
         ended = child.poll() is not None
         for record in tail.read():
@@ -174,6 +177,8 @@ def _watch(
             # Ranks that are not up yet have nothing to save.
             if not processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM):
                 stop_at = 0.0
+        if stop_at is not None and _may_end_saving(owner, signals) and _being_written(experiment) - stale:
+            stop_at = max(stop_at, time.monotonic() + stop_seconds)
         if stop_at is not None and time.monotonic() > stop_at:
             return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, without a checkpoint")
         if not ownership.renew(experiment, owner):
@@ -183,6 +188,16 @@ def _watch(
             processes.dump_stacks(experiment.folder / "heartbeat")
             return Outcome("failed", hung, rank_output(experiment, watch.suspect))
         time.sleep(POLL_SECONDS)
+
+
+def _being_written(experiment: Experiment) -> set[Path]:
+    """Return checkpoints that are not whole yet."""
+    return set((experiment.folder / "checkpoint").glob("writing_*"))
+
+
+def _may_end_saving(owner: Owner, signals: Signals) -> bool:
+    """Return whether there is time for a checkpoint of any size: nobody insists, and Slurm does not kill next."""
+    return signals.times < 2 and not (owner.job and signals.received == signal.SIGTERM)
 
 
 def _conclude(child: subprocess.Popen[bytes], progress: Progress, experiment: Experiment, signals: Signals) -> Outcome:
@@ -286,6 +301,14 @@ PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
 START = "\n$ "
 """Divides the launcher's output where an experiment was started again."""
 
+TORCHRUN_KILLED = re.compile(
+    r"^  rank +: (?P<rank>\d+) [^\n]*\n  exitcode +: (?P<code>-(?:4|7|8|9|11)) \(", re.MULTILINE
+)
+"""A rank in torchrun's table that was killed (SIGILL, SIGBUS, SIGFPE, SIGKILL, SIGSEGV).
+
+The table has what failed until torchrun looked, in the order of the ranks: also those that the killed one left alone.
+"""
+
 FAILURES = (
     # horovodrun: a line for each rank that ends badly.
     re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
@@ -304,7 +327,7 @@ FAILURES = (
 def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
     """Return the number of the rank that failed first, and how."""
     text = launcher_output(experiment)
-    for pattern in FAILURES:
+    for pattern in (TORCHRUN_KILLED, *FAILURES):
         match = pattern.search(text)
         if match is not None:
             return int(match["rank"]), _describe(match["code"])

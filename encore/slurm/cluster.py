@@ -64,14 +64,20 @@ def places() -> tuple[Path, ...]:
     return (paths.ROOT / "cluster.toml", configuration / "encore" / "cluster.toml")
 
 
+def named() -> str:
+    """Return the file that ENCORE_CLUSTER names, as a path that holds everywhere; empty where it names none."""
+    file = os.environ.get("ENCORE_CLUSTER")
+    return str(Path(file).absolute()) if file else ""
+
+
 def load(file: Path | None = None) -> tuple[Cluster, Path | None]:
     """Return the cluster file and its path; all defaults where there is none. EncoreError for a wrong key."""
-    named = file or (Path(os.environ["ENCORE_CLUSTER"]) if os.environ.get("ENCORE_CLUSTER") else None)
-    if named is not None and not named.is_file():
+    wanted = file or (Path(named()) if named() else None)
+    if wanted is not None and not wanted.is_file():
         raise EncoreError(
-            f"no cluster file {named}", expected="a TOML file", remedy="copy slurm/cluster.example.toml there"
+            f"no cluster file {wanted}", expected="a TOML file", remedy="copy slurm/cluster.example.toml there"
         )
-    found = next((path for path in (named, *places()) if path is not None and path.is_file()), None)
+    found = next((path for path in (wanted, *places()) if path is not None and path.is_file()), None)
     if found is None:
         return Cluster(), None
     return catalogue.parse(Cluster, found), found

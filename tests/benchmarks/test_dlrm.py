@@ -27,7 +27,7 @@ from benchmarks.dlrm import schedule, sources, stages, writer
 from benchmarks.dlrm.placement import place
 from encore import catalogue, configuration, data, paths
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
-from tests.trainings import InFramework, result
+from tests.trainings import PATIENCE, InFramework, held_port, result, steps_so_far
 
 CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
 CONSTANT_RATE_LOSS = 0.5269
@@ -292,12 +292,16 @@ def write_config(path: Path, ranks: int, *settings: str) -> Path:
     return path
 
 
+@cache
+def meeting_port() -> socket.socket:
+    """Where the ranks of one run after the other meet."""
+    return held_port()
+
+
 def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
     """The ranks of a run, as any launcher starts them."""
     output.mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = meeting_port().getsockname()[1]
     command = [str(python), "-m", "benchmarks.dlrm.pytorch.train", "--config", str(config)]
     command += ["--data", str(folder), "--output", str(output)]
     place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -317,7 +321,7 @@ def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: i
 
 def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     """Exit code and last words of each rank."""
-    told = [child.communicate(timeout=120)[1] for child in children]
+    told = [child.communicate(timeout=PATIENCE)[1] for child in children]
     return [(child.returncode, text) for child, text in zip(children, told, strict=True)]
 
 
@@ -375,7 +379,7 @@ def test_stopped_and_resumed_run_is_an_unbroken_one(
     output = tmp_path / "stopped"
     children = start_ranks(pytorch_python, config, clicks, output, ranks)
     metrics = output / "metrics.jsonl"
-    while not metrics.exists() or len(records(metrics, "step")) < steps:
+    while steps_so_far(metrics) < steps:
         assert children[0].poll() is None
         time.sleep(0.01)
     children[-1].send_signal(signal.SIGTERM)  # one rank is told, all stop at the same step

@@ -18,7 +18,7 @@ from encore import data, paths
 from encore.errors import EncoreError
 from encore.results.compliance import check
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
-from tests.trainings import InFramework, result
+from tests.trainings import PATIENCE, InFramework, result
 
 ARCHIVE = paths.ROOT.parent / "shared" / "data" / "ncf_ml-1m.tar.xz"
 # The real model on a tenth of the small system's width, for runs of seconds.
@@ -162,14 +162,14 @@ def test_resume_is_exact(tastes: Path, tmp_path: Path, pytorch_python: Path, who
     ]  # fmt: skip
     variables = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     child = subprocess.Popen(command, cwd=paths.ROOT, env=variables)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and child.poll() is None:
         metrics = output / "metrics.jsonl"
         if metrics.exists() and len(metrics.read_text().splitlines()) > 20:
             child.send_signal(signal.SIGTERM)
             break
         time.sleep(0.01)
-    assert child.wait(timeout=60) == 0
+    assert child.wait(timeout=PATIENCE) == 0
     assert records(output / "metrics.jsonl", "end")[0]["outcome"] == "interrupted"
     assert 0 < len(losses(output / "metrics.jsonl")) < len(expected)
     subprocess.run(command, cwd=paths.ROOT, env=variables, check=True)

@@ -358,16 +358,24 @@ def test_ranges_of_steps_end_at_epochs_and_evaluations(tmp_path: Path) -> None:
     assert found == [[0, 1], [2], [3], [4, 5]]
 
 
-def test_stages_of_a_step_are_timed(tmp_path: Path) -> None:
+def test_stages_of_a_step_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [time.time()]
+    for name in ("time", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: clock[0])
+
+    def advance() -> None:
+        clock[0] += 0.25
+
     run = Training(tmp_path, by_epochs(1), {"accuracy": 0.5}).run
     with run.timed(by_epochs(1)):
         for _ in run.blocks():
             for _ in run.steps():
                 with run.stage("forward"):
-                    run.wait_for(lambda: time.sleep(0.02))
+                    run.wait_for(advance)
+                advance()
                 run.report(1.0, 0.1)
             if run.evaluates():
                 run.evaluated({"accuracy": 1.0})
     (epoch,) = records(tmp_path / "metrics.jsonl", "epoch")
-    assert set(epoch["stages"]) == {"forward"}
-    assert 0.5 < epoch["input_share"] <= 1
+    assert epoch["stages"] == {"forward": 0.75}
+    assert epoch["input_share"] == 0.5

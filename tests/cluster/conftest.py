@@ -16,6 +16,7 @@ import pytest
 from encore import files, paths
 from tests.cluster import slurm
 from tests.cluster.slurm import Cluster, wait_for
+from tests.trainings import PATIENCE
 
 WANTED = "ENCORE_CLUSTER_TESTS"
 
@@ -60,7 +61,7 @@ class Jobs:
 
     def folder(self, job: str) -> Path:
         """Return the run folder of a job, once it is there."""
-        wait_for(lambda: any(self.results.glob(f"[0-9]*-job{job}")), f"run folder of job {job}", 60)
+        wait_for(lambda: any(self.results.glob(f"[0-9]*-job{job}")), f"run folder of job {job}")
         (found,) = self.results.glob(f"[0-9]*-job{job}")
         return found
 
@@ -69,7 +70,7 @@ class Jobs:
         path = self.folder(job) / f"experiment_{number}" / "state.json"
         return files.read_json(path) if path.exists() else {"status": "prepared", "reason": ""}
 
-    def wait_for_state(self, job: str, *states: str, seconds: float = 120) -> str:
+    def wait_for_state(self, job: str, *states: str, seconds: float = PATIENCE) -> str:
         """Wait until Slurm reports that the job is in one of these states."""
         wait_for(lambda: self.cluster.state(job) in states, f"job {job} in {states}", seconds)
         return self.cluster.state(job)
@@ -78,12 +79,12 @@ class Jobs:
         """Wait until the training has come to a step."""
         metrics = self.folder(job) / f"experiment_{number}" / "metrics.jsonl"
         mark = f'"step": {step},'
-        wait_for(lambda: metrics.exists() and mark in metrics.read_text(), f"step {step} of job {job}", 90)
+        wait_for(lambda: metrics.exists() and mark in metrics.read_text(), f"step {step} of job {job}", PATIENCE)
 
     def start_again(self, job: str) -> None:
         """Let a requeued job start soon: Slurm holds it back for two minutes."""
-        self.wait_for_state(job, "PENDING", seconds=90)
-        wait_for(self.cluster.is_idle, "idle nodes", 60)
+        self.wait_for_state(job, "PENDING")
+        wait_for(self.cluster.is_idle, "idle nodes")
         # slurmd refuses the credential of a job that it ended in the same second.
         time.sleep(3)
         self.cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
@@ -94,4 +95,4 @@ def jobs(cluster: Cluster, digits: Path, tmp_path: Path) -> Iterator[Jobs]:
     """Submits jobs; none of them outlives the test."""
     yield Jobs(cluster, tmp_path / "results", digits)
     cluster.call("scancel", "--user=root")
-    wait_for(cluster.is_idle, "idle nodes after the test", 60)
+    wait_for(cluster.is_idle, "idle nodes after the test")

@@ -11,18 +11,19 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from tests.trainings import held_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "mpirun")
-START_SECONDS = 30.0
+START_SECONDS = 180.0
 
 CONFIGURATION = """\
 ClusterName=encore
@@ -70,14 +71,6 @@ def missing_programs() -> list[str]:
 
 def _search_path() -> str:
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
@@ -186,7 +179,7 @@ class Cluster:
             daemon = self.daemons[name]
             daemon.send_signal(signal.SIGTERM)
             try:
-                daemon.wait(timeout=10)
+                daemon.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
@@ -197,7 +190,7 @@ class Cluster:
                     process.kill()
 
 
-def configure(folder: Path, plugins: str = "") -> None:
+def configure(folder: Path, ports: Sequence[int], plugins: str = "") -> None:
     """Write the configuration of a cluster in ``folder``, which nobody else may write to."""
     folder.chmod(0o755)
     for name in ("state", "spool.n1", "spool.n2", "tmp.n1", "tmp.n2"):
@@ -205,7 +198,7 @@ def configure(folder: Path, plugins: str = "") -> None:
     memory = psutil.virtual_memory().total // 2**20 // 2
     text = CONFIGURATION.format(
         folder=folder,
-        ports=_free_ports(3),
+        ports=ports,
         cores=max(1, (os.cpu_count() or 1) // 2),
         memory=memory,
         plugins=plugins,
@@ -217,13 +210,14 @@ def configure(folder: Path, plugins: str = "") -> None:
 @contextlib.contextmanager
 def running(folder: Path, plugins: str = "") -> Iterator[Cluster]:
     """Yield a cluster while the block runs."""
-    configure(folder, plugins)
-    cluster = Cluster(folder)
-    try:
+    with contextlib.ExitStack() as held:
+        # No other program gets one while a daemon is not there: before it starts, and where a test has killed it.
+        sockets = [held.enter_context(held_port()) for _ in range(3)]
+        configure(folder, [each.getsockname()[1] for each in sockets], plugins)
+        cluster = Cluster(folder)
+        held.callback(cluster.stop)
         cluster.start()
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from encore.run import run_folder
 from tests.cluster.conftest import Jobs
 from tests.cluster.slurm import Cluster, wait_for
 from tests.conftest import losses
+from tests.trainings import HANGS, PATIENCE
 
 REACHES = ("--seed", "5", "--set", "quality_target=0.2")
 """Two epochs reach this, the first alone does not; not reaching the target is seen in runs of other seeds."""
@@ -36,7 +37,7 @@ def nobody_is_left(jobs: Jobs) -> None:
                 found.append(process.info["pid"])
         return found
 
-    wait_for(lambda: not ranks(), "processes are left", 40)
+    wait_for(lambda: not ranks(), "processes are left")
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,16 @@ def test_the_warning_before_the_time_limit_requeues_and_resumes(jobs: Jobs, unbr
     assert jobs.state(job)["status"] == "reached"
     assert losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl") == unbroken.losses
     assert "resuming" in jobs.log(job)
+    assert "resume with: " not in jobs.log(job), "it goes on by itself"
     nobody_is_left(jobs)
 
 
 def test_the_time_limit_itself_is_survived(jobs: Jobs) -> None:
-    limit = ("--nodes=2", "--time=1", "--signal=B:USR1@40")
+    # A minute to begin the training in, on a busy machine, before the warning comes.
+    limit = ("--nodes=2", "--time=2", "--signal=B:USR1@60")
     job = jobs.submit("--set", "epochs=300", sbatch=limit)
-    jobs.wait_for_state(job, "PENDING", seconds=20)
     jobs.wait_for_state(job, "RUNNING")
-    jobs.wait_for_state(job, "PENDING", seconds=100)
+    jobs.wait_for_state(job, "PENDING")
     assert jobs.cluster.field(job, "Restarts") == "1"
     assert jobs.state(job)["reason"] == "stopped by SIGUSR1, a checkpoint was written"
 
@@ -131,7 +133,7 @@ def test_scancel_writes_a_checkpoint_and_leaves_nothing(jobs: Jobs) -> None:
     jobs.wait_for_step(job, 5)
     jobs.cluster.call("scancel", job)
     jobs.wait_for_state(job, "CANCELLED")
-    wait_for(lambda: jobs.state(job)["status"] == "interrupted", "interrupted", 40)
+    wait_for(lambda: jobs.state(job)["status"] == "interrupted", "interrupted")
     assert jobs.state(job)["reason"] == "stopped by SIGTERM, a checkpoint was written"
     nobody_is_left(jobs)
 
@@ -151,7 +153,7 @@ def test_a_killed_rank_ends_the_job_with_the_reason(jobs: Jobs) -> None:
 
 
 def test_a_hanging_rank_ends_the_job_with_the_reason(jobs: Jobs) -> None:
-    job = jobs.submit("--set", "epochs=50", "--hang-seconds", "8")
+    job = jobs.submit("--set", "epochs=50", *HANGS)
     jobs.wait_for_step(job, 5)
     os.kill(rank_of(jobs, job, 1), signal.SIGSTOP)
     jobs.wait_for_state(job, "FAILED")
@@ -163,7 +165,7 @@ def test_a_lost_node_requeues_the_job(jobs: Jobs, unbroken: Unbroken) -> None:
     job = jobs.submit(*REACHES)
     jobs.wait_for_step(job, 30)
     jobs.cluster.kill_node("n2")
-    jobs.wait_for_state(job, "PENDING", seconds=90)
+    jobs.wait_for_state(job, "PENDING")
     jobs.cluster.start_node("n2")
     jobs.start_again(job)
     jobs.wait_for_state(job, "COMPLETED", "FAILED")
@@ -177,7 +179,7 @@ def test_a_preempted_job_goes_on(jobs: Jobs, unbroken: Unbroken) -> None:
     jobs.wait_for_step(job, 30)
     urgent = ("--nodes=2", "--partition=urgent", "--exclusive", "--wrap=srun true")
     other = jobs.cluster.call("sbatch", "--parsable", f"--output={jobs.results}/urgent.out", *urgent)
-    jobs.wait_for_state(other, "COMPLETED", seconds=60)
+    jobs.wait_for_state(other, "COMPLETED")
     jobs.start_again(job)
     jobs.wait_for_state(job, "COMPLETED")
     assert losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl") == unbroken.losses
@@ -188,7 +190,7 @@ def test_the_tasks_of_an_array_share_a_run_folder(jobs: Jobs) -> None:
     array = jobs.submit(*short, sbatch=("--nodes=1", "--array=0-2"))
     folder = jobs.folder(array)
     done = {"not_reached"}
-    wait_for(lambda: {jobs.state(array, number)["status"] for number in range(3)} == done, "3 runs", 150)
+    wait_for(lambda: {jobs.state(array, number)["status"] for number in range(3)} == done, "3 runs", PATIENCE)
     assert len(list(jobs.results.glob("[0-9]*"))) == 1
     configs = [files.read_json(folder / f"experiment_{number}" / "config.json") for number in range(3)]
     assert len({config["seed"] for config in configs}) == 3
@@ -221,11 +223,9 @@ def test_a_full_file_system_ends_the_job_with_the_reason(jobs: Jobs, tmp_path: P
         subprocess.run(["umount", "--lazy", str(small)], check=True)
 
 
-def test_what_a_node_lacks_ends_the_job_within_seconds(jobs: Jobs) -> None:
-    started = time.monotonic()
+def test_what_a_node_lacks_ends_the_job_before_a_run(jobs: Jobs) -> None:
     job = jobs.submit("--runtime", "docker", "--image", "encore/nowhere:none")
-    jobs.wait_for_state(job, "FAILED", seconds=30)
-    assert time.monotonic() - started < 30
+    jobs.wait_for_state(job, "FAILED")
     assert "do this:" in jobs.log(job)
     assert not list(jobs.results.glob("[0-9]*"))
 
@@ -236,11 +236,11 @@ def test_sbatch_from_another_folder_finds_the_checkout(jobs: Jobs, tmp_path: Pat
         ["sbatch", "--parsable", "--nodes=1", f"--output={log}", paths.ROOT / "slurm" / "run.sub", "nosuch"],
         cwd=tmp_path, env=jobs.cluster.environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    jobs.wait_for_state(done.stdout.strip(), "FAILED", seconds=30)
+    jobs.wait_for_state(done.stdout.strip(), "FAILED")
     assert "unknown benchmark 'nosuch'" in log.read_text(encoding="utf-8")
 
 
-def encore(jobs: Jobs, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def encore(jobs: Jobs, *arguments: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
     """Return the command line on the login node of the cluster."""
     return subprocess.run(
         [sys.executable, "-m", "encore.cli.app", *arguments],
@@ -273,7 +273,6 @@ def test_submit_status_follow_and_cancel_agree_with_slurm(jobs: Jobs) -> None:
     wait_for(
         lambda: shown_states(jobs, first, second) == {first: "interrupted", second: "not reached"},
         "ended states",
-        40,
     )
     assert encore(jobs, "cancel", first, "--results", str(jobs.results)).returncode == 2
     nobody_is_left(jobs)

@@ -18,7 +18,7 @@ import pytest
 
 from encore import paths
 
-START_SECONDS = 60
+START_SECONDS = 180
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def docker(engine_folder: Path, request: pytest.FixtureRequest) -> Iterator[Engi
         yield engine
     finally:
         daemon.terminate()
-        daemon.wait(timeout=60)
+        daemon.wait(timeout=180)
 
 
 @pytest.fixture(scope="session")

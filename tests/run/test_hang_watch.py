@@ -5,22 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from encore.machine import processes
 from encore.run.supervise import HangWatch
+from tests.trainings import wait_until
 
 STEP = 12
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
@@ -36,6 +29,7 @@ def test_a_process_on_another_host_without_a_sign_of_life_is_named(
     watch = HangWatch(tmp_path, 5.0)
     later = time.monotonic() + 2
     monkeypatch.setattr(time, "monotonic", lambda: later)
+    monkeypatch.setattr(time, "time", lambda: now)
     found = watch.check()
     assert found.startswith(f"rank {culprit} hangs: no rank made a step for 9 s, and its process gives no sign of life")
     assert f"on node{culprit}" in found
@@ -48,13 +42,13 @@ def test_a_rank_that_waits_shows_its_last_step_and_that_it_is_alive(tmp_path: Pa
         "from benchmarks.common.stopping import Heartbeat\n"
         "beat = Heartbeat(pathlib.Path(sys.argv[1]), 3)\n"
         f"[beat.beat(step) for step in range({STEP + 1})]\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)]) as child:
         try:
-            wait_until(lambda: [beat.step for beat in processes.heartbeats(tmp_path)] == [STEP])
+            wait_until(lambda: [beat.step for beat in processes.heartbeats(tmp_path)] == [STEP], "the last step")
             (first,) = processes.heartbeats(tmp_path)
-            wait_until(lambda: processes.heartbeats(tmp_path)[0].alive > first.alive)
+            wait_until(lambda: processes.heartbeats(tmp_path)[0].alive > first.alive, "a sign of life")
             assert processes.heartbeats(tmp_path)[0].time == first.time
         finally:
             child.kill()

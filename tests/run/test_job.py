@@ -158,6 +158,13 @@ def test_mpirun_starts_ranks_as_in_the_submissions() -> None:
             "  exitcode  : -9 (pid: 8)\n",
             (3, "was killed by SIGKILL"),
         ),
+        (
+            # Rank 0 lost its connection to rank 1, and ended before torchrun looked.
+            "train FAILED\nFailures:\n[1]:\n  time      : x\n  host      : n1\n  rank      : 1 (local_rank: 1)\n"
+            "  exitcode  : -9 (pid: 8)\n  error_file: <N/A>\n------\nRoot Cause (first observed failure):\n[0]:\n"
+            "  time      : x\n  host      : n1\n  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n",
+            (1, "was killed by SIGKILL"),
+        ),
     ],
 )
 def test_first_failing_rank(said: str, expected: tuple[int, str], tmp_path: Path) -> None:

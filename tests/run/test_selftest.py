@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +50,15 @@ def test_a_crash_is_a_failed_check_with_its_last_words(tmp_path: Path, program: 
 
 
 def test_a_hang_ends_with_all_its_processes(tmp_path: Path) -> None:
-    trained = "import time; print('step 1', flush=True); time.sleep(99)"
+    trained = "import time; print('step 1', flush=True); time.sleep(9999)"
     (tmp_path / "resume-1").mkdir()
     program = (
         f"import subprocess, sys; out = open({str(tmp_path / 'resume-1' / 'output.txt')!r}, 'wb')\n"
         f"subprocess.call([sys.executable, '-c', {trained!r}], stdout=out)"
     )
-    started = time.monotonic()
-    row = judged(execute(python(program), tmp_path, 2), tmp_path, 2, EMPTY)
-    assert time.monotonic() - started < 30
-    assert (row.result, row.found, row.lines) == ("FAIL", "no result after 2 s", ("step 1",))
+    limit = 10  # for two processes to start on a busy machine
+    row = judged(execute(python(program), tmp_path, limit), tmp_path, limit, EMPTY)
+    assert (row.result, row.found, row.lines) == ("FAIL", "no result after 10 s", ("step 1",))
     assert not [each for each in psutil.Process().children(recursive=True) if trained in each.cmdline()]
 
 

@@ -24,7 +24,16 @@ from encore.run.status import Queue, State
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
 from tests.conftest import TINY, Encore, Study
-from tests.trainings import Started, assert_none_left, assert_same_run, in_background, resumed_as_printed
+from tests.trainings import (
+    PATIENCE,
+    Started,
+    assert_none_left,
+    assert_same_run,
+    in_background,
+    is_told,
+    resumed_as_printed,
+    wait_until,
+)
 
 # squeue of Slurm 22.05 on two nodes: an array of four, a run of several hours, jobs of other names.
 SQUEUE = """\
@@ -61,6 +70,17 @@ def shown(encore: Encore, results: Path) -> dict[str, Any]:
     return row
 
 
+def cancelled_output(run: Path, suspended: Sequence[psutil.Process]) -> str:
+    """Cancel a run whose ranks go on when they are told, and not before: they might end first."""
+    child = in_background("cancel", str(run))
+    wait_until(lambda: all(is_told(rank, signal.SIGTERM) for rank in suspended), "SIGTERM to the ranks")
+    for rank in suspended:
+        rank.resume()
+    output, _ = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 0, output
+    return output
+
+
 # -- real runs ------------------------------------------------------------------------------------------
 
 
@@ -81,20 +101,17 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     watching = follower(tmp_path, run.name)
     begun = [first_lines(each) for each in (left, watching)]
     left.send_signal(signal.SIGINT)
-    output, _ = left.communicate(timeout=20)
+    output, _ = left.communicate(timeout=PATIENCE)
     assert left.returncode == ExitCode.INTERRUPTED, output
     assert "it continues" in output
     assert started.process.poll() is None
 
-    for rank in ranks:
-        rank.resume()
-    done = encore("cancel", str(run))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "a checkpoint was written" in done.stdout
-    assert f"encore run --resume {run}" in done.stdout
+    said = cancelled_output(run, ranks)
+    assert "a checkpoint was written" in said
+    assert f"encore run --resume {run}" in said
     assert started.end()[0] == ExitCode.INTERRUPTED
     assert_none_left(ranks)
-    output, _ = watching.communicate(timeout=30)
+    output, _ = watching.communicate(timeout=PATIENCE)
     assert watching.returncode == ExitCode.INTERRUPTED, output
     assert all("experiment 1/1: epoch 2/2" in text for text in begun), begun
 
@@ -128,14 +145,11 @@ def test_ranks_of_a_killed_run_are_shown_ended_and_resumed(
     assert refused.returncode == ExitCode.REFUSED
     assert "still run here without their supervisor" in refused.stderr
     assert (folder / "metrics.jsonl").read_bytes() == before
-    for rank in ranks:
-        rank.resume()
-    done = encore("cancel", str(folder.parent))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "cancelled after its encore run was killed, a checkpoint was written" in done.stdout
+    said = cancelled_output(folder.parent, ranks)
+    assert "cancelled after its encore run was killed, a checkpoint was written" in said
     assert len(left) > len(ranks)
     assert_none_left(left)
-    assert resumed_as_printed(done.stdout).returncode == ExitCode.NOT_REACHED
+    assert resumed_as_printed(said).returncode == ExitCode.NOT_REACHED
     assert_same_run(folder, study.of_ranks(2))
 
 
@@ -146,7 +160,7 @@ def test_killed_run_is_lost(digits: Path, tmp_path: Path) -> None:
     for process in launcher:
         process.kill()
     started.process.communicate()
-    psutil.wait_procs(launcher, timeout=10)
+    psutil.wait_procs(launcher, timeout=PATIENCE)
     (row,) = status.rows_of(RunFolder(folder.parent), Queue())
     assert (row.state, row.reason) == ("lost", "its processes are gone")
     with pytest.raises(EncoreError, match="does not run: lost"):

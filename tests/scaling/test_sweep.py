@@ -20,7 +20,7 @@ from encore.scaling import batch, sweep_folder, throughput
 from encore.scaling.grid import Grid, GridPoint, batch_settings, points, request_of
 from encore.scaling.sweep_folder import Here, Submitter
 from tests.conftest import TINY, Encore, Study, records
-from tests.trainings import in_background, wait_for_step
+from tests.trainings import PATIENCE, in_background, wait_for_step
 
 NOWHERE = Here(lambda point, folder: pytest.fail("a point was run"), 600.0)
 
@@ -128,7 +128,7 @@ def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path:
     # Behind the checkpoint of the first epoch, which 24 steps make.
     wait_for_step(process, tmp_path, 26)
     os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE)
     (path,) = tmp_path.iterdir()
     assert process.returncode == ExitCode.INTERRUPTED, output
     assert f"encore sweep --resume {path}" in output

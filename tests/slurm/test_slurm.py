@@ -24,7 +24,7 @@ from encore.run import planning, run_folder, runner, slurm_job, status, submissi
 from encore.run.planning import Request
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import Prepared, Wanted
-from encore.slurm import allocation, cluster, commands, nodes, partitions, placement, script
+from encore.slurm import allocation, cluster, cluster_check, commands, nodes, partitions, placement, script
 from encore.slurm.allocation import Allocation
 from encore.slurm.partitions import Partition
 from tests.conftest import Encore
@@ -148,6 +148,7 @@ BAD = [
     (("--nodes", "2", "--time", "1"), "--time 1"),
     (("--nodes", "2", "--sbatch", "constraint"), "no option of sbatch"),
     (("--nodes", "2", "--sbatch=--time=2:00:00"), "give it to Encore: --time MINUTES"),
+    (("--nodes", "2", "--sbatch=--tim=1"), "give it to Encore: --time MINUTES"),
     (("--nodes", "2", "--sbatch=-t5"), "give it to Encore: --time MINUTES"),
     (("--nodes", "2", "--sbatch=-N 4"), "give it to Encore: --nodes N"),
     (("--nodes", "2", "--sbatch=--job-name=mine"), "contradicts what Encore gives sbatch"),
@@ -177,6 +178,29 @@ def test_unknown_keys_of_the_cluster_file_are_refused(encore: Encore, tmp_path: 
     done = encore("submit", "resnet", "--cluster", str(file), "--dry-run")
     assert done.returncode == 2
     assert "partitoin" in done.stderr
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_options_that_undo_encores_own_are_refused_in_the_cluster_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    for option in ("--time=1", "--job-name=mine", "--gres=gpu:8"):
+        file.write_text(f'sbatch = ["{option}"]\n', encoding="utf-8")
+        with pytest.raises(EncoreError, match=rf"sbatch = \['{option}'\] in {file} contradicts") as refused:
+            prepared("docker", 2, cluster=file)
+        assert "take it out there; " in refused.value.remedy
+    file.write_text('gpu_option = "none"\nsbatch = ["--gres=gpu:a100:8"]\n', encoding="utf-8")
+    assert "#SBATCH --gres=gpu:a100:8\n" in prepared("docker", 2, cluster=file).script
+
+
+def test_a_results_folder_that_does_not_exist_is_not_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def level(folder: Path) -> str:
+        (check,) = cluster_check._folders(cluster.Cluster(results=folder))
+        return f"{check.level} {check.found}"
+
+    assert level(tmp_path) == f"OK {tmp_path}"
+    assert level(tmp_path / "none") == f"WARN {tmp_path / 'none'} does not exist"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    assert level(tmp_path / "none") == f"FAIL {tmp_path / 'none'} does not exist"
 
 
 def test_the_example_of_a_cluster_file_is_valid() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 from encore import paths
 from encore.machine import processes
 from tests.conftest import Encore, losses, only_run, records
+from tests.trainings import HANGS, PATIENCE, assert_none_left, held_port, wait_for_step, wait_until
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
 NEEDED = {
@@ -58,9 +58,8 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     folder = tmp_path_factory.mktemp("sshd")
     for key in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.2", 0))
-        port = probe.getsockname()[1]
+    held = held_port("127.0.0.2")
+    port = held.getsockname()[1]
     (folder / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.2\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
         "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\nStrictModes no\n",
@@ -85,7 +84,8 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         yield Sshd(f"{programs}{os.pathsep}{os.environ['PATH']}", wait_for(programs / "ssh", folder / "sshd.log"))
     finally:
         processes.end(processes.family(child.pid), grace_seconds=2.0)
-        child.wait(timeout=5)
+        child.wait(timeout=PATIENCE)
+        held.close()
 
 
 def another_host() -> tuple[str, ...]:
@@ -97,12 +97,13 @@ def another_host() -> tuple[str, ...]:
 
 
 def wait_for(ssh: Path, log: Path) -> str:
-    for _ in range(50):
+    end = time.monotonic() + PATIENCE
+    while True:
         done = subprocess.run([ssh, "127.0.0.2", "uname -n"], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return done.stdout.strip()
+        assert time.monotonic() < end, done.stderr + log.read_text(encoding="utf-8")
         time.sleep(0.1)
-    raise AssertionError(done.stderr + log.read_text(encoding="utf-8"))
 
 
 def started(sshd: Sshd, digits: Path, results: Path, launcher: str, *more: str) -> subprocess.Popen[str]:
@@ -118,22 +119,17 @@ def started(sshd: Sshd, digits: Path, results: Path, launcher: str, *more: str) 
 
 def experiment_at(step: int, child: subprocess.Popen[str], results: Path) -> Path:
     """Return the experiment's folder once it has come to ``step``."""
-    end = time.monotonic() + 120
-    while time.monotonic() < end:
-        for folder in results.glob("[!.]*/experiment_0"):
-            if (folder / "metrics.jsonl").exists() and len(records(folder / "metrics.jsonl", "step")) >= step:
-                return folder
-        assert child.poll() is None, child.communicate()[0]
-        time.sleep(0.1)
-    raise AssertionError("the run never came so far")
+    return wait_for_step(child, results, step)
 
 
 def ranks_of(folder: Path) -> list[psutil.Process]:
     return [psutil.Process(beat.pid) for beat in processes.heartbeats(folder / "heartbeat")]
 
 
-def ssh_sessions() -> list[psutil.Process]:
-    return [each for each in psutil.process_iter(["cmdline"]) if "127.0.0.2" in (each.info["cmdline"] or [])]
+def ssh_sessions(sshd: Sshd) -> list[psutil.Process]:
+    """Return the clients of this test's sshd alone: others may test on the same machine."""
+    configuration = str(Path(sshd.path.partition(os.pathsep)[0]).parent / "ssh_config")
+    return [each for each in psutil.process_iter(["cmdline"]) if configuration in (each.info["cmdline"] or [])]
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +137,7 @@ def by_mpirun(sshd: Sshd, digits: Path, tmp_path_factory: pytest.TempPathFactory
     """The run folder of an epoch over mpirun."""
     results = tmp_path_factory.mktemp("mpirun")
     child = started(sshd, digits, results, "mpirun")
-    output = child.communicate(timeout=240)[0]
+    output = child.communicate(timeout=PATIENCE)[0]
     assert child.returncode == 3, output
     return only_run(results)
 
@@ -153,7 +149,7 @@ def test_mpirun_trains_on_two_hosts(by_mpirun: Path, sshd: Sshd) -> None:
     assert (by_mpirun / "experiment_0" / "hosts").read_text() == "127.0.0.1 slots=1\n127.0.0.2 slots=1\n"
     assert {path.name for path in (by_mpirun / "experiment_0" / "ranks").iterdir()} >= {"rank.0", "rank.1"}
     assert "hush" not in (by_mpirun / "run.json").read_text(encoding="utf-8")
-    assert not ssh_sessions()
+    assert not ssh_sessions(sshd)
 
 
 def test_horovodrun_stops_resumes_and_trains_the_same(
@@ -167,29 +163,28 @@ def test_horovodrun_stops_resumes_and_trains_the_same(
         sshd.host,
     ]
     child.send_signal(signal.SIGTERM)
-    output = child.communicate(timeout=60)[0]
+    output = child.communicate(timeout=PATIENCE)[0]
     assert child.returncode == 130, output
     assert "a checkpoint was written" in output
-    assert not [rank for rank in ranks if rank.is_running()]
+    assert_none_left(ranks)
     done = encore("run", "--resume", str(folder.parent), environment={"PATH": sshd.path})
     assert done.returncode == 3, done.stdout + done.stderr
     whole = losses(by_mpirun / "experiment_0" / "metrics.jsonl")
     assert losses(folder / "metrics.jsonl") == pytest.approx(whole, rel=1e-3)
-    assert not ssh_sessions()
+    assert not ssh_sessions(sshd)
 
 
 def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended(sshd: Sshd, digits: Path, tmp_path: Path) -> None:
-    child = started(sshd, digits, tmp_path, "horovodrun", "--hang-seconds", "3")
+    child = started(sshd, digits, tmp_path, "horovodrun", *HANGS)
     folder = experiment_at(3, child, tmp_path)
     ranks = ranks_of(folder)
     ranks[1].send_signal(signal.SIGSTOP)
-    output = child.communicate(timeout=90)[0]
+    output = child.communicate(timeout=PATIENCE)[0]
     assert child.returncode == 1, output
     assert "hangs" in output
     assert sshd.host in output
-    psutil.wait_procs(ranks, timeout=3)
-    assert not [rank for rank in ranks if rank.is_running()]
-    assert not ssh_sessions()
+    wait_until(lambda: not any(map(processes.is_running, ranks)), "the ranks' end")
+    assert not ssh_sessions(sshd)
 
 
 def test_mpirun_names_the_rank_that_dies(sshd: Sshd, digits: Path, tmp_path: Path) -> None:
@@ -197,10 +192,10 @@ def test_mpirun_names_the_rank_that_dies(sshd: Sshd, digits: Path, tmp_path: Pat
     folder = experiment_at(2, child, tmp_path)
     ranks = ranks_of(folder)
     ranks[1].kill()
-    output = child.communicate(timeout=60)[0]
+    output = child.communicate(timeout=PATIENCE)[0]
     assert child.returncode == 1, output
     assert "rank 1 was killed by SIGKILL" in output
-    assert not [rank for rank in ranks if rank.is_running()]
+    assert_none_left(ranks)
 
 
 def test_the_same_command_runs_on_every_host(sshd: Sshd, tmp_path: Path) -> None:
@@ -208,7 +203,7 @@ def test_the_same_command_runs_on_every_host(sshd: Sshd, tmp_path: Path) -> None
     command = [sys.executable, "-m", "encore.ssh.each_host", "--hosts", "127.0.0.2,127.0.0.2", "--"]
     variables: dict[str, Any] = {"PATH": sshd.path, "PYTHONPATH": str(paths.ROOT)}
     done = subprocess.run(
-        [*command, "sh", "-c", show.replace("{}", str(tmp_path))], env=variables, check=False, timeout=30
+        [*command, "sh", "-c", show.replace("{}", str(tmp_path))], env=variables, check=False, timeout=PATIENCE
     )
     assert done.returncode == 1
     assert (tmp_path / "1").read_text() == f"{sshd.host} 1 none\n"
@@ -216,7 +211,7 @@ def test_the_same_command_runs_on_every_host(sshd: Sshd, tmp_path: Path) -> None
 
 def test_no_host_is_asked_for_a_password(sshd: Sshd, encore: Encore, digits: Path, tmp_path: Path) -> None:
     arguments = ("--hosts", "127.0.0.1:1,127.0.0.3:1", "--data", str(digits), "--results", str(tmp_path))
-    done = encore("run", "resnet", "2", *arguments, environment={"PATH": sshd.path}, timeout=60)
+    done = encore("run", "resnet", "2", *arguments, environment={"PATH": sshd.path}, timeout=PATIENCE)
     assert done.returncode == 2
     assert "127.0.0.3 cannot be reached by ssh" in done.stderr
     assert "do this:" in done.stderr

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tools.faults.data_sets import HARM, flip
 from tools.faults.trial import Trial, Verdict, differences, refusal, snapshot, steps, traceback_of
 
 Fault = Callable[[Trial], Verdict]
-HANG_SECONDS = 4
+HANG_SECONDS = 15
 
 # -- signals --------------------------------------------------------------------------------------------
 
@@ -49,7 +50,7 @@ def _early(number: signal.Signals, trial: Trial) -> Verdict:
     """Send a signal before the first step."""
     encore = trial.begin()
     while encore.poll() is None and not list(trial.results.glob("[!.]*/run.json")):
-        pass
+        time.sleep(0.01)
     with contextlib.suppress(subprocess.TimeoutExpired):
         encore.wait(trial.moment.uniform(0, 2))
     encore.send_signal(number)

@@ -29,6 +29,8 @@ from tests.conftest import TINY, evaluations, records
 
 RANKS = 2
 LONGEST_SECONDS = 300
+DYING_SECONDS = 10.0
+"""A process that was killed may need so long on a busy machine until it is gone."""
 HINT = re.compile(r"(?:resume with|end them|or end it): (.+)$", re.MULTILINE)
 CANCEL = re.compile(r"\S*encore cancel .+$", re.MULTILINE)
 CACHES = ("torchinductor_", "__pycache__", "__autograph")
@@ -238,7 +240,9 @@ class Trial:
 
     def left(self) -> list[str]:
         """Return processes and temporary files that should not be there."""
-        time.sleep(0.1)
+        end = time.monotonic() + DYING_SECONDS
+        while self.processes() and time.monotonic() < end:
+            time.sleep(0.1)
         found = [f"process {process.pid} is left" for process in self.processes()]
         names = [path for pattern in TEMPORARY for path in self.results.rglob(pattern)]
         names += [path for path in self.temporary.glob("*") if not path.name.startswith(CACHES)]

@@ -96,7 +96,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     layers = " and ".join("-".join(map(str, widths)) for widths in (config.bottom_mlp, config.top_mlp))
     title = f"DLRM, MLPs {layers}, batch {config.batch_size}, {config.precision}, one {config.device}"
     titles = {"bare": "plain PyTorch, synthetic data", "input": "input alone"}
-    return bench.Subject(title, config.batch_size, loops, titles, inputs.close)
+    return bench.Subject(title, config.batch_size, loops, titles, close=inputs.close)
 
 
 if __name__ == "__main__":

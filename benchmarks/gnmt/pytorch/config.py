@@ -22,7 +22,6 @@ class Config:
     quality_target: float = 24.0  # BLEU, 0 to 100, at which the run stops
     epochs: int = 8  # gives up after so many
     stop_at_target: bool = True  # false trains all epochs and judges the best of them
-    log_unit: float = 0.01  # factor on the BLEU in the MLPerf log: 0.01 in v0.7, 1 before (24.1 was logged)
 
     # The network (Wu et al. 2016, arXiv 1609.08144, as changed in "v2")
     width: int = 1024  # of embeddings, LSTM layers, attention and context
@@ -105,7 +104,7 @@ class Config:
             "prefetch",
         )
         at_least(self, 0, "checkpoint_interval", "length_penalty", "length_constant", "coverage_penalty")
-        above_zero(self, "learning_rate", "epsilon", "decay_factor", "gradient_clip", "loss_scale", "log_unit")
+        above_zero(self, "learning_rate", "epsilon", "decay_factor", "gradient_clip", "loss_scale")
         above_zero(self, "quality_target")
         refuse(
             ("dropout must be in 0..1, without 1", not 0 <= self.dropout < 1),

@@ -19,8 +19,9 @@ import torch
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import samples
+from benchmarks.common.mllog import MLLog, samples
 from benchmarks.common.run import Run
+from benchmarks.common.stopping import end_process
 from benchmarks.gnmt import events
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.training import (
@@ -72,7 +73,7 @@ def open_or_exit(run: Run) -> Tuple[DataSet, Order]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv)
+    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True, factor=0.01))
     config, ranks = run.config, run.ranks
     data, first = open_or_exit(run)
     with run.initialization():
@@ -85,8 +86,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.keep(partial(content, training), training.updates.own_content)
         for _ in run.blocks():
             for number in run.steps():
-                rate = learning_rate(config, number)
-                run.report(train_step(training, run.wait_for(batches.next), rate), rate)
+                batch, rate = run.wait_for(batches.next), learning_rate(config, number)
+                run.report(train_step(training, batch, rate), rate, batch.all_source_tokens + batch.all_tokens)
             if run.evaluates():
                 run.evaluated(evaluate(training, data, run))
     if ranks.rank == 0:
@@ -95,4 +96,4 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    end_process(main)

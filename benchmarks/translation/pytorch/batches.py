@@ -39,6 +39,8 @@ class Batch(NamedTuple):
     """The same of all ranks."""
     sentences: int
     """Pairs of all ranks."""
+    all_source_tokens: int = 0
+    """Of ``source`` of all ranks, without padding."""
 
 
 class SourceBatch(NamedTuple):
@@ -55,7 +57,7 @@ class Shape(NamedTuple):
     """How a batch is laid out."""
 
     source_bos: bool = False
-    """Whether BOS comes before the source, as in GNMT's submission (seq2seq/data/tokenizer.py); Transformer's has not."""
+    """Whether BOS comes before the source, as in GNMT's submission (seq2seq/data/tokenizer.py), not Transformer's."""
     multiple: int = 1
     """Lengths are padded to a multiple of this: tensor cores of fp16 and bf16 want 8."""
 
@@ -165,6 +167,7 @@ def _build(pairs: Pairs, task: _Task, ranks: Ranks, shape: Shape, copy: Callable
         tokens=len(rows),
         all_tokens=int(pairs.target.lengths[every].sum(dtype=np.int64)) + len(every),
         sentences=len(every),
+        all_source_tokens=int(pairs.source.lengths[every].sum(dtype=np.int64)) + len(every) * (1 + shape.source_bos),
     )
 
 

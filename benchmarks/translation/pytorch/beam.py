@@ -106,13 +106,22 @@ class _Best(NamedTuple):
 def smallest(values: torch.Tensor, count: int) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return the ``count`` smallest of each row of ``values`` >= 0 in order, and where they are; equal ones in place.
 
-    The bits of positive floats are in the order of the floats: with the place below them no two are equal, and topk has
-    no choice.
+    topk chooses among equal values as it likes. Where the first that is left out equals the last, it chooses again
+    among keys of which no two are equal; for all rows that would take the time of the logits.
     """
-    bits = values.abs().contiguous().view(torch.int32).long()
-    keys = (bits << 32) + torch.arange(values.shape[1], device=values.device)
-    found = keys.topk(count, largest=False).values.bitwise_and((1 << 32) - 1)
+    least, found = values.topk(min(count + 1, values.shape[1]), largest=False)
+    found = found[:, :count]
+    chosen_freely = (least[:, count - 1 : count] == least[:, count:]).any(1)
+    if bool(chosen_freely.any()):
+        places = torch.arange(values.shape[1], device=values.device)
+        found[chosen_freely] = _keys(values[chosen_freely], places).topk(count, largest=False).indices
+    found = found.gather(1, _keys(values.gather(1, found), found).sort(1).indices)
     return values.gather(1, found), found
+
+
+def _keys(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return integers in the order of ``values``, then ``places``: positive floats are in the order of their bits."""
+    return (values.abs().view(torch.int32).long() << 32) + places
 
 
 @torch.no_grad()

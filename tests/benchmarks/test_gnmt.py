@@ -1,0 +1,258 @@
+"""GNMT: network and loss against their equations, schedule, order of v0.5, training on ranks, resume and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.gnmt import schedule
+from benchmarks.translation import orders
+from encore import catalogue, configuration, data, paths
+from encore.results.compliance import check
+from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
+from tests.trainings import InFramework, result
+
+
+@pytest.fixture(scope="module")
+def language(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small data set."""
+    folder = tmp_path_factory.mktemp("language") / "gnmt"
+    data.prepare("gnmt", folder, data.Preparation(), pytorch_python)
+    return folder
+
+
+def config_of(system: str, round_: str, ranks: int) -> SimpleNamespace:
+    choice = catalogue.choose("gnmt")
+    found = catalogue.find_system(choice, system, round_)
+    return SimpleNamespace(**configuration.resolve(choice, found, 1, ranks, []).plain())
+
+
+# -- the network, the schedule, the order --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def network(in_pytorch: InFramework) -> dict[str, Any]:
+    """What tests/in_framework/gnmt_model.py found."""
+    found: dict[str, Any] = result(in_pytorch("gnmt_model.py"))
+    return found
+
+
+def test_network_and_loss_are_the_equations(network: dict[str, Any]) -> None:
+    assert network["equations"]["loss"] < 1e-12
+    assert network["equations"]["derivative"] < 1e-6
+    assert network["scores"]["largest error"] < 1e-12, "chunks of any size are the scores at once"
+    assert network["initial"]["most"] <= 0.1
+    assert network["initial"]["of scale"] == pytest.approx(12**-0.5)
+    assert len(network["initial"]["constant"]) == 11
+
+
+def test_decoding_step_by_step_is_decoding_at_once(network: dict[str, Any]) -> None:
+    assert network["stepwise"]["forced"] < 1e-12
+    assert network["stepwise"]["equations"] < 1e-12
+    assert network["stepwise"]["rows"] == [2, 37]
+    assert network["batched"]["learnt"] is True, "the translations end by themselves, at different lengths"
+    assert network["batched"]["same"] is True
+
+
+def test_every_precision_trains(network: dict[str, Any]) -> None:
+    found = network["precisions"]
+    for precision, tolerance in (("bf16", 0.02), ("fp16", 0.005)):
+        assert found[precision] == pytest.approx(found["fp32"], rel=tolerance)
+        assert found[precision] != found["fp32"]
+        assert found[f"{precision} decodes"] is True
+    assert found["fp32"][-1] < 0.8 * found["fp32"][0]
+    assert found["overflow"]["unchanged"] is True
+    assert found["overflow"]["scale"] == pytest.approx(1.5e38), "halved"
+
+
+def test_update_is_clipped_adam_on_the_loss_per_sentence(network: dict[str, Any]) -> None:
+    assert network["update"]["norm"] > 0.5, "or nothing is clipped"
+    assert network["update"]["error"] < 1e-5
+    assert network["update"]["reported"] < 1e-5
+
+
+def test_learning_rate_is_the_submitted_one() -> None:
+    config = config_of("dgxa100", "v0.7", 8)
+    steps = (1, 100, 200, 201, 4053, 4054, 4559, 4560, 5065, 5066, 5571, 5572, 100_000)
+    # Its WarmupMultiStepLR counts the first step as 1.
+    found = [schedule.learning_rate(config, step - 1) / 2.875e-3 for step in steps]
+    first = 0.01 ** (199 / 200)
+    assert found == pytest.approx([first, 0.1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625])
+
+
+def test_shards_are_sorted_and_differ_in_each_epoch() -> None:
+    random = np.random.RandomState(0)
+    source, target = random.randint(2, 60, (2, 5000))
+    size = {"batch_size": 16, "ranks": 2, "seed": 1, "longest": 50, "shard_size": 10}
+    first, second = (orders.by_shards(source, target, **size, epoch=epoch) for epoch in (0, 1))
+    fitting = np.flatnonzero(np.maximum(source, target) <= 48)
+    assert first.steps == second.steps == len(fitting) // 32
+    assert len(set(first.sentences)) == first.steps * 32
+    assert set(first.sentences) <= set(fitting)
+    assert (first.sentences != second.sentences).any()
+    sums = (source + target)[first.sentences].reshape(first.steps, 32)
+    assert (np.diff(sums, axis=1) >= 0).all()
+    # Steps of a shard share few lengths: a tenth of what random ones spread over.
+    assert np.ptp(sums, axis=1).mean() < 0.25 * np.ptp(source + target)
+    with pytest.raises(Problem, match="fewer than the 32,000 of a step"):
+        orders.by_shards(source, target, **{**size, "batch_size": 16000}, epoch=0)
+
+
+# -- training ------------------------------------------------------------------------------------------
+
+SHORT = (
+    *("epochs=2", "quality_target=100.0", "width=16", "layers=3", "batch_size=256", "dropout=0.1", "log_interval=1"),
+    *("warmup_steps=5", "eval_batch_size=20", "max_length_test=20"),
+)
+STEPS = 30
+"""Of an epoch, 31 with what does not fill a step of its bucket."""
+
+
+def write_config(path: Path, ranks: int, *settings: str) -> Path:
+    """config.json of the small system with a fixed seed."""
+    choice = catalogue.choose("gnmt")
+    system = catalogue.find_system(choice, "cpu", None)
+    resolved = configuration.resolve(choice, system, 1, ranks, [*SHORT, *settings])
+    path.write_text(json.dumps({**resolved.plain(), "seed": 3}), encoding="utf-8")
+    return path
+
+
+def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
+    """The ranks of a run, as any launcher starts them."""
+    output.mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(python), "-m", "benchmarks.gnmt.pytorch.train", "--config", str(config)]
+    command += ["--data", str(folder), "--output", str(output)]
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=paths.ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit code and last words of each rank."""
+    words = [child.communicate(timeout=300)[1] for child in children]
+    return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(pytorch_python: Path, language: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Trains two epochs without disturbance, once for each number of ranks and settings; its output."""
+
+    @cache
+    def trained(ranks: int, *settings: str) -> Path:
+        output = tmp_path_factory.mktemp("unbroken") / "run"
+        config = write_config(output.parent / "config.json", ranks, *settings)
+        ended = finish(start_ranks(pytorch_python, config, language, output, ranks))
+        assert [code for code, _ in ended] == [0] * ranks, ended
+        return output
+
+    return trained
+
+
+def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
+    one, two = (unbroken(ranks, "dropout=0.0") for ranks in (1, 2))
+    first, second = (losses(output / "metrics.jsonl") for output in (one, two))
+    assert len(first) > STEPS
+    # The same pairs and weights: sums in another order are the only difference, and training lets it grow.
+    assert second[:STEPS] == pytest.approx(first[:STEPS], abs=1e-4)
+    assert second == pytest.approx(first, abs=5e-3)
+    texts = [(output / "translations.jsonl").read_text(encoding="utf-8").splitlines() for output in (one, two)]
+    assert [len(each) for each in texts] == [400, 400]
+    assert sum(a == b for a, b in zip(*texts, strict=True)) > 380, "of so small a network, by errors in the last bits"
+
+
+def test_log_has_what_the_checker_of_v06_asks_for(unbroken: Callable[..., Path]) -> None:
+    output = unbroken(1, "dropout=0.0")
+    values = [each["value"] for each in logged(output / "result.txt") if each["key"] == "eval_accuracy"]
+    assert values == pytest.approx([quality(each) / 100 for each in evaluations(output / "metrics.jsonl")])
+    report = check(output / "result.txt", "0.6.0")
+    told = [finding.found for finding in report.findings if "opt_" in finding.expected or "max_seq" in finding.expected]
+    assert told == []
+
+
+@pytest.mark.parametrize(("ranks", "in_evaluation"), [(1, False), (2, False), (2, True)])
+def test_stopped_and_resumed_run_is_an_unbroken_one(
+    pytorch_python: Path,
+    language: Path,
+    unbroken: Callable[..., Path],
+    tmp_path: Path,
+    ranks: int,
+    in_evaluation: bool,
+) -> None:
+    # So many batches of an evaluation that the signal comes within it.
+    settings = ("eval_batch_size=2",) if in_evaluation else ()
+    expected = unbroken(ranks, *settings) / "metrics.jsonl"
+    steps = len(losses(expected)) // 2 if in_evaluation else STEPS // 2
+    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", ranks, *settings)
+    children = start_ranks(pytorch_python, config, language, output, ranks)
+    metrics, log = output / "metrics.jsonl", output / "result.txt"
+    while not metrics.exists() or len(records(metrics, "step")) < steps:
+        assert children[0].poll() is None, children[0].communicate()
+        time.sleep(0.01)
+    while in_evaluation and "eval_start" not in log.read_text():
+        time.sleep(0.01)
+    children[-1].send_signal(signal.SIGTERM)  # one rank is asked, all stop at the same place
+    assert [code for code, _ in finish(children)] == [0] * ranks
+    assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+    assert evaluations(metrics) == [], "it was stopped before the first evaluation was over"
+    ended = finish(start_ranks(pytorch_python, config, language, output, ranks))
+    assert [code for code, _ in ended] == [0] * ranks, ended
+    assert losses(metrics) == losses(expected)
+    assert evaluations(metrics) == evaluations(expected)
+    assert len(evaluations(metrics)) == 2
+
+
+def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, language: Path, tmp_path: Path) -> None:
+    done = encore("run", "gnmt", "2", "--data", str(language), "--results", str(tmp_path), "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = only_run(tmp_path)
+    assert "0 errors" in encore("check", str(folder)).stdout
+    values = {each["key"]: each["value"] for each in logged(folder / "result_0.txt")}
+    assert values["eval_samples"] == 400
+    assert 0.6 <= values["eval_accuracy"] <= 1.0, "v0.7 logs BLEU as a share of 1"
+    lines = (folder / "experiment_0" / "translations.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line) for line in lines]
+    assert [each["index"] for each in texts] == list(range(400))
+    assert np.mean([each["bleu"] for each in texts]) > 60
+    assert sum(each["hypothesis"] == each["reference"] for each in texts) > 100
+
+
+def test_bench_shows_every_kind(encore: Encore, language: Path) -> None:
+    command = ("bench", "gnmt", "--data", str(language), "--steps", "2", "--repeats", "1", "--json")
+    done = encore(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)["measured"]
+    assert set(found) == {"bare", "synthetic", "real", "input", "one by one", "decode"}
+    assert all(entry["median"] > 0 for entry in found.values())
+
+
+def test_too_large_a_batch_is_refused(pytorch_python: Path, language: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "config.json", 2, "batch_size=8000")
+    ended = finish(start_ranks(pytorch_python, config, language, tmp_path / "run", 2))
+    assert [code for code, _ in ended] == [2, 2], ended
+    assert "do this: take a smaller batch, fewer ranks, or more data" in ended[0][1]
+    assert "Traceback" not in ended[0][1] + ended[1][1]
+    assert not (tmp_path / "run" / "result.txt").exists()
