@@ -95,8 +95,9 @@ class Checkpoints:
         """Return the shared content and this rank's own together; empty without a checkpoint."""
         if self.found is None:
             return {}
-        own = self._framework.load(self.found / f"rank_{self._ranks.rank}")
-        return {**self._framework.load(self.found / SHARED_FILE), **own}
+        shared = self._framework.load(self.found / SHARED_FILE)
+        # Last: a file brings the generators of the rank that wrote it.
+        return {**shared, **self._framework.load(self.found / f"rank_{self._ranks.rank}")}
 
     def mark_logs(self) -> None:
         """Remember the logs' lengths now: what comes later is logged again after a resume."""
