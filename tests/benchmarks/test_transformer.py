@@ -163,8 +163,7 @@ def test_stopped_in_training_and_in_decoding_and_resumed_is_an_unbroken_run(
     assert_none_left(ranks)
 
     resumed = Started.again(folder.parent)
-    log = folder.parent / "result_0.txt"
-    wait_for_evaluation(resumed, log, 2)
+    wait_for_evaluation(resumed, folder / "result.txt", 2)
     resumed.process.send_signal(signal.SIGTERM)
     code, output, seconds = resumed.end()
     assert code == 130, output

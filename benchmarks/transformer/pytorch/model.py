@@ -8,7 +8,7 @@ submissions, whose whole model is in fp16; weights are in fp32.
 from __future__ import annotations
 
 import math
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -122,7 +122,7 @@ class Layer(nn.Module):
         super().__init__()
         self.before, self.dropout, self.relu_dropout = config.norm == "pre", config.dropout, config.relu_dropout
         self.own = Attention(config, across=False)
-        self.across = Attention(config, across=True) if decodes else None
+        self.across: Any = Attention(config, across=True) if decodes else None
         self.inner = linear(config.width, 1, True, config.inner_width)
         self.outer = linear(config.inner_width, 1, True, config.width)
         self.norms = nn.ModuleList(Norm(config.width) for _ in range(3 if decodes else 2))
@@ -163,7 +163,6 @@ class Layer(nn.Module):
     def look(self, values: torch.Tensor, memory: Tuple[torch.Tensor, ...], mask: Mask) -> torch.Tensor:
         """Attend to keys and values (sentences, heads, source, width / heads) from all rows of each sentence."""
         across = self.across
-        assert across is not None  # a layer of the decoder
         rows = values.reshape(memory[0].shape[0], -1, values.shape[-1])
         (query,) = across.split(across.query(rows), 1)
         return across(query, *memory, mask).reshape(values.shape)
