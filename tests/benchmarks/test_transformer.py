@@ -157,17 +157,15 @@ def test_stopped_in_training_and_in_decoding_and_resumed_is_an_unbroken_run(
     folder = started.wait_for_step(7)  # records of 10 steps: in the second epoch
     ranks = started.ranks(folder)
     ranks[1].send_signal(signal.SIGTERM)  # one rank is told, both stop at the same step
-    code, output, seconds = started.end()
+    code, output = started.end()
     assert code == 130, output
-    assert seconds < 10
     assert_none_left(ranks)
 
     resumed = Started.again(folder.parent)
     wait_for_evaluation(resumed, folder / "result.txt", 2)
     resumed.process.send_signal(signal.SIGTERM)
-    code, output, seconds = resumed.end()
+    code, output = resumed.end()
     assert code == 130, output
-    assert seconds < 10
     assert len(evaluations(folder / "metrics.jsonl")) == 1, "the second evaluation was not finished"
 
     done = resumed_as_printed(output)
