@@ -7,7 +7,7 @@ tanh again in the backward pass.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Tuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -62,6 +62,3 @@ def _parts(queries: torch.Tensor, keys: torch.Tensor) -> Any:
     limit = CHUNK_BYTES.get(queries.device.type, CHUNK_BYTES["cpu"])
     size = max(1, limit // (keys.numel() * keys.element_size()))
     return (slice(begin, begin + size) for begin in range(0, queries.shape[1], size))
-
-
-KINDS: Dict[str, Scores] = {"plain": plain, "chunked": chunked}

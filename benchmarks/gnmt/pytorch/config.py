@@ -71,7 +71,6 @@ class Config:
     coverage_penalty: float = 0.1  # factor on the coverage penalty (the same equation)
 
     # How it is computed
-    kernels: Literal["auto", "plain", "triton"] = "auto"  # of the attention; auto: measured, plain on CPUs
     loss_chunk: int = 0  # positions whose logits exist at a time; 0: as many as the device is fastest with
     warm_up_steps: int = 1  # on the largest batch, before the clock: takes memory, opens connections; 0 does none
 
@@ -115,5 +114,4 @@ class Config:
                 "device=cpu has no apex: set optimizer_kernel=auto",
                 self.device == "cpu" and self.optimizer_kernel == "apex",
             ),
-            ("device=cpu runs no Triton: set kernels=auto", self.device == "cpu" and self.kernels == "triton"),
         )

@@ -41,7 +41,7 @@ SUITE = Suite(
     config_class=Config,
     # The device's own generator draws the dropout.
     device=Tolerance(0.1, 0.1),
-    settings={"dropout": 0.0, "kernels": "plain", "epochs": 1},
+    settings={"dropout": 0.0, "epochs": 1},
     two_ranks=ROUNDED,
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
     varied={"precision": ROUNDED, "optimizer_kernel": ROUNDED},
