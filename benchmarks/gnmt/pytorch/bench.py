@@ -22,11 +22,12 @@ from torch import nn
 from benchmarks.common import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
-from benchmarks.gnmt.pytorch import attention, training
+from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
+from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, shape, synthetic_batch
 from benchmarks.gnmt.pytorch.model import GNMT
 from benchmarks.gnmt.pytorch.train import train_step
-from benchmarks.gnmt.pytorch.training import Training
+from benchmarks.gnmt.pytorch.training import Training, build
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch, TrainingInput
@@ -89,7 +90,7 @@ def singles(batch: SourceBatch) -> Iterator[SourceBatch]:
 
 def translation_loops(subject: Training, data: DataSet, ranks: Ranks) -> Dict[str, bench.Loop]:
     """Translate a batch of the test part, and its sentences one at a time."""
-    batches = training.evaluation_input(subject.config, data, ranks)
+    batches = evaluation_input(subject.config, data, ranks)
     batch = next(iter(batches))
     alone = singles(batch)
 
@@ -107,18 +108,18 @@ def translation_loops(subject: Training, data: DataSet, ranks: Ranks) -> Dict[st
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data = open_data(folder)
-    subject = training.build(config, data.vocabulary.size, ranks, {})
+    subject = build(config, data.vocabulary.size, ranks, {})
     opened = ExitStack()
     real, alone, any_pairs = (
-        opened.enter_context(closing(TrainingInput(data.train, order_of(config, data, ranks), ranks, 0, shape)))
-        for order_of, shape in (
-            (training.order_of, training.shape(config)),
-            (training.order_of, training.shape(config)),
-            (any_order, training.shape(config)._replace(multiple=1)),
+        opened.enter_context(closing(TrainingInput(data.train, order(config, data, ranks), ranks, 0, layout)))
+        for order, layout in (
+            (order_of, shape(config)),
+            (order_of, shape(config)),
+            (any_order, shape(config)._replace(multiple=1)),
         )
     )
     length = round(float(np.mean([data.train.source.lengths.mean() + 2, data.train.target.lengths.mean() + 1])))
-    noise = training.synthetic_batch(config, data.vocabulary.size, ranks.context, length)
+    noise = synthetic_batch(config, data.vocabulary.size, ranks.context, length)
     tokens = config.batch_size * (data.train.source.lengths.mean() + data.train.target.lengths.mean() + MARKS)
 
     def step(batch: Batch) -> torch.Tensor:

@@ -22,15 +22,8 @@ from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.gnmt import events
 from benchmarks.gnmt.pytorch.config import Config
-from benchmarks.gnmt.pytorch.training import (
-    Training,
-    build,
-    content,
-    evaluation_input,
-    order_of,
-    training_input,
-    warm_up,
-)
+from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, training_input
+from benchmarks.gnmt.pytorch.training import Training, build, content, warm_up
 from benchmarks.gnmt.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score

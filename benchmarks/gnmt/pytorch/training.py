@@ -1,9 +1,8 @@
-"""What a step works on: built, warmed up, carried through checkpoints; and what feeds it."""
+"""What a step works on: built, warmed up, and carried through checkpoints."""
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping
+from typing import Any, Dict, List, Mapping
 
 import torch
 
@@ -12,23 +11,12 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.gnmt.pytorch.config import Config
+from benchmarks.gnmt.pytorch.data import synthetic_batch
 from benchmarks.gnmt.pytorch.model import GNMT, Decoding
-from benchmarks.translation import orders
-from benchmarks.translation.arrays import DataSet
-from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch import beam
-from benchmarks.translation.pytorch.batches import (
-    Batch,
-    Shape,
-    SourceBatch,
-    TrainingInput,
-    evaluation_batches,
-)
+from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.loss import smoothed_loss
-from benchmarks.translation.vocabulary import BOS, EOS
 
-MULTIPLES = {"fp16": 8, "bf16": 8}
-"""Of the positions of a batch, as tensor cores want it."""
 SEED_STRIDE = 1_000_003
 """Between the seeds of the ranks' dropout."""
 
@@ -123,49 +111,6 @@ def generators(ranks: Ranks) -> List[torch.device]:
 def content(training: Training) -> Dict[str, Any]:
     """What all ranks have in common."""
     return {"network": training.network.state_dict(), **training.updates.content()}
-
-
-def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
-    """Return what makes the order of an epoch."""
-    rule: Callable[..., Order] = partial(orders.by_sentences, buckets=config.buckets)
-    if config.batching == "shards":
-        rule = partial(orders.by_shards, shard_size=config.shard_size)
-    size = {"batch_size": config.batch_size, "ranks": ranks.size, "longest": config.max_length_train}
-
-    @lru_cache(maxsize=2)
-    def of_epoch(epoch: int) -> Order:
-        return rule(data.train.source.lengths, data.train.target.lengths, **size, seed=config.seed, epoch=epoch)
-
-    return of_epoch
-
-
-def training_input(
-    config: Config, data: DataSet, orders: Callable[[int], Order], ranks: Ranks, position: int
-) -> TrainingInput:
-    """Return this rank's batches from the step ``position`` on."""
-    return TrainingInput(data.train, orders, ranks, position, shape(config), config.prefetch)
-
-
-def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[SourceBatch]:
-    """Yield this rank's share of the test sentences."""
-    order = orders.for_evaluation(data.test.source.lengths, batch_size=config.eval_batch_size, ranks=ranks.size)
-    return evaluation_batches(data.test.source, order, ranks, shape(config))
-
-
-def shape(config: Config) -> Shape:
-    """Return how batches are laid out: GNMT's source has a BOS."""
-    return Shape(source_bos=True, multiple=MULTIPLES.get(config.precision, 1))
-
-
-def synthetic_batch(config: Config, vocabulary: int, device: torch.device, length: int, sentences: int = 0) -> Batch:
-    """One batch of noise with sides of ``length`` without padding, by default of a training step."""
-    count = sentences or config.batch_size
-    tokens = torch.randint(EOS + 1, vocabulary, (2, count, length), device=device)
-    source, target = tokens.unbind()
-    target_in = torch.cat((torch.full_like(target[:, :1], BOS), target[:, :-1]), 1)
-    rows = torch.arange(target.numel(), device=device)
-    lengths = torch.full((count,), length, device=device)
-    return Batch(source, lengths, target_in, target, rows, target.numel(), target.numel(), count)
 
 
 def warm_up(training: Training) -> None:
