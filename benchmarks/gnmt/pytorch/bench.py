@@ -4,13 +4,14 @@
 
 The plain loop is what one would write first: batches of any pairs, padded to their longest, nn.LSTM, attention by
 broadcasting, the logits of a whole batch, torch.optim.Adam. Speeds are tokens/s of both sides, those of translations
-sentences/s: batches of eval_batch_size next to one sentence after the other. The last line of the output is the result
+sentences/s: batches next to one sentence after the other. The last line of the output is the result
 as JSON.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List
@@ -33,6 +34,8 @@ from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch, TrainingInput
 from benchmarks.translation.pytorch.loss import plain_loss
 
+DECODED = 32
+"""Sentences of a batch that is translated, at most."""
 MARKS = 3
 """Tokens of a pair besides those of the data: BOS and EOS of the source, EOS of the target."""
 TITLES = {
@@ -90,8 +93,8 @@ def singles(batch: SourceBatch) -> Iterator[SourceBatch]:
 
 def translation_loops(subject: Training, data: DataSet, ranks: Ranks) -> Dict[str, bench.Loop]:
     """Translate a batch of the test part, and its sentences one at a time."""
-    batches = evaluation_input(subject.config, data, ranks)
-    batch = next(iter(batches))
+    config = replace(subject.config, eval_batch_size=min(DECODED, subject.config.eval_batch_size))
+    batch = next(iter(evaluation_input(config, data, ranks)))
     alone = singles(batch)
 
     def decode(one: SourceBatch) -> None:
@@ -136,7 +139,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         f"GNMT, width {config.width}, {config.layers} layers, vocabulary {data.vocabulary.size:,}, batch "
         f"{config.batch_size}, {config.precision}, one {config.device}"
     )
-    decoded = min(config.eval_batch_size, len(data.test))
+    decoded = min(DECODED, config.eval_batch_size, len(data.test))
     samples = {"synthetic": 2 * length * config.batch_size, "one by one": 1, "decode": decoded}
     against = {"decode": "one by one"}
     return bench.Subject(title, round(tokens), loops, TITLES, samples=samples, against=against, close=opened.close)
