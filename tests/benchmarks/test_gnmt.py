@@ -205,7 +205,7 @@ def test_stopped_and_resumed_run_is_an_unbroken_one(
     in_evaluation: bool,
 ) -> None:
     # So many batches of an evaluation that the signal comes within it.
-    settings = ("eval_batch_size=2",) if in_evaluation else ()
+    settings = ("eval_batch_size=4",) if in_evaluation else ()
     expected = unbroken(ranks, *settings) / "metrics.jsonl"
     steps = len(losses(expected)) // 2 if in_evaluation else STEPS // 2
     output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", ranks, *settings)
