@@ -257,4 +257,3 @@ def test_too_large_a_batch_is_refused(pytorch_python: Path, language: Path, tmp_
     assert [code for code, _ in ended] == [2, 2], ended
     assert "do this: take a smaller batch, fewer ranks, or more data" in ended[0][1]
     assert "Traceback" not in ended[0][1] + ended[1][1]
-    assert not (tmp_path / "run" / "result.txt").exists()
