@@ -23,7 +23,7 @@ from benchmarks.translation import orders
 from encore import catalogue, configuration, data, paths
 from encore.results.compliance import check
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import InFramework, result
+from tests.trainings import PATIENCE, InFramework, held_port, result
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +132,16 @@ def write_config(path: Path, ranks: int, *settings: str) -> Path:
     return path
 
 
+@cache
+def meeting_port() -> socket.socket:
+    """Where the ranks of one run after the other meet."""
+    return held_port()
+
+
 def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
     """The ranks of a run, as any launcher starts them."""
     output.mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = meeting_port().getsockname()[1]
     command = [str(python), "-m", "benchmarks.gnmt.pytorch.train", "--config", str(config)]
     command += ["--data", str(folder), "--output", str(output)]
     place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
@@ -155,7 +159,7 @@ def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: i
 
 def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     """Exit code and last words of each rank."""
-    words = [child.communicate(timeout=300)[1] for child in children]
+    words = [child.communicate(timeout=PATIENCE)[1] for child in children]
     return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
 
 
