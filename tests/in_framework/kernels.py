@@ -9,6 +9,7 @@ import json
 import os
 
 import torch
+from triton.runtime.interpreter import GridExecutor
 
 from benchmarks.common import compare_kernels, kernels
 from benchmarks.common.ranks import Ranks
@@ -96,10 +97,26 @@ def resnet_gradients(wanted: str) -> list:
     return [*gradients, *resnet_model.statistics(network), network.eval()(images)]
 
 
+def compared_steps() -> dict:
+    """Of each network the distance with and without kernels, and the launches of kernels in both."""
+    launch, launches = GridExecutor.__call__, [0]
+
+    def counted(executor, *arguments, **options):
+        launches[0] += 1
+        return launch(executor, *arguments, **options)
+
+    GridExecutor.__call__ = counted
+    found = {}
+    for name, step in {"dlrm": dlrm_step, "ncf": ncf_gradients, "resnet": resnet_gradients}.items():
+        launches[0] = 0
+        with_kernels, of_kernels = step("triton"), launches[0]
+        found[name] = {"distance": distance(with_kernels, step("plain")), "launches": [of_kernels, launches[0]]}
+    GridExecutor.__call__ = launch
+    return found
+
+
 def main() -> None:
-    steps = {"dlrm": dlrm_step, "ncf": ncf_gradients, "resnet": resnet_gradients}
-    whole = {name: distance(step("triton"), step("plain")) for name, step in steps.items()}
-    found = {"whole networks": whole, "compared": compare_kernels.compared(torch.device("cpu"))}
+    found = {"whole networks": compared_steps(), "compared": compare_kernels.compared(torch.device("cpu"))}
     gather, update = operators.OPERATORS["gather"], operators.OPERATORS["update"]
     operators.wrong_gather, operators.broken_update = wrong_gather, broken_update
     wrong = gather._replace(triton="benchmarks.dlrm.pytorch.operators:wrong_gather")
