@@ -157,7 +157,9 @@ def resumes_from_its_checkpoint(engine: EngineUnderTest, run: Path) -> None:
 
 
 def resumed_steps(metrics: Path) -> list[int]:
-    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    # A resumed run cuts the stream back to its checkpoint, and its last line may be half-written.
+    text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+    records = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
     return [record["resumed_step"] for record in records if "resumed_step" in record]
 
 
