@@ -44,11 +44,6 @@ def plain_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     return _bleu([line.split() for line in hypotheses], [line.split() for line in references])
 
 
-def sentence_score(hypothesis: str, reference: str) -> float:
-    """Return the BLEU of one sentence, counted as in ``tokenized_score``: to rank translations, not to compare sets."""
-    return tokenized_score([hypothesis], [reference])
-
-
 def split_words(line: str) -> List[str]:
     """Split at punctuation that does not stand between digits and at symbols, as mteval-v14 (international)."""
     before, after, symbols = _patterns()
