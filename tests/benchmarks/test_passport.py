@@ -50,6 +50,27 @@ def test_what_is_written_is_read(tmp_path):
     assert make(tmp_path) == passports.read(tmp_path)
 
 
+def test_no_byte_of_a_passport_changes_unnoticed(tmp_path):
+    make(tmp_path)
+    path = tmp_path / passports.FILE_NAME
+    whole = path.read_bytes()
+    unnoticed = []
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        if not verify(tmp_path, quick=True):
+            unnoticed.append(whole[max(place - 20, 0) : place + 20])
+    assert len(whole) > 1000 and not unnoticed
+
+
+def test_a_passport_from_before_it_had_a_checksum_is_good(tmp_path):
+    make(tmp_path)
+    path = tmp_path / passports.FILE_NAME
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    path.write_text(json.dumps(content))
+    assert not verify(tmp_path)
+
+
 def test_equal_data_have_equal_ids_wherever_they_lie(tmp_path):
     here, there = make(tmp_path / "here"), make(tmp_path / "there", name="other", how={"source": "1" * 64})
     assert here["id"] == there["id"]

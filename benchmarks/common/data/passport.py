@@ -8,7 +8,8 @@
 - splits: for each its ``count`` of samples and its ``files`` (name, bytes, sha256), and what else the benchmark's
   writer keeps of it, such as the first and the last record;
 - facts: sizes that the training needs (users, items, rows of a table); they are part of the id;
-- how: how it was made, which is not: ``source`` (hash of the raw data's listing and of the options), options, versions.
+- how: how it was made, which is not: ``source`` (hash of the raw data's listing and of the options), options, versions;
+- sha256: of all the other fields, so that none of them changes unnoticed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ FILE_NAME = "dataset.json"
 PARTS = "parts"
 """Folder of an unfinished preparation, inside the data folder."""
 SCHEMA = 1
+FIELDS = ("benchmark", "name", "classes", "splits", "facts", "how")
 CHUNK = 1 << 20
 """Bytes read at once."""
 
@@ -57,11 +59,23 @@ def data_id(passport: Passport) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def _checksum(content: Passport) -> str:
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _was_edited(content: Passport) -> bool:
+    if "sha256" in content:
+        return bool(content["sha256"] != _checksum(content))
+    # Passports had no checksum once, and image sets had other fields.
+    return "how" in content and not set(content) <= {"schema", "id", *FIELDS}
+
+
 def write(passport: Passport, directory: Path) -> Path:
     """Write the passport with its schema and id in one step: it is there whole or not at all."""
     path, temporary = directory / FILE_NAME, directory / f"{FILE_NAME}.partial"
-    fields = ("benchmark", "name", "classes", "splits", "facts", "how")
-    content = {"schema": SCHEMA, "id": data_id(passport), **{field: passport[field] for field in fields}}
+    content = {"schema": SCHEMA, "id": data_id(passport), **{field: passport[field] for field in FIELDS}}
+    content["sha256"] = _checksum(content)
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=2, ensure_ascii=False)
         file.write("\n")
@@ -157,8 +171,9 @@ def verify(
     if benchmark is not None and passport["benchmark"] != benchmark:
         found = f"{directory} is a data set of {passport['benchmark']}"
         problems.append(Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
-    if data_id(passport) != passport["id"]:
-        found = f"{directory / FILE_NAME} was edited: its id is not that of its content"
+    content = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
+    if data_id(passport) != passport["id"] or _was_edited(content):
+        found = f"{directory / FILE_NAME} was edited: its id or checksum is not that of its content"
         problems.append(Problem(found, "the passport as it was written", again))
     for file in files_of(passport):
         difference = _compare(directory / file["name"], file, quick, add)
