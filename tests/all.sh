@@ -20,4 +20,5 @@ if ! wait "$environments"; then
   exit 1
 fi
 .venv/bin/python -m tools.compile_kernels
-.venv/bin/python -m pytest -m "not ($host_side)"
+# A training waits for its start and its files, a job for Slurm: three at once keep two cores at work.
+.venv/bin/python -m pytest -m "not ($host_side)" --numprocesses 3 --dist loadgroup
