@@ -114,7 +114,7 @@ def length_of(run: RunLog) -> Length | None:
         return _counted(run, point)
     if point.epoch >= _STEPS_FROM.get(run.benchmark or "", _STEPS_FROM_ELSE):
         return Length(value=point.epoch, unit="steps or samples")
-    epoch = _from_zero(run, point) or point.epoch
+    epoch = _inside_epoch(run, point) or _from_zero(run, point) or point.epoch
     return Length(value=epoch, unit="epochs") if epoch > 0 else _counted(run, point)
 
 
@@ -186,6 +186,29 @@ def _from_zero(run: RunLog, point: Quality) -> float | None:
     if not labels or labels != list(range(len(labels))) or point.epoch is None:
         return None
     return float(len(labels)) if abs(point.epoch - labels[-1]) <= 1 else None
+
+
+def _inside_epoch(run: RunLog, point: Quality) -> float | None:
+    """Return the epochs done at an evaluation inside an epoch, numbered by that epoch's number and the part done.
+
+    So NVIDIA's DLRM of v0.7 has them: 1.9 after nine tenths of epoch 1, where epochs are numbered from 1.
+    """
+    until = math.inf if point.time_s is None else point.time_s
+    # Some logs round the times, so that the epoch seems to end before its evaluation has.
+    begun = [phase.time_s for phase in run.phases if phase.name == "eval_start" and phase.time_s <= until]
+    until = max(begun, default=until)
+    names = ("epoch_start", "epoch_stop")
+    bounds = [
+        (phase.name, phase.epoch)
+        for phase in run.phases
+        if phase.name in names and phase.epoch is not None and phase.time_s <= until
+    ]
+    if not bounds or bounds[-1][0] == "epoch_stop" or point.epoch is None:
+        return None
+    first, opened = bounds[0][1], bounds[-1][1]
+    if first not in (0, 1) or not opened < point.epoch <= opened + 1:
+        return None
+    return point.epoch - first
 
 
 def intervals_of(phases: Sequence[Phase], name: str, stop: float) -> Iterator[tuple[float, float]]:

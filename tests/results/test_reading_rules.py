@@ -285,3 +285,36 @@ def test_3d_unet_alone_trains_for_thousands_of_epochs(benchmark: str, unit: str,
     """v1.1 Dell XE8545."""
     log = log_of(benchmark, mllog("eval_accuracy", 0.91, LATER_MS + 1000, epoch_num=2495))
     assert length_of(run_of(tmp_path, log)) == Length(2495.0, unit)
+
+
+@pytest.mark.parametrize(
+    ("first", "number", "done"),
+    [
+        pytest.param(1, 1.899193, 0.899193, id="the share of the open epoch on top of its number"),
+        pytest.param(1, 2.0, 1.0, id="the whole of it"),
+        pytest.param(1, 1, 1.0, id="the number of the epoch which ends"),
+        pytest.param(0, 0.75, 0.75, id="epochs from 0"),
+        pytest.param(1, 0.75, 0.75, id="the share alone"),
+    ],
+)
+def test_an_evaluation_inside_an_epoch(first: int, number: float, done: float, tmp_path: Path) -> None:
+    """v0.7 NVIDIA DLRM, merlin_hugectr and pytorch, has the first; others count differently.
+
+    In v1.0 Supermicro as-4142gs-tnr the epoch stops 5 ms before the quality, by times that were rounded.
+    """
+    middle = (
+        mllog("epoch_start", None, LATER_MS + 1, epoch_num=first),
+        mllog("eval_start", None, LATER_MS + 500, epoch_num=number),
+        mllog("epoch_stop", None, LATER_MS + 995, epoch_num=first + 1),
+        mllog("eval_accuracy", 0.91, LATER_MS + 1000, epoch_num=number),
+    )
+    assert length_of(run_of(tmp_path, log_of("dlrm", *middle))) == Length(pytest.approx(done), "epochs")
+
+
+def test_an_evaluation_behind_its_epoch_keeps_its_number(tmp_path: Path) -> None:
+    middle = (
+        mllog("epoch_start", None, LATER_MS + 1, epoch_num=1),
+        mllog("epoch_stop", None, LATER_MS + 2, epoch_num=1),
+        mllog("eval_accuracy", 0.91, LATER_MS + 1000, epoch_num=1.5),
+    )
+    assert length_of(run_of(tmp_path, log_of("dlrm", *middle))) == Length(1.5, "epochs")
