@@ -256,6 +256,7 @@ def expected_of_gnmt(each: Submitted) -> dict[str, Any]:
         "quality_target": float(given["target_bleu"]),
         "precision": {"fp16": "fp16", "amp_fp16": "fp16"}[given["math"]],
         "optimizer": {"FusedAdam": "adam"}[given["optimizer"]],
+        "split_optimizer": given.get("distributed_weight_update", "0") == "2",
     }
 
 
@@ -280,6 +281,7 @@ def expected_of_transformer(each: Submitted) -> dict[str, Any]:
     assert float(given["weight_decay"]) == 0 and "ignore-case" in each.flags
     beta1, beta2 = map(float, given["adam_betas"].strip("()").split(","))
     return {
+        "split_optimizer": given.get("distributed_weight_update", "0") == "2",
         "batch_size": int(given["max_tokens"]),
         "learning_rate": float(given["lr"]),
         "warmup_steps": int(given["warmup_updates"]),

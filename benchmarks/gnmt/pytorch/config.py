@@ -43,7 +43,8 @@ class Config:
     # The optimizer
     batch_size: int = 256  # sentence pairs per rank and step
     optimizer: Literal["adam"] = "adam"  # Kingma and Ba 2015
-    optimizer_kernel: Literal["auto", "apex", "fused", "plain", "split"] = "auto"  # split: over the ranks
+    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"
+    split_optimizer: bool = False  # each rank updates its share of the weights, the others get them from it
     learning_rate: float = 0.002  # base value, after warm-up, for the global batch
     warmup_steps: int = 200  # exponential, from a hundredth of the base value
     remain_steps: int = 6453  # step at which the first decay is

@@ -44,7 +44,7 @@ SUITE = Suite(
     settings={"dropout": 0.0, "epochs": 1},
     two_ranks=ROUNDED,
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
-    varied={"precision": ROUNDED, "optimizer_kernel": ROUNDED},
+    varied={"precision": ROUNDED, "optimizer_kernel": ROUNDED, "split_optimizer": ROUNDED},
     left_out=("optimizer_kernel=apex",),
     real_sizes=real_sizes,
     programs={"optimizers": "benchmarks.common.compare_optimizers"},

@@ -39,7 +39,7 @@ class Training:
             ranks,
             clip=config.gradient_clip,
             scale=rule if config.precision == "fp16" else None,
-            split=config.optimizer_kernel == "split",
+            split=config.split_optimizer,
         )
 
     def loss(self, batch: Batch) -> torch.Tensor:
@@ -88,11 +88,10 @@ def search_rules(config: Config, vocabulary: int) -> beam.Rules:
 
 def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
     """Build with what ``content`` and the updates saved, or with rank 0's fresh weights."""
-    wanted = "auto" if config.optimizer_kernel == "split" else config.optimizer_kernel
     # A checkpoint's states of the generators are set when it is read.
     with torch.random.fork_rng(generators(ranks)):
         torch.manual_seed(config.seed)
-        training = Training(config, vocabulary, ranks, saved.get("kernel", wanted))
+        training = Training(config, vocabulary, ranks, saved.get("kernel", config.optimizer_kernel))
     if saved:
         training.network.load_state_dict(saved["network"])
         training.updates.restore(saved)
