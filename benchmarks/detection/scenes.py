@@ -245,7 +245,7 @@ def outlines(mask: np.ndarray) -> List[np.ndarray]:
     steps: Dict[Tuple[int, int], List[Tuple[int, int]]] = {}
     for (dy, dx), (begin, end) in _SIDES.items():
         free = padded[1:-1, 1:-1] & ~np.roll(padded, (-dy, -dx), (0, 1))[1:-1, 1:-1]
-        for y, x in (np.argwhere(free) + (top, left)).tolist():
+        for y, x in np.add(np.argwhere(free), (top, left)).tolist():
             steps.setdefault((x + begin[0], y + begin[1]), []).append((x + end[0], y + end[1]))
     found = []
     while steps:

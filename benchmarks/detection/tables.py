@@ -17,7 +17,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Report
 from benchmarks.detection import objects, stream
 from benchmarks.detection.annotations import array_file
-from benchmarks.detection.objects import Flaw, Object
+from benchmarks.detection.objects import Object
 from benchmarks.detection.sources import AGAIN, Place, opened_text
 
 LISTED = 200

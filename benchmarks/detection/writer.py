@@ -17,7 +17,6 @@ import PIL
 from benchmarks.common.data import workers
 from benchmarks.common.data.passport import describe_file
 from benchmarks.common.data.prepare import Content, Split, check_room
-from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.detection import flaws, objects, pictures, scenes, sources, stream, tables
 from benchmarks.detection.annotations import PARTS, array_file, images_folder, json_file
