@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 from typing import Any, Deque, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -86,7 +87,7 @@ class EvaluationInput:
         self.total = len(part.with_objects)
         self._mine = pipeline.shard_size(self.total, ranks.rank, ranks.size)
         # All ranks run as many batches as the largest shard needs, so that they stay together.
-        self.batches = -(-(-(-self.total // ranks.size)) // config.eval_batch_size)
+        self.batches = ceil(ceil(self.total / ranks.size) / config.eval_batch_size)
         self._pipeline = pipeline.evaluation_pipeline(config, part, ranks)
 
     def one_pass(self) -> Iterator[Tuple[torch.Tensor, np.ndarray]]:

@@ -60,7 +60,7 @@ def detections_of(training: Training, evaluation: EvaluationInput, run: Run) -> 
 
 
 def evaluate(training: Training, evaluation: EvaluationInput, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
-    """mAP of the boxes in all validation images, each counted once by one of the ranks, or None if the run is to stop."""
+    """mAP of the boxes in all validation images, each counted once by one rank; None if the run is to stop."""
     own = detections_of(training, evaluation, run)
     if own is None:
         return None
