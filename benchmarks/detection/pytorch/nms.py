@@ -1,0 +1,103 @@
+"""Greedy non-maximum suppression of many groups at once: per class, per image, per level of a pyramid.
+
+In each group the box with the highest score is kept and removes those that overlap it by more than a threshold, then
+the next one that is left, and so on. Boxes are (left, top, right, bottom) without a pixel added to their sizes; among
+equal scores the earlier box wins. This is PyTorch's operators alone and runs on any device.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator, Optional, Tuple
+
+import torch
+
+BLOCK = 64
+"""Candidates that are compared with all later ones of their group at a time."""
+CHUNK = 1 << 20
+"""Overlaps that exist at a time: 4 MB in fp32, which stays in a CPU's caches."""
+
+
+def nms(
+    boxes: torch.Tensor, scores: torch.Tensor, groups: torch.Tensor, threshold: float, limit: Optional[int] = None
+) -> torch.Tensor:
+    """Return the positions int64 (K,) of the boxes that are kept, by falling score.
+
+    Args:
+        boxes: (N, 4), left, top, right, bottom.
+        scores: (N,), higher is better.
+        groups: int (N,); a box removes boxes of its own group alone.
+        threshold: intersection over union above which the box with the lower score is removed.
+        limit: how many positions are returned at most, of all groups together.
+    """
+    order = scores.argsort(descending=True, stable=True)
+    kept = order[keep(boxes[order], groups[order], threshold)]
+    return kept if limit is None else kept[:limit]
+
+
+def keep(boxes: torch.Tensor, groups: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Return bool (N,): which of ``boxes`` (N, 4), sorted by falling score, are kept."""
+    result = torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
+    for positions, filled in _padded_groups(groups):
+        alive = _keep_of_groups(boxes[positions], filled, threshold)
+        result[positions[alive]] = True
+    return result
+
+
+def _padded_groups(groups: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    """Yield positions (G, M) of some groups of similar size, in their order, and which of them are filled."""
+    if not len(groups):
+        return
+    by_group = groups.argsort(stable=True)
+    sizes = torch.unique_consecutive(groups[by_group], return_counts=True)[1]
+    starts = sizes.cumsum(0) - sizes
+    by_size = sizes.argsort(descending=True, stable=True)
+    sizes, starts = sizes[by_size], starts[by_size]
+    lengths, first = sizes.tolist(), 0
+    while first < len(lengths):
+        longest = lengths[first]
+        count = max(1, CHUNK // (BLOCK * longest))
+        inside = torch.arange(longest, device=groups.device)
+        filled = inside < sizes[first : first + count, None]
+        places = starts[first : first + count, None] + inside
+        yield by_group[torch.where(filled, places, 0)], filled
+        first += count
+
+
+def _keep_of_groups(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Return bool (G, M) of ``boxes`` (G, M, 4), of which ``alive`` are there."""
+    alive = alive.clone()
+    for start in range(0, boxes.shape[1], BLOCK):
+        end = min(start + BLOCK, boxes.shape[1])
+        above = _overlaps(boxes[:, start:end], boxes[:, start:]) > threshold
+        inside = above[:, :, : end - start].triu(1)
+        block = _greedy(alive[:, start:end], inside)
+        alive[:, start:end] = block
+        alive[:, end:] &= ~(above[:, :, end - start :] & block[:, :, None]).any(1)
+    return alive
+
+
+def _greedy(alive: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
+    """Return which of ``alive`` (G, B) are kept, where ``above`` (G, B, B) says which row removes which column.
+
+    Repeats until nothing changes: after n rounds the first n are final, and mostly all are after a few.
+    """
+    kept = alive
+    while True:
+        removed = (above & kept[:, :, None]).any(1)
+        found = alive & ~removed
+        if torch.equal(found, kept):
+            return kept
+        kept = found
+
+
+def _overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Intersection over union (G, B, M) of boxes (G, B, 4) and (G, M, 4); of two points NaN, above no threshold."""
+    one, other = one.unsqueeze(2), other.unsqueeze(1)
+    width = torch.minimum(one[..., 2], other[..., 2]) - torch.maximum(one[..., 0], other[..., 0])
+    height = torch.minimum(one[..., 3], other[..., 3]) - torch.maximum(one[..., 1], other[..., 1])
+    both = width.clamp_(min=0).mul_(height.clamp_(min=0))
+    return both / (_area(one) + _area(other) - both)
+
+
+def _area(boxes: torch.Tensor) -> torch.Tensor:
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
