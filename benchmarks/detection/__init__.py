@@ -1,1 +1,1 @@
-"""What SSD and Mask R-CNN share: COCO's data, evaluation, boxes and non-maximum suppression."""
+"""What the benchmarks on COCO share: data, evaluation and operations on boxes."""
