@@ -7,7 +7,7 @@ equal scores the earlier box wins. This is PyTorch's operators alone and runs on
 
 from __future__ import annotations
 
-from typing import Iterator, Optional, Tuple
+from typing import Callable, Iterator, Optional, Tuple
 
 import torch
 
@@ -17,8 +17,30 @@ CHUNK = 1 << 20
 """Overlaps that exist at a time: 4 MB in fp32, which stays in a CPU's caches."""
 
 
+Suppress = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""Implementation of ``keep_of_groups``."""
+
+
+def keep_of_groups(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Return which boxes are kept, bool (G, M), of groups with M boxes each, by falling score.
+
+    Args:
+        boxes: (G, M, 4), left, top, right, bottom.
+        alive: bool (G, M), which boxes are there.
+        threshold: intersection over union above which the box with the lower score is removed.
+    """
+    chunk = max(1, CHUNK // (BLOCK * max(1, boxes.shape[1])))
+    parts = [_keep(some, there, threshold) for some, there in zip(boxes.split(chunk), alive.split(chunk))]
+    return torch.cat(parts) if parts else torch.zeros_like(alive)
+
+
 def nms(
-    boxes: torch.Tensor, scores: torch.Tensor, groups: torch.Tensor, threshold: float, limit: Optional[int] = None
+    boxes: torch.Tensor,
+    scores: torch.Tensor,
+    groups: torch.Tensor,
+    threshold: float,
+    limit: Optional[int] = None,
+    suppress: Suppress = keep_of_groups,
 ) -> torch.Tensor:
     """Return the positions int64 (K,) of the boxes that are kept, by falling score.
 
@@ -28,17 +50,20 @@ def nms(
         groups: int (N,); a box removes boxes of its own group alone.
         threshold: intersection over union above which the box with the lower score is removed.
         limit: how many positions are returned at most, of all groups together.
+        suppress: implementation for groups of equal size.
     """
     order = scores.argsort(descending=True, stable=True)
-    kept = order[keep(boxes[order], groups[order], threshold)]
+    kept = order[keep(boxes[order], groups[order], threshold, suppress)]
     return kept if limit is None else kept[:limit]
 
 
-def keep(boxes: torch.Tensor, groups: torch.Tensor, threshold: float) -> torch.Tensor:
+def keep(
+    boxes: torch.Tensor, groups: torch.Tensor, threshold: float, suppress: Suppress = keep_of_groups
+) -> torch.Tensor:
     """Return bool (N,): which of ``boxes`` (N, 4), sorted by falling score, are kept."""
     result = torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
     for positions, filled in _padded_groups(groups):
-        alive = _keep_of_groups(boxes[positions], filled, threshold)
+        alive = suppress(boxes[positions], filled, threshold)
         result[positions[alive]] = True
     return result
 
@@ -63,8 +88,7 @@ def _padded_groups(groups: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.T
         first += count
 
 
-def _keep_of_groups(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Return bool (G, M) of ``boxes`` (G, M, 4), of which ``alive`` are there."""
+def _keep(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
     alive = alive.clone()
     for start in range(0, boxes.shape[1], BLOCK):
         end = min(start + BLOCK, boxes.shape[1])

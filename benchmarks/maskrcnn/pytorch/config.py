@@ -102,7 +102,7 @@ class Config:
     @property
     def targets(self) -> Dict[str, float]:
         """Target of each quality, by the names of benchmark.toml."""
-        return {"BBOX": self.box_target, "SEGM": self.mask_target}
+        return {"box_ap": self.box_target, "mask_ap": self.mask_target}
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
