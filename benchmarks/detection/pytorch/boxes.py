@@ -1,4 +1,4 @@
-"""Boxes as tensors (..., 4) of floats: (left, top, right, bottom), or (x, y, width, height) with x, y the corner or centre.
+"""Boxes as tensors (..., 4) of floats: left, top, right, bottom, or x, y, width, height (of a corner or the centre).
 
 Sizes are continuous: no pixel is added to them.
 """
