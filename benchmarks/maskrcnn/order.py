@@ -47,6 +47,14 @@ def shapes(sizes: np.ndarray, short_side: int, long_side: int, step: int) -> np.
     return np.stack((np.where(is_wide, short, longer), np.where(is_wide, longer, short)), axis=1)
 
 
+def all_shapes(short_side: int, long_side: int, step: int) -> List[Shape]:
+    """Return every shape that a batch can have, the largest first."""
+    short, most = _multiple(short_side, STRIDE), _multiple(long_side, STRIDE)
+    sides = sorted({min(max(short, longer), most) for longer in range(step, most + step, step)}, reverse=True)
+    pairs = {(most, most), *((short, side) for side in sides), *((side, short) for side in sides)}
+    return sorted(pairs, key=lambda shape: (-shape[0] * shape[1], shape))
+
+
 def _multiple(length: int, of: int) -> int:
     return -(-length // of) * of
 

@@ -13,6 +13,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_optimizers import Build
 from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates
+from benchmarks.maskrcnn.order import all_shapes
 from benchmarks.maskrcnn.pytorch import anchors, backbone, losses, targets, weights
 from benchmarks.maskrcnn.pytorch.choice import Chosen, choose
 from benchmarks.maskrcnn.pytorch.config import Config
@@ -242,11 +243,14 @@ def content(training: Training) -> Dict[str, Any]:
     return {"network": training.network.state_dict(), **training.updates.content(), **names}
 
 
-def warm_up(training: Training, shapes: Sequence[Tuple[int, int]]) -> None:
-    """Take memory, compile and open connections on noise of each shape; changes nothing."""
-    for shape in shapes:
-        batch = synthetic_batch(training.config, training.classes, shape, training.ranks.context)
-        for _ in range(training.config.warm_up_steps):
+def warm_up(training: Training) -> None:
+    """Take memory, compile and open connections on noise of each shape, the largest first; changes nothing."""
+    config = training.config
+    listed = all_shapes(config.short_side, config.long_side, config.bucket_step)
+    # A CPU has nothing to compile or to set aside for a shape.
+    for shape in listed if training.ranks.context.type == "cuda" else listed[-1:]:
+        batch = synthetic_batch(config, training.classes, shape, training.ranks.context)
+        for _ in range(config.warm_up_steps):
             total = sum(training.losses(batch).values(), torch.zeros((), device=training.ranks.context))
             training.updates.scaled(total).backward()
     for parameter in training.network.parameters():
