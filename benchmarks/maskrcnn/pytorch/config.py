@@ -69,6 +69,7 @@ class Config:
     learning_rate: float = 0.02  # base value, after warm-up, for the global batch; biases have twice as much
     momentum: float = 0.9
     weight_decay: float = 0.0001  # not of biases
+    gradient_clip: float = 0.0  # largest norm of the whole gradient; 0: not clipped, as submitted
     warmup_steps: int = 500
     warmup_factor: float = 0.0  # climb of the rate per step; 0: from a third of the base value
     decay_steps: Tuple[int, ...] = (60000, 80000)  # steps at which the rate is multiplied by decay_factor
@@ -112,7 +113,7 @@ class Config:
         at_least(self, 1, "proposals_train", "proposals_test", "detections", "anchors_per_image", "rois_per_image")
         at_least(self, 1, "threads", "eval_workers", "loss_scale_interval")
         at_least(self, 0, "frozen_stages", "warmup_steps", "warm_up_steps", "prefetch", "checkpoint_interval")
-        at_least(self, 0, "warmup_factor", "weight_decay")
+        at_least(self, 0, "warmup_factor", "weight_decay", "gradient_clip")
         at_least(self, 32, "short_side", "bucket_step")
         above_zero(self, "learning_rate", "loss_scale", "decay_factor")
         fraction(self, "box_target", "mask_target", "anchor_high", "anchor_positive", "roi_overlap", "roi_positive")

@@ -56,6 +56,7 @@ class Training:
             sgd_candidates(config, matrices),
             kernel,
             ranks,
+            clip=config.gradient_clip or None,
             scale=rule if config.precision == "fp16" else None,
         )
         self.operators: Chosen = choose(config, ranks, operators)
