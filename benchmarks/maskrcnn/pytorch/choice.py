@@ -23,5 +23,3 @@ class Chosen(NamedTuple):
 
 def choose(config: Config, ranks: Ranks, saved: Mapping[str, str]) -> Chosen:
     return Chosen({})
-
-

@@ -220,5 +220,3 @@ def _diamond(box: np.ndarray) -> np.ndarray:
     left, top, right, bottom = box
     x, y = (left + right) / 2, (top + bottom) / 2
     return np.array([[x, top], [right, y], [x, bottom], [left, y]], dtype=np.float32)
-
-

@@ -53,5 +53,3 @@ def _of_image(data: DataSet, batch: EvaluationBatch, found: Found, masks: np.nda
         labels=found.labels[mine].numpy().astype(np.int16),
         masks=encoded(masks[mine.numpy()], boxes, width, height),
     )
-
-

@@ -29,8 +29,9 @@ def boxes(
     found: torch.Tensor, wanted: torch.Tensor, positive: torch.Tensor, filled: torch.Tensor, beta: float
 ) -> torch.Tensor:
     """Smooth L1 of the offsets (B, S, 4) of what is ``positive``, summed, per sample that is ``filled``."""
-    each = torch.where(positive.unsqueeze(-1), smooth_l1(found, wanted, beta), 0.0)
-    return each.sum() / filled.sum().clamp(min=1)
+    # The offset from or to a box without area is infinite, and 0 times its gradient were not 0.
+    wanted = torch.where(positive.unsqueeze(-1), wanted, found.detach())
+    return smooth_l1(found, wanted, beta).sum() / filled.sum().clamp(min=1)
 
 
 def classes(logits: torch.Tensor, labels: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:

@@ -123,5 +123,5 @@ class MaskRCNN(nn.Module):
 
 
 def _normal(layer: nn.Module, deviation: float) -> None:
-    nn.init.normal_(layer.weight, std=deviation)  # type: ignore[arg-type]
-    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    nn.init.normal_(layer.weight, std=deviation)
+    nn.init.zeros_(layer.bias)

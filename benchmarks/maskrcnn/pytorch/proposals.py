@@ -117,7 +117,9 @@ def detect(
         suppress: implementation of the suppression.
     """
     scores = logits.float().softmax(-1)[..., 1:]
-    image, proposal, label = (scores.masked_fill(~proposals.valid.unsqueeze(-1), 0.0) > threshold).nonzero(as_tuple=True)
+    image, proposal, label = (scores.masked_fill(~proposals.valid.unsqueeze(-1), 0.0) > threshold).nonzero(
+        as_tuple=True
+    )
     boxes = decode(offsets.float()[image, proposal, label + 1], proposals.boxes[image, proposal], HEAD_WEIGHTS)
     boxes = clip(boxes.unsqueeze(1), sizes[image]).squeeze(1)
     values = scores[image, proposal, label]

@@ -118,5 +118,3 @@ def inside(boxes: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     width, height = (sizes[:, axis : axis + 1].to(boxes.dtype) for axis in (0, 1))
     left, top, right, bottom = boxes.unbind(-1)
     return (left >= 0) & (top >= 0) & (right <= width) & (bottom <= height)
-
-

@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tup
 
 import torch
 
-from benchmarks.common import torch_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_optimizers import Build
@@ -210,14 +209,14 @@ def parameters(network: MaskRCNN) -> Tuple[List[torch.nn.Parameter], List[torch.
 
 
 def sgd_candidates(config: Config, matrices: Sequence[torch.nn.Parameter]) -> Dict[str, Build]:
-    """Return SGD with momentum by the name of each implementation, for one flat tensor that begins with ``matrices``."""
+    """Return SGD with momentum by implementation, for one flat tensor that begins with ``matrices``."""
     border = sum(-(-each.numel() // ALIGNMENT) * ALIGNMENT for each in matrices)
 
     def build(flat: Sequence[torch.nn.Parameter], **options: bool) -> torch.optim.Optimizer:
         groups = []
         for part, decay in ((slice(0, border), config.weight_decay), (slice(border, None), 0.0)):
             piece = torch.nn.Parameter(flat[0].detach()[part])
-            piece.grad = flat[0].grad[part]  # type: ignore[index]
+            piece.grad = flat[0].grad[part]
             groups.append({"params": [piece], "weight_decay": decay})
         return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, **options)
 

@@ -43,5 +43,3 @@ def read(path: Path) -> Dict[str, Any]:
     except (OSError, RuntimeError, pickle.UnpicklingError, AttributeError, ValueError, EOFError) as problem:
         found_ = f"{path} cannot be read as weights: {str(problem).splitlines()[0] if str(problem) else problem!r}"
         raise Problem(found_, expected, "set backbone=FILE to such a file, or leave it empty") from None
-
-
