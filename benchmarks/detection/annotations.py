@@ -10,7 +10,6 @@ maps::
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,7 +65,7 @@ class Category(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Names(SequenceType):
+class Names(Sequence[str]):
     """File names as text, from an array of bytes."""
 
     encoded: np.ndarray
@@ -145,7 +144,7 @@ class DataSet:
     @property
     def facts(self) -> Mapping[str, Any]:
         """Sizes that the passport states."""
-        return self.passport["facts"]  # type: ignore[no-any-return]
+        return self.passport["facts"]
 
 
 def open_data(folder: Path) -> DataSet:
@@ -169,7 +168,7 @@ def open_data(folder: Path) -> DataSet:
 
 def load(folder: Path, part: str, array: str) -> np.ndarray:
     """Return one array of a part as a memory map."""
-    return np.load(str(folder / array_file(part, array)), mmap_mode="r")  # type: ignore[no-any-return]
+    return np.load(str(folder / array_file(part, array)), mmap_mode="r")
 
 
 def _open_part(folder: Path, part: str) -> Part:

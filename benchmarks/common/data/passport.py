@@ -5,8 +5,10 @@
 - schema, benchmark, name;
 - id: sha256 of the content alone, so that equal data have equal ids wherever they are;
 - classes: class names in the order of their labels, empty where samples have none;
+- shared_with: names of all benchmarks that read the data set, where it is more than one;
 - splits: for each its ``count`` of samples and its ``files`` (name, bytes, sha256), and what else the benchmark's
-  writer keeps of it, such as the first and the last record;
+  writer keeps of it, such as the first and the last record; files that are too many to be listed are in an array of
+  its own, and ``unlisted_bytes`` is their size;
 - facts: sizes that the training needs (users, items, rows of a table); they are part of the id;
 - how: how it was made, which is not: ``source`` (hash of the raw data's listing and of the options), options, versions.
 """
@@ -34,6 +36,8 @@ Add = Callable[[int], None]
 """Called with the bytes read since its last call."""
 Check = Callable[[Path, Passport], Sequence[Problem]]
 """A benchmark's own look at a folder whose files have the right size: what it finds wrong with their content."""
+CheckUnlisted = Callable[[Path, Passport, bool, Add], Sequence[Problem]]
+"""The same for files that the passport does not list: quick, or every byte, of which it reports how many it read."""
 
 
 def prepare_again(directory: Path) -> str:
@@ -62,6 +66,8 @@ def write(passport: Passport, directory: Path) -> Path:
     path, temporary = directory / FILE_NAME, directory / f"{FILE_NAME}.partial"
     fields = ("benchmark", "name", "classes", "splits", "facts", "how")
     content = {"schema": SCHEMA, "id": data_id(passport), **{field: passport[field] for field in fields}}
+    if passport.get("shared_with"):
+        content["shared_with"] = passport["shared_with"]
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=2, ensure_ascii=False)
         file.write("\n")
@@ -104,7 +110,9 @@ def _normalized(passport: Passport) -> Passport:
     how["source"] = how.pop("fingerprint", how.get("source"))
     texts = {key: str(passport[key]) for key in ("benchmark", "name", "id")}
     facts = dict(passport.get("facts", {}))
-    return {**texts, "classes": list(passport["classes"]), "splits": splits, "facts": facts, "how": how}
+    shared = [str(name) for name in passport.get("shared_with", ())]
+    lists = {"classes": list(passport["classes"]), "shared_with": shared}
+    return {**texts, **lists, "splits": splits, "facts": facts, "how": how}
 
 
 def _absent(directory: Path) -> Problem:
@@ -122,6 +130,12 @@ def files_of(passport: Passport) -> List[File]:
     """Return the files of all splits, each once."""
     every = {file["name"]: file for split in passport["splits"].values() for file in split["files"]}
     return list(every.values())
+
+
+def total_bytes(passport: Passport) -> int:
+    """Return the size of all files, unlisted ones included."""
+    unlisted = sum(int(split.get("unlisted_bytes", 0)) for split in passport["splits"].values())
+    return unlisted + sum(int(file["bytes"]) for file in files_of(passport))
 
 
 def describe_file(path: Path, add: Add = lambda size: None) -> File:
@@ -154,7 +168,7 @@ def verify(
         return [problem]
     again = prepare_again(directory)
     problems = []
-    if benchmark is not None and passport["benchmark"] != benchmark:
+    if benchmark is not None and benchmark not in (passport["benchmark"], *passport["shared_with"]):
         found = f"{directory} is a data set of {passport['benchmark']}"
         problems.append(Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
     if data_id(passport) != passport["id"]:
