@@ -54,12 +54,14 @@ def coco_ap(data: DataSet, detections: Detections, kinds: Sequence[str] = ("bbox
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """Detections that count, by category, image and falling score."""
+class Compared:
+    """Detections that count, by category, image and falling score, and what they match."""
 
     detections: Detections
-    pair_keys: np.ndarray
+    keys: np.ndarray
     """int64 (D,): category's place x images + image's place; ascending."""
+    matches: Dict[str, Match]
+    """By kind."""
 
 
 class Truth:
@@ -82,26 +84,38 @@ class Truth:
         self._pairs = sorted(self._objects, key=lambda pair: (pair[1], pair[0]))
         self._evaluations = {kind: _evaluation(kind, self._objects) for kind in kinds}
 
-    def average_precision(self, detections: Detections, processes: Map = map, chunks: int = 1) -> Dict[str, float]:
-        """Return the average precision of each kind, 0 to 1; 0 where nothing was detected.
+    def average_precision(self, detections: Detections) -> Dict[str, float]:
+        """Return the average precision of each kind, 0 to 1; 0 where nothing was detected."""
+        return self.precision_of(self.compare(detections))
+
+    def compare(self, detections: Detections, processes: Map = map, chunks: int = 1) -> Compared:
+        """Find out which detections match an object.
 
         Args:
             detections: in images of this part.
             processes: calls ``match`` with each chunk, maybe elsewhere, and returns the results in order.
-            chunks: in how many to split the images.
+            chunks: in how many to split the pairs of image and category.
 
         Raises:
             RuntimeError: detections of an image that the part does not have, or of a category; masks are missing.
         """
         if "segm" in self.kinds and detections.masks is None:
             raise RuntimeError("detections without masks cannot be compared with masks")
-        ordered = self.sort(detections)
-        return {
-            kind: self._precision(kind, ordered, *self.matches(kind, ordered, processes, chunks)) for kind in self.kinds
-        }
+        found, keys = self._sorted(detections)
+        matches = {kind: self._matches(kind, found, keys, processes, chunks) for kind in self.kinds}
+        return Compared(found, keys, matches)
 
-    def sort(self, detections: Detections) -> Sorted:
-        """Return the detections that count: of each category in each image those with the highest scores."""
+    def precision_of(self, compared: Compared) -> Dict[str, float]:
+        """Return the average precision of each kind, 0 to 1."""
+        return {kind: self._precision(kind, compared) for kind in self.kinds}
+
+    def objects_of(self, image: int) -> List[Tuple[int, Dict[str, Any]]]:
+        """Return the objects of an image with their labels, 1 to C; each as pycocotools has it."""
+        pairs = ((label, (image, category)) for label, category in enumerate(self._categories, start=1))
+        return [(label, each) for label, pair in pairs for each in self._objects.get(pair, ())]
+
+    def _sorted(self, detections: Detections) -> Tuple[Detections, np.ndarray]:
+        """Return the detections that count, of each category in each image those with the highest scores, and keys."""
         foreign = np.setdiff1d(detections.images, self._images)
         if len(foreign):
             raise RuntimeError(f"detections in {len(foreign)} images that are not evaluated, first {foreign[0]}")
@@ -113,18 +127,15 @@ class Truth:
         keys = keys[order]
         first = np.searchsorted(keys, keys)
         kept = np.arange(len(keys)) - first < MOST_DETECTIONS
-        return Sorted(detections.take(order[kept]), keys[kept])
+        return detections.take(order[kept]), keys[kept]
 
-    def matches(self, kind: str, ordered: Sorted, processes: Map = map, chunks: int = 1) -> Match:
-        """Return of all detections what they match."""
-        slices = self._slices(ordered)
+    def _matches(self, kind: str, found: Detections, keys: np.ndarray, processes: Map, chunks: int) -> Match:
+        slices = self._slices(keys)
         jobs = [slices[number::chunks] for number in range(chunks)]
         thresholds = len(self._evaluations[kind].params.iouThrs)
-        matched, ignored = (np.zeros((thresholds, len(ordered.pair_keys)), bool) for _ in range(2))
-        for job, found in zip(
-            jobs, processes(self.match, [self._chunk(kind, job, ordered.detections) for job in jobs])
-        ):
-            for (_, begin, end), (of_pair, without) in zip(job, found):
+        matched, ignored = (np.zeros((thresholds, len(keys)), bool) for _ in range(2))
+        for job, matches in zip(jobs, processes(self.match, [self._chunk(kind, job, found) for job in jobs])):
+            for (_, begin, end), (of_pair, without) in zip(job, matches):
                 matched[:, begin:end], ignored[:, begin:end] = of_pair, without
         return matched, ignored
 
@@ -147,13 +158,11 @@ class Truth:
             found["segmentation"] = drawn(annotation["segmentation"], *self._sizes[annotation["image_id"]])
         return found
 
-    def _slices(self, ordered: Sorted) -> List[Tuple[Pair, int, int]]:
+    def _slices(self, detection_keys: np.ndarray) -> List[Tuple[Pair, int, int]]:
         """Return the pairs that have objects and detections, with the bounds of their detections."""
         images, categories = (np.array([pair[side] for pair in self._pairs], np.int64) for side in (0, 1))
         keys = np.searchsorted(self._categories, categories) * len(self._images) + np.searchsorted(self._images, images)
-        bounds = zip(
-            self._pairs, *(np.searchsorted(ordered.pair_keys, keys, side).tolist() for side in ("left", "right"))
-        )
+        bounds = zip(self._pairs, *(np.searchsorted(detection_keys, keys, side).tolist() for side in ("left", "right")))
         return [(pair, begin, end) for pair, begin, end in bounds if begin < end]
 
     def _chunk(self, kind: str, job: Sequence[Tuple[Pair, int, int]], detections: Detections) -> Chunk:
@@ -168,18 +177,18 @@ class Truth:
             ]
         return Chunk(kind, [pair for pair, _, _ in job], scores, shapes)
 
-    def _precision(self, kind: str, ordered: Sorted, matched: np.ndarray, ignored: np.ndarray) -> float:
+    def _precision(self, kind: str, compared: Compared) -> float:
         """Let pycocotools accumulate all detections of a category as if they were in one image."""
-        evaluation = COCOeval(iouType=kind)
+        evaluation, (matched, ignored) = COCOeval(iouType=kind), compared.matches[kind]
         parameters = evaluation.params
         parameters.imgIds, parameters.catIds = [0], self._categories
         parameters.areaRng, parameters.areaRngLbl, parameters.maxDets = [ANY_AREA], ["all"], [len(matched[0])]
         evaluation._paramsEval = parameters
         firsts = np.arange(len(self._categories) + 1) * len(self._images)
-        bounds = np.searchsorted(ordered.pair_keys, firsts).tolist()
+        bounds = np.searchsorted(compared.keys, firsts).tolist()
         evaluation.evalImgs = [
             {
-                "dtScores": ordered.detections.scores[begin:end].astype(np.float64),
+                "dtScores": compared.detections.scores[begin:end].astype(np.float64),
                 "dtMatches": matched[:, begin:end],
                 "dtIgnore": ignored[:, begin:end],
                 "gtIgnore": np.zeros(self._counted[category]),
