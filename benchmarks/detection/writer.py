@@ -75,6 +75,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     missing = flaws.judge_names(task.source, task.headers, task.skips, progress)
     arrays = _write_arrays(task, missing)
     flaws.judge_objects(arrays, task.is_published, task.skips, progress)
+    _check_counts(task, arrays)
     found = _write_pictures(task, missing)
     damaged = flaws.judge_pictures(found, task.skips, progress)
     left_out = {part: missing[part] | damaged[part] for part in PARTS}
@@ -83,10 +84,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     for part in PARTS:
         _write_image_facts(task, part, found[part], left_out[part])
         _write_json(task, part, left_out[part])
-    counts = flaws.count(task.headers, arrays)
-    for problem in check_counts(task.name, counts):
-        raise problem
-    return _content(task, args, arrays, left_out, counts)
+    return _content(task, args, arrays, left_out, _check_counts(task, arrays))
 
 
 def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
@@ -102,6 +100,13 @@ def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         name = COCO if is_coco and not args.skip_flawed else args.origin.resolve().name
         name = f"{name}-own" if name == COCO and not is_coco else name
     return Task(source, headers, name, args.skip_flawed, scratch, args.workers, progress)
+
+
+def _check_counts(task: Task, arrays: Mapping[str, Mapping[str, Any]]) -> Dict[str, int]:
+    counts = flaws.count(task.headers, arrays)
+    for problem in check_counts(task.name, counts):
+        raise problem
+    return counts
 
 
 # -- arrays ---------------------------------------------------------------------------------------------
