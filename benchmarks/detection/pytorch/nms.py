@@ -7,18 +7,40 @@ equal scores the earlier box wins. This is PyTorch's operators alone and runs on
 
 from __future__ import annotations
 
-from typing import Iterator, Optional, Tuple
+from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
 
 BLOCK = 64
 """Candidates that are compared with all later ones of their group at a time."""
-CHUNK = 1 << 20
-"""Overlaps that exist at a time: 4 MB in fp32, which stays in a CPU's caches."""
+CHUNK = 1 << 15
+"""Overlaps that exist at a time: 128 KB in fp32, which stays in a CPU's caches."""
+
+
+Suppress = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""Implementation of ``keep_of_groups``."""
+
+
+def keep_of_groups(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Return which boxes are kept, bool (G, M), of groups with M boxes each, by falling score.
+
+    Args:
+        boxes: (G, M, 4), left, top, right, bottom.
+        alive: bool (G, M), which boxes are there.
+        threshold: intersection over union above which the box with the lower score is removed.
+    """
+    chunk = max(1, CHUNK // (BLOCK * max(1, boxes.shape[1])))
+    parts = [_keep(some, there, threshold) for some, there in zip(boxes.split(chunk), alive.split(chunk))]
+    return torch.cat(parts) if parts else torch.zeros_like(alive)
 
 
 def nms(
-    boxes: torch.Tensor, scores: torch.Tensor, groups: torch.Tensor, threshold: float, limit: Optional[int] = None
+    boxes: torch.Tensor,
+    scores: torch.Tensor,
+    groups: torch.Tensor,
+    threshold: float,
+    limit: Optional[int] = None,
+    suppress: Suppress = keep_of_groups,
 ) -> torch.Tensor:
     """Return the positions int64 (K,) of the boxes that are kept, by falling score.
 
@@ -28,17 +50,20 @@ def nms(
         groups: int (N,); a box removes boxes of its own group alone.
         threshold: intersection over union above which the box with the lower score is removed.
         limit: how many positions are returned at most, of all groups together.
+        suppress: implementation for groups of equal size.
     """
     order = scores.argsort(descending=True, stable=True)
-    kept = order[keep(boxes[order], groups[order], threshold)]
+    kept = order[keep(boxes[order], groups[order], threshold, suppress)]
     return kept if limit is None else kept[:limit]
 
 
-def keep(boxes: torch.Tensor, groups: torch.Tensor, threshold: float) -> torch.Tensor:
+def keep(
+    boxes: torch.Tensor, groups: torch.Tensor, threshold: float, suppress: Suppress = keep_of_groups
+) -> torch.Tensor:
     """Return bool (N,): which of ``boxes`` (N, 4), sorted by falling score, are kept."""
     result = torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
     for positions, filled in _padded_groups(groups):
-        alive = _keep_of_groups(boxes[positions], filled, threshold)
+        alive = suppress(boxes[positions], filled, threshold)
         result[positions[alive]] = True
     return result
 
@@ -63,14 +88,13 @@ def _padded_groups(groups: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.T
         first += count
 
 
-def _keep_of_groups(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Return bool (G, M) of ``boxes`` (G, M, 4), of which ``alive`` are there."""
+def _keep(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
     alive = alive.clone()
+    sides = [each.contiguous() for each in boxes.unbind(-1)]
     for start in range(0, boxes.shape[1], BLOCK):
         end = min(start + BLOCK, boxes.shape[1])
-        above = _overlaps(boxes[:, start:end], boxes[:, start:]) > threshold
-        inside = above[:, :, : end - start].triu(1)
-        block = _greedy(alive[:, start:end], inside)
+        above = _above(sides, start, end, threshold)
+        block = _greedy(alive[:, start:end], above[:, :, : end - start].triu(1))
         alive[:, start:end] = block
         alive[:, end:] &= ~(above[:, :, end - start :] & block[:, :, None]).any(1)
     return alive
@@ -90,14 +114,16 @@ def _greedy(alive: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
         kept = found
 
 
-def _overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Intersection over union (G, B, M) of boxes (G, B, 4) and (G, M, 4); of two points NaN, above no threshold."""
-    one, other = one.unsqueeze(2), other.unsqueeze(1)
-    width = torch.minimum(one[..., 2], other[..., 2]) - torch.maximum(one[..., 0], other[..., 0])
-    height = torch.minimum(one[..., 3], other[..., 3]) - torch.maximum(one[..., 1], other[..., 1])
-    both = width.clamp_(min=0).mul_(height.clamp_(min=0))
-    return both / (_area(one) + _area(other) - both)
+def _above(sides: Sequence[torch.Tensor], start: int, end: int, threshold: float) -> torch.Tensor:
+    """Bool (G, B, M): which of the boxes from ``start`` on overlap those before ``end`` by more than ``threshold``.
 
-
-def _area(boxes: torch.Tensor) -> torch.Tensor:
-    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+    Without a division: both / (one + other - both) > t is both > t / (1 + t) * (one + other).
+    """
+    left, top, right, bottom = (side[:, start:] for side in sides)
+    share = (right - left) * (bottom - top) * (threshold / (1 + threshold))
+    rows = slice(0, end - start)
+    width = torch.minimum(right[:, rows, None], right[:, None])
+    width.sub_(torch.maximum(left[:, rows, None], left[:, None])).clamp_(min=0)
+    height = torch.minimum(bottom[:, rows, None], bottom[:, None])
+    height.sub_(torch.maximum(top[:, rows, None], top[:, None])).clamp_(min=0)
+    return width.mul_(height) > share[:, rows, None] + share[:, None]
