@@ -94,8 +94,9 @@ def objects_of(random, count) -> tuple:
 def encoded_by_dali(config, objects, labels) -> tuple:
     @pipeline_def
     def definition():
-        given = fn.external_source(lambda: [objects.astype(np.float32)]), fn.external_source(
-            lambda: [labels.astype(np.int32)]
+        given = (
+            fn.external_source(lambda: [objects.astype(np.float32)]),
+            fn.external_source(lambda: [labels.astype(np.int32)]),
         )
         offsets, matched = fn.box_encoder(*given, anchors=corners(config).reshape(-1).tolist(), criteria=0.5,
                                           offset=True, stds=list(VARIANCES), scale=96.0)  # fmt: skip
