@@ -11,7 +11,7 @@ import triton.language as tl
 from benchmarks.common.kernels import OPTIONS, Specification, power_of_two
 from benchmarks.maskrcnn.pytorch.operators import SAMPLES, Outlines, pixels, placed
 
-ALIGN_WARPS, DRAW_WARPS = 2, 4
+ALIGN_WARPS, DRAW_WARPS = 4, 4
 
 
 @triton.jit
