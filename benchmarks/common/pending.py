@@ -2,11 +2,13 @@
 
 An evaluator, on rank 0 alone, works in processes of its own and has
 
-``open()``              before the first evaluation, where what it compares with is loaded
+``open()``               before the first evaluation, where what it compares with is loaded
 ``start(epoch, found)``  begins to evaluate what was ``found`` after ``epoch``, from 1; keeps it in a file
-``again(epoch)``        begins the same from its file: a resumed run
-``poll()``              the oldest result that was not handed out, None while it is worked on; raises Problem
-``close()``             ends its processes at once
+``again(epoch)``         begins the same from its file: a resumed run
+``poll()``               the oldest result that was not handed out, None while it is worked on; raises Problem
+``keep(epochs)``         may remove the files of other epochs
+``finish()``             waits for what no result waits for, such as pictures; after the clock has stopped
+``close()``              ends its processes at once
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from benchmarks.common.checkpoints import KEPT as CHECKPOINTS
 from benchmarks.common.data.problem import Problem
@@ -70,6 +72,11 @@ class PendingEvaluations:
         """Whether a result is to come that matters."""
         return bool(self._begun) and not self.ends
 
+    @property
+    def votes(self) -> Tuple[bool, bool, bool]:
+        """Whether the run ends because of a result, whether none will come, and whether one is to come."""
+        return self.ends, self.problem is not None, self.waiting
+
     def start(self, evaluation: Begun, found: Any) -> None:
         """Begin to evaluate what was found."""
         if self._evaluator is not None:
@@ -91,6 +98,11 @@ class PendingEvaluations:
             self.ends = self._log(ended, result)
             self._evaluator.keep({ended.epoch, *self._epochs(), *chain(*self._saved)})
         return len(self._begun) < count
+
+    def finish(self) -> None:
+        """Let the evaluator end what no result waits for."""
+        if self._evaluator is not None:
+            self._evaluator.finish()
 
     def close(self) -> None:
         """End the evaluator."""

@@ -142,6 +142,7 @@ class Run:
             self._save()
         else:
             self._logs.log.run_stop(self._reached)
+            self._pending.finish()
         if self._failed:
             with self._leaving_together():
                 raise SystemExit(str(self._pending.problem) if self._pending.problem else FAILED)
@@ -377,13 +378,12 @@ class Run:
         """Log the results that are there; return whether this rank was asked to stop, or a result asks for it."""
         if self._pending.collect():
             self._checkpoints.mark_logs()
-        return self._stop.requested or self._pending.ends or self._pending.problem is not None
+        return self._stop.requested or any(self._pending.votes[:2])
 
     def _agree(self) -> bool:
         """Find out with all ranks whether and why the run ends; return whether a result is still to come."""
         self._wants_to_stop()
-        pending = (self._pending.ends, self._pending.problem is not None, self._pending.waiting)
-        votes = self._framework.total([float(vote) for vote in (self._reached, self._stop.requested, *pending)])
+        votes = self._framework.total(list(map(float, (self._reached, self._stop.requested, *self._pending.votes))))
         self._reached, requested, ends, failed, waiting = (vote > 0 for vote in votes)
         self.interrupted = requested and not ends
         self._failed = failed and not (ends or requested)

@@ -84,11 +84,9 @@ def read_header(place: Place) -> Header:
     images: List[Entry] = []
     categories: List[Tuple[int, str]] = []
     annotations = 0
-    seen = set()
     try:
         with opened_text(place) as file:
             for key, value in stream.entries(file):
-                seen.add(key)
                 if key == "images":
                     name = str(value["file_name"])
                     images.append(Entry(int(value["id"]), name, int(value["width"]), int(value["height"])))
@@ -101,8 +99,7 @@ def read_header(place: Place) -> Header:
         raise Problem(f"{place} cannot be read: {why}", "COCO's JSON of instances", AGAIN) from None
     for key, found in (("images", images), ("categories", categories), ("annotations", annotations)):
         if not found:
-            reason = "an empty list of" if key in seen else "no list of"
-            raise Problem(f"{place} has {reason} {key}", "COCO's JSON of instances", AGAIN)
+            raise Problem(f"{place} has no {key}", "COCO's JSON of instances", AGAIN)
     _refuse_twice(place, "image id", [entry.id for entry in images])
     _refuse_twice(place, "image file", [entry.name for entry in images])
     _refuse_twice(place, "category id", [number for number, _ in categories])

@@ -36,7 +36,7 @@ class Evaluator:
         self._folder, self._quality, self._polls = folder / "found", quality, polls
         self._left, self._queue = polls, list[int]()
         self.fails_at = 0
-        self.closed = False
+        self.closed = self.finished = False
 
     def open(self) -> None:
         self._folder.mkdir(exist_ok=True)
@@ -62,6 +62,9 @@ class Evaluator:
         for path in self._folder.iterdir():
             if int(path.name) not in epochs:
                 path.unlink()
+
+    def finish(self) -> None:
+        self.finished = True
 
     def close(self) -> None:
         self.closed = True
@@ -103,7 +106,9 @@ class Training:
                         run.evaluated_later(self.weight)
         finally:
             assert self.evaluator.closed
-        return records(run.output / "metrics.jsonl", "end")[-1]["outcome"]
+        outcome = records(run.output / "metrics.jsonl", "end")[-1]["outcome"]
+        assert self.evaluator.finished == (outcome != "interrupted")
+        return outcome
 
 
 def low(epoch: int) -> float:
