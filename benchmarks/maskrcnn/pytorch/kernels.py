@@ -84,7 +84,9 @@ def align_backward(
             x0, x1, of_x, x_inside = _axis(left, width, (column * SAMPLES + j + 0.5) / (BINS * SAMPLES), columns)
             some = given * tl.where(y_inside & x_inside, 1.0 / (SAMPLES * SAMPLES), 0.0)
             here = of_table + start * CHANNELS + channel
-            tl.atomic_add(here + (y0 * columns + x0) * CHANNELS, some * (1 - of_y) * (1 - of_x), mask=mask, sem="relaxed")
+            tl.atomic_add(
+                here + (y0 * columns + x0) * CHANNELS, some * (1 - of_y) * (1 - of_x), mask=mask, sem="relaxed"
+            )
             tl.atomic_add(here + (y0 * columns + x1) * CHANNELS, some * (1 - of_y) * of_x, mask=mask, sem="relaxed")
             tl.atomic_add(here + (y1 * columns + x0) * CHANNELS, some * of_y * (1 - of_x), mask=mask, sem="relaxed")
             tl.atomic_add(here + (y1 * columns + x1) * CHANNELS, some * of_y * of_x, mask=mask, sem="relaxed")
