@@ -31,4 +31,10 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
     """Evaluate after each epoch; the log counts epochs from 1."""
-    return by_epochs(config, steps_per_epoch, lambda epoch: True, stops_at_target=config.stop_at_target)
+    return by_epochs(
+        config,
+        steps_per_epoch,
+        lambda epoch: True,
+        stops_at_target=config.stop_at_target,
+        evaluates_concurrently=config.concurrent_evaluation,
+    )

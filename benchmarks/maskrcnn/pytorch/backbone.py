@@ -1,9 +1,9 @@
 """ResNet with its batch-norm folded into the convolutions, and the feature pyramid on it.
 
-The network is maskrcnn_benchmark's: batch-norm keeps the statistics and weights of the pre-training (Caffe2ResNet), so
-that scale * convolution(x) + shift is one convolution with other weights and a bias. The submissions train the
-convolution and leave scale and shift alone; here ``scale`` stays a buffer by which a convolution's weight is multiplied,
-which costs one small product a step and gives the same gradient. Without given weights the shift is trained as a bias.
+Batch-norm keeps the statistics and weights of the pre-training, as in maskrcnn_benchmark, so that scale *
+convolution(x) + shift is one convolution with other weights and a bias. The submissions train the convolution and leave
+scale and shift alone; here ``scale`` stays a buffer by which a convolution's weight is multiplied: one small product a
+step, and the same gradient. Without given weights the shift is trained as a bias.
 """
 
 from __future__ import annotations

@@ -95,6 +95,7 @@ class Config:
     # Evaluation
     eval_batch_size: int = 8  # images per rank
     eval_workers: int = 2  # processes that judge detections next to the training
+    concurrent_evaluation: bool = True  # train on while they do; false: wait for them, as v0.5
 
     # Reports
     log_interval: int = 20  # steps per record in the metrics stream

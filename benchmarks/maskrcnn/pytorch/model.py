@@ -76,8 +76,9 @@ class MaskHead(nn.Module):
 
     def __init__(self, inputs: int, width: int, layers: int, classes: int) -> None:
         super().__init__()
-        widths = [inputs, *[width] * layers]
-        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in zip(widths, widths[1:]))
+        self.layers = nn.ModuleList(
+            nn.Conv2d(width if number else inputs, width, 3, padding=1) for number in range(layers)
+        )
         self.up = nn.ConvTranspose2d(width, width, 2, 2)
         self.masks = nn.Conv2d(width, classes, 1)
         for layer in (*self.layers, self.up, self.masks):

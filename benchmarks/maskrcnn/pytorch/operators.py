@@ -5,10 +5,13 @@ The Triton kernels are in kernels.py; benchmarks/common/kernels.py compares and 
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import torch
 from torch.nn import functional
+
+from benchmarks.common import kernels
+from benchmarks.common.kernels import Operator
 
 SAMPLES = 2
 """Points of a bin in each direction (POOLER_SAMPLING_RATIO)."""
@@ -44,7 +47,8 @@ def roi_align(features: Sequence[torch.Tensor], rois: torch.Tensor, images: torc
         (R, C, bins, bins), in channels_last.
     """
     channels = features[0].shape[1]
-    places, weights = taps(rois, images, len(features[0]), [(each.shape[2], each.shape[3]) for each in features], bins)
+    shapes = [(each.shape[2], each.shape[3]) for each in features]
+    places, weights = taps(rois, placed(rois, images, len(features[0]), shapes), bins)
     pooled = functional.embedding_bag(
         places.view(-1, places.shape[-1]),
         pixels(features),
@@ -59,21 +63,32 @@ def pixels(features: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([each.permute(0, 2, 3, 1).reshape(-1, each.shape[1]) for each in features])
 
 
-def taps(
-    rois: torch.Tensor, images: torch.Tensor, batch: int, shapes: Sequence[Tuple[int, int]], bins: int
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return rows int64 and weights, each (R, bins, bins, 16), of the table of ``pixels``.
+class Placed(NamedTuple):
+    """Where RoIs are in the table of ``pixels``, each (R,)."""
 
-    ``shapes`` are (h, w) of the levels, of ``batch`` images each.
-    """
+    start: torch.Tensor
+    """int64: row of the first pixel of the RoI's level and image."""
+    height: torch.Tensor
+    """int64: of the level."""
+    width: torch.Tensor
+    scale: torch.Tensor
+    """Of the level: its pixels per pixel of the image."""
+
+
+def placed(rois: torch.Tensor, images: torch.Tensor, batch: int, shapes: Sequence[Tuple[int, int]]) -> Placed:
+    """Return where ``rois`` (R, 4) are; ``shapes`` are (h, w) of the levels, of ``batch`` images each."""
     level = levels_of(rois)
     heights, widths = (torch.tensor(each, device=rois.device)[level] for each in zip(*shapes))
     starts = torch.tensor([0, *(batch * height * width for height, width in shapes[:-1])], device=rois.device)
     start = starts.cumsum(0)[level] + images * heights * widths
-    scale = 0.25 / (1 << level).to(rois.dtype)
-    y, of_y = _axis_taps(rois[:, 1] * scale, rois[:, 3] * scale, heights, bins)
-    x, of_x = _axis_taps(rois[:, 0] * scale, rois[:, 2] * scale, widths, bins)
-    rows = start[:, None, None] + y * widths[:, None, None]
+    return Placed(start, heights, widths, 0.25 / (1 << level).to(rois.dtype))
+
+
+def taps(rois: torch.Tensor, where: Placed, bins: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return rows int64 and weights, each (R, bins, bins, 16), of the table of ``pixels``."""
+    y, of_y = _axis_taps(rois[:, 1] * where.scale, rois[:, 3] * where.scale, where.height, bins)
+    x, of_x = _axis_taps(rois[:, 0] * where.scale, rois[:, 2] * where.scale, where.width, bins)
+    rows = where.start[:, None, None] + y * where.width[:, None, None]
     places = rows[:, :, None, :, None] + x[:, None, :, None, :]
     weights = of_y[:, :, None, :, None] * of_x[:, None, :, None, :]
     return places.flatten(3), weights.flatten(3)
@@ -183,3 +198,63 @@ def outlines_of(objects: Sequence[Sequence[torch.Tensor]]) -> Outlines:
             numbers.append(torch.full((len(points),), number, dtype=torch.int32))
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     return Outlines(torch.cat(edges), torch.cat(numbers), offsets)
+
+
+# -- compared and chosen ------------------------------------------------------------------------------
+
+
+def _align_example(
+    align: Any, device: torch.device, dtype: torch.dtype, batch: int, rois: int, channels: int, side: int, bins: int
+) -> kernels.Call:
+    numbers = torch.Generator(device).manual_seed(1)
+    levels = [
+        torch.randn(batch, channels, side >> n, side >> n, generator=numbers, device=device)
+        .to(dtype, memory_format=torch.channels_last)
+        .requires_grad_()
+        for n in range(POOLED_LEVELS)
+    ]
+    corner, size = (torch.rand(rois, 2, generator=numbers, device=device) * 4 * side for _ in range(2))
+    boxes = torch.cat((corner - 8, corner + size * size / (4 * side) + 1), 1)
+    images = torch.arange(rois, device=device) % batch
+    gradient = torch.randn(rois, channels, bins, bins, generator=numbers, device=device).to(dtype)
+
+    def call() -> kernels.Results:
+        pooled = align(levels, boxes, images, bins)
+        return [pooled.detach(), *torch.autograd.grad(pooled, levels, gradient)]
+
+    return call
+
+
+def _mask_example(
+    project: Any, device: torch.device, dtype: torch.dtype, rois: int, points: int, size: int
+) -> kernels.Call:
+    numbers = torch.Generator().manual_seed(1)
+    objects = []
+    for polygons in (1, 2, 0, 1):
+        outlines = [50 + 40 * torch.randn(points, 2, generator=numbers) for _ in range(polygons)]
+        objects.append(outlines)
+    drawn = outlines_of(objects).to(device)
+    corner = torch.rand(rois, 2, generator=numbers) * 60
+    boxes = torch.cat((corner, corner + 3 + 70 * torch.rand(rois, 2, generator=numbers)), 1).to(device)
+    which = (torch.arange(rois) % 5 - 1).to(device)
+    return lambda: [project(drawn, boxes, which, size).to(dtype)]
+
+
+MODULE = "benchmarks.maskrcnn.pytorch.kernels"
+OPERATORS = {
+    "roi_align": Operator(
+        roi_align,
+        f"{MODULE}:roi_align",
+        _align_example,
+        (
+            {"batch": 2, "rois": 7, "channels": 20, "side": 24, "bins": 3},
+            {"batch": 1, "rois": 0, "channels": 16, "side": 8, "bins": 2},
+        ),
+    ),
+    "project_masks": Operator(
+        project_masks,
+        f"{MODULE}:project_masks",
+        _mask_example,
+        ({"rois": 9, "points": 7, "size": 11}, {"rois": 0, "points": 3, "size": 4}),
+    ),
+}

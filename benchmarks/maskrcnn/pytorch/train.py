@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Dict, List, Optional
+from typing import List, Optional
 
 import torch
 
@@ -20,13 +20,19 @@ from benchmarks.common.mllog import MLLog, samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.detection.annotations import DataSet, open_data
-from benchmarks.detection.evaluation import coco_ap
+from benchmarks.detection.detections import Detections
+from benchmarks.detection.evaluator import Evaluator
 from benchmarks.maskrcnn import events
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput
 from benchmarks.maskrcnn.pytorch.evaluation import detections
 from benchmarks.maskrcnn.pytorch.training import Training, build, content, warm_up
 from benchmarks.maskrcnn.schedule import learning_rate
+
+QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}
+"""Name of the quality of each kind of comparison."""
+LOG_NAMES = {"box_ap": "BBOX", "mask_ap": "SEGM"}
+"""In the log's eval_accuracy (compliance checker, maskrcnn)."""
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
@@ -38,22 +44,16 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     return loss.detach()
 
 
-def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
+def detect(training: Training, data: DataSet, run: Run) -> Optional[Detections]:
+    """Return the detections of all ranks in all evaluation images on rank 0; None elsewhere or if it is to stop."""
     training.network.eval()
     found = detections(training, data, run)
     training.network.train()
-    if run.interrupted:
-        return None
-    values = [0.0, 0.0]
-    if found is not None:
-        ap = coco_ap(data, found, ("bbox", "segm"))
-        values = [ap["bbox"], ap["segm"]]
-    total = pytorch.total(values)
-    return {"box_ap": total[0], "mask_ap": total[1]}
+    return found
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True))
+    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True, names=LOG_NAMES))
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
     with run.initialization():
@@ -66,12 +66,13 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = owned.enter_context(closing(TrainingInput(orders, ranks, run.position)))
         run.log(samples(len(data.train.with_objects), len(data.val)))
         run.keep(partial(content, training))
+        run.use(Evaluator(data, QUALITIES, run.output, config.eval_workers))
         for _ in run.blocks():
             for number in run.steps():
                 rate = learning_rate(config, number)
                 run.report(train_step(training, run.wait_for(batches.next), rate), rate)
             if run.evaluates():
-                run.evaluated(evaluate(training, data, run))
+                run.evaluated_later(detect(training, data, run))
     return run.finish()
 
 
