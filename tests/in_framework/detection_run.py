@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-
 import torch
 
 from benchmarks.common.frameworks import pytorch
