@@ -9,10 +9,11 @@ import torch
 from nvidia.dali import fn, pipeline_def
 
 from benchmarks.detection.pytorch import boxes
+from benchmarks.ssd.maps import map_sizes
 from benchmarks.ssd.pytorch import coding, detection, loss
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import corners
-from benchmarks.ssd.pytorch.default_boxes import default_boxes, map_sizes
+from benchmarks.ssd.pytorch.default_boxes import default_boxes
 
 SCALES = Config().box_scales
 VARIANCES = (0.1, 0.1, 0.2, 0.2)

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 
 from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
-
-UNIT = 32
-"""Images of a step of the reference, in whose steps some rounds count and for which the learning rate is given."""
+from benchmarks.ssd.maps import map_sizes
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,12 @@ class Config:
         at_least(self, 32, "image_size")
         above_zero(self, "learning_rate", "decay_factor", "loss_scale", "score_threshold")
         fraction(self, "quality_target", "nms_threshold")
+        maps = len(map_sizes(self.image_size))
         refuse(
+            (
+                f"image_size={self.image_size} has {maps} feature maps: box_scales needs at least {maps + 1} numbers",
+                len(self.box_scales) <= maps,
+            ),
             ("blocks needs three numbers, each at least 1", len(self.blocks) != 3 or min(self.blocks) < 1),
             ("box_scales must rise from above 0", sorted({0.0, *self.box_scales})[1:] != list(self.box_scales)),
             ("eval_epochs must be at least 1", min((*self.eval_epochs, 1)) < 1),
