@@ -223,9 +223,10 @@ def roi_align():
         for row in range(bins):
             for column in range(bins):
                 points = [
-                    bilinear(feature, top + (row + (i + 0.5) / 2) * height / bins, left + (column + (j + 0.5) / 2) * width / bins)
-                    for i in range(2) for j in range(2)
-                ]  # fmt: skip
+                    bilinear(feature, top + (row + y) * height / bins, left + (column + x) * width / bins)
+                    for y in (0.25, 0.75)
+                    for x in (0.25, 0.75)
+                ]
                 worst = max(worst, float((sum(points) / 4 - pooled[number, :, row, column]).abs().max()))
     small = [torch.randn(1, 2, 8 >> n, 8 >> n, dtype=torch.float64, requires_grad=True) for n in range(4)]
     some = torch.tensor([[1.0, 2, 20, 17], [-3, 0, 300, 260]], dtype=torch.float64)
@@ -362,9 +363,9 @@ def fixed_shapes():
     """What a GPU computes: empty slots and unused proposals change no loss."""
     training, _ = steps()
     batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
-    found = {name: float(loss) for name, loss in training.losses(batch).items()}
+    found = {name: float(loss.detach()) for name, loss in training.losses(batch).items()}
     training._is_static = True
-    again = {name: float(loss) for name, loss in training.losses(batch).items()}
+    again = {name: float(loss.detach()) for name, loss in training.losses(batch).items()}
     return max(abs(found[name] - again[name]) for name in found)
 
 

@@ -12,6 +12,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Dict, Iterator, List
 
+import torch
+
 from benchmarks.common import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
@@ -52,8 +54,9 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     # A real batch: of noise the losses would have other numbers of objects.
     batch = first.next()
     some: List[EvaluationBatch] = [each for each, _ in zip(evaluation_input(config, data, ranks), range(2))]
+    again = cycle(some)
 
-    def step(batch: Batch) -> object:
+    def step(batch: Batch) -> torch.Tensor:
         return train_step(training, batch, RATE)
 
     loops: Dict[str, bench.Loop] = {
@@ -61,7 +64,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
         "real": bench.training_loop(pytorch, config, ranks, step, real.next),
         "input": bench.repeated(alone.next),
-        "detect": bench.repeated(lambda batches=cycle(some): evaluated(training, data, batches)),  # type: ignore[misc]
+        "detect": bench.repeated(lambda: evaluated(training, data, again)),
     }
     title = (
         f"Mask R-CNN, stages {config.stages}, width {config.stem_width}, short side {config.short_side}, batch "
