@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -22,9 +23,10 @@ from encore.results.compliance import check
 from tests.conftest import Encore, logged, losses, only_run, records
 from tests.trainings import PATIENCE, InFramework, held_port, result
 
-SCENES = 96
-STEPS = 12
-"""Of an epoch: 96 scenes, 8 a step."""
+SCENES, GLOBAL_BATCH = 96, 8
+STEPS = SCENES // GLOBAL_BATCH
+"""Of an epoch."""
+SHORT = ("epochs=2", "log_interval=1", "warmup_steps=8", "eval_batch_size=4", "box_target=0.99", "mask_target=0.99")
 
 
 @pytest.fixture(scope="module")
@@ -162,31 +164,36 @@ def scenes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
     choice = catalogue.choose("maskrcnn")
-    values = ("epochs=2", "seed=7", "log_interval=1", "warmup_steps=8", "eval_batch_size=4", *settings)
-    values = (*values, "box_target=0.99", "mask_target=0.99")
     system = catalogue.find_system(choice, "cpu", "v0.7")
-    pairs = [tuple(value.split("=", 1)) for value in (f"batch_size={8 // ranks}", *values)]
-    resolved = configuration.resolve(choice, system, 1, ranks, [f"{name}={value}" for name, value in pairs])
-    path.write_text(json.dumps(resolved.plain()), encoding="utf-8")
+    values = [*SHORT, f"batch_size={GLOBAL_BATCH // ranks}", *settings]
+    resolved = configuration.resolve(choice, system, 1, ranks, values)
+    path.write_text(json.dumps({**resolved.plain(), "seed": 7}), encoding="utf-8")
     return path
 
 
+@cache
+def meeting_port() -> socket.socket:
+    """Where the ranks of one run after the other meet."""
+    return held_port()
+
+
 def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
-    output.mkdir(parents=True, exist_ok=True)
-    with held_port() as port:
-        place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        command = [str(python), "-m", "benchmarks.maskrcnn.pytorch.train", "--config", str(config)]
-        command += ["--data", str(folder), "--output", str(output)]
-        return [
-            subprocess.Popen(
-                command,
-                env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                cwd=paths.ROOT,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
+    """The ranks of a run, as any launcher starts them."""
+    output.mkdir(exist_ok=True)
+    port = meeting_port().getsockname()[1]
+    command = [str(python), "-m", "benchmarks.maskrcnn.pytorch.train", "--config", str(config)]
+    command += ["--data", str(folder), "--output", str(output)]
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=paths.ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
 
 
 def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
