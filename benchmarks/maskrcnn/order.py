@@ -33,7 +33,9 @@ def resized(sizes: np.ndarray, short_side: int, long_side: int) -> np.ndarray:
     least, most = sides.min(1), sides.max(1)
     short = np.where(most / least * short_side > long_side, np.rint(long_side * least / most), short_side)
     scaled = (short[:, None] * sides / least[:, None]).astype(np.int64)
-    return np.maximum(1, np.where(sides == least[:, None], short[:, None], scaled)).astype(np.int64)
+    found = np.where(sides == least[:, None], short[:, None], scaled)
+    # Of very long images the rounding exceeds the limit; they still have to fit into the longest shape.
+    return found.clip(1, _multiple(long_side, STRIDE)).astype(np.int64)
 
 
 def shapes(sizes: np.ndarray, short_side: int, long_side: int, step: int) -> np.ndarray:

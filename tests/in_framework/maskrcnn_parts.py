@@ -33,14 +33,16 @@ SHAPE = (64, 96)
 def random_boxes(count, extent=60.0, seed=0):
     numbers = torch.Generator().manual_seed(seed)
     corner = torch.rand(count, 2, generator=numbers, dtype=torch.float64) * extent
-    return torch.cat((corner, corner + 2 + torch.rand(count, 2, generator=numbers, dtype=torch.float64) * extent / 2), 1)
+    return torch.cat(
+        (corner, corner + 2 + torch.rand(count, 2, generator=numbers, dtype=torch.float64) * extent / 2), 1
+    )
 
 
 def overlap(a, b):
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     both = max(width, 0) * max(height, 0)
-    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
+    return both and both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
 
 
 # -- suppression ----------------------------------------------------------------------------------------
@@ -221,9 +223,10 @@ def roi_align():
         for row in range(bins):
             for column in range(bins):
                 points = [
-                    bilinear(feature, top + (row + (i + 0.5) / 2) * height / bins, left + (column + (j + 0.5) / 2) * width / bins)
-                    for i in range(2) for j in range(2)
-                ]  # fmt: skip
+                    bilinear(feature, top + (row + y) * height / bins, left + (column + x) * width / bins)
+                    for y in (0.25, 0.75)
+                    for x in (0.25, 0.75)
+                ]
                 worst = max(worst, float((sum(points) / 4 - pooled[number, :, row, column]).abs().max()))
     small = [torch.randn(1, 2, 8 >> n, 8 >> n, dtype=torch.float64, requires_grad=True) for n in range(4)]
     some = torch.tensor([[1.0, 2, 20, 17], [-3, 0, 300, 260]], dtype=torch.float64)
@@ -292,7 +295,9 @@ def loss_values():
     filled = torch.tensor([[1, 1, 1, 0, 1], [1, 1, 0, 1, 0]]).bool()
     bce = [
         math.log(1 + math.exp(-x)) + (0 if p else x)
-        for x, p, f in zip(logits.flatten().tolist(), positive.flatten().tolist(), filled.flatten().tolist(), strict=True)
+        for x, p, f in zip(
+            logits.flatten().tolist(), positive.flatten().tolist(), filled.flatten().tolist(), strict=True
+        )
         if f
     ]
     errors = {"objectness": abs(sum(bce) / len(bce) - float(losses.objectness(logits, positive, filled)))}
@@ -358,9 +363,9 @@ def fixed_shapes():
     """What a GPU computes: empty slots and unused proposals change no loss."""
     training, _ = steps()
     batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
-    found = {name: float(loss) for name, loss in training.losses(batch).items()}
+    found = {name: float(loss.detach()) for name, loss in training.losses(batch).items()}
     training._is_static = True
-    again = {name: float(loss) for name, loss in training.losses(batch).items()}
+    again = {name: float(loss.detach()) for name, loss in training.losses(batch).items()}
     return max(abs(found[name] - again[name]) for name in found)
 
 
@@ -369,8 +374,12 @@ def frozen():
     network = training.network.backbone
     first = build(dataclasses.replace(CONFIG, frozen_stages=2), 5, CPU, {}).network.backbone
     return {
-        "same": all(torch.equal(a, b) for a, b in zip(network.conv1.parameters(), first.conv1.parameters(), strict=True))
-        and all(torch.equal(a, b) for a, b in zip(network.layers[0].parameters(), first.layers[0].parameters(), strict=True)),
+        "same": all(
+            torch.equal(a, b) for a, b in zip(network.conv1.parameters(), first.conv1.parameters(), strict=True)
+        )
+        and all(
+            torch.equal(a, b) for a, b in zip(network.layers[0].parameters(), first.layers[0].parameters(), strict=True)
+        ),
         "trained": not torch.equal(network.layers[1][0].conv1.weight, first.layers[1][0].conv1.weight),
     }
 
@@ -408,10 +417,12 @@ def folded():
         a = norm(functional.conv2d(y, theirs[f"{prefix}conv1.weight"]), f"{prefix}bn1").relu()
         b = norm(functional.conv2d(a, theirs[f"{prefix}conv2.weight"], None, stride, 1), f"{prefix}bn2").relu()
         c = norm(functional.conv2d(b, theirs[f"{prefix}conv3.weight"]), f"{prefix}bn3")
-        shortcut = norm(functional.conv2d(y, theirs[f"{prefix}downsample.0.weight"], None, stride), f"{prefix}downsample.1")
+        shortcut = norm(
+            functional.conv2d(y, theirs[f"{prefix}downsample.0.weight"], None, stride), f"{prefix}downsample.1"
+        )
         y = (c + shortcut).relu()
-        worst = max(worst, float((found[stage - 1] - y).abs().max() / y.abs().max()))
-    worst = max(worst, *(float((a - b).abs().max()) for a, b in zip(found, other(x), strict=True)))
+        worst = max(worst, float((found[stage - 1] - y).detach().abs().max() / y.detach().abs().max()))
+    worst = max(worst, *(float((a - b).detach().abs().max()) for a, b in zip(found, other(x), strict=True)))
     return {"largest error": worst, "shifts": any(each.shift.requires_grad for each in (network.conv1,))}
 
 

@@ -204,6 +204,7 @@ def synthetic_batch(config: Config, classes: int, shape: Shape, device: torch.de
     """One batch of noise of ``shape``, laid out as a real one, with objects in the form of diamonds."""
     random = np.random.RandomState(config.seed & 0xFFFFFFFF)
     height, width = shape
+    objects = min(objects, config.objects)
     images = []
     for _ in range(config.batch_size):
         pixels = random.randint(0, 256, (height, width, 3)).astype(np.uint8)

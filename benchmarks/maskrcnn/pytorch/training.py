@@ -119,9 +119,10 @@ class Training:
     @torch.no_grad()
     def _sampled(self, proposals: Proposals, batch: Batch, present: torch.Tensor) -> Rois:
         config = self.config
-        # The objects themselves are proposed too, so that the heads see what is right from the beginning.
-        boxes = torch.cat((proposals.boxes, batch.boxes), 1)
-        usable = torch.cat((proposals.valid, present), 1)
+        # The objects themselves are proposed too, so that the heads see what is right from the beginning. They come
+        # first: how many columns there are behind the last proposal changes nothing that is drawn.
+        boxes = torch.cat((batch.boxes, proposals.boxes), 1)
+        usable = torch.cat((present, proposals.valid), 1)
         quality = targets.overlaps(batch.boxes, boxes)
         matched = targets.match(quality, present, config.roi_overlap, config.roi_overlap, rescue=False)
         drawn = targets.sample(matched, usable, batch.seeds + 1, config.rois_per_image, config.roi_positive)
