@@ -83,7 +83,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         arrays = _write_arrays(task, left_out)
     for part in PARTS:
         _write_image_facts(task, part, found[part], left_out[part])
-        _write_json(task, part, left_out[part])
+        _write_json(task, part, left_out[part], has_flaws=bool(arrays[part]["flaw_counts"]))
     return _content(task, args, arrays, left_out, _check_counts(task, arrays))
 
 
@@ -166,13 +166,13 @@ def _can_link(task: pictures.Pictures, scratch: Path) -> bool:
 # -- JSON files -----------------------------------------------------------------------------------------
 
 
-def _write_json(task: Task, part: str, left_out: FrozenSet[str]) -> None:
+def _write_json(task: Task, part: str, left_out: FrozenSet[str], has_flaws: bool) -> None:
     """Place a part's annotations as they are, or without what was left out."""
     place, path = task.source.annotations[part], task.scratch / json_file(part)
     path.parent.mkdir(exist_ok=True)
     path.unlink() if path.exists() else None
     table = _table(task, part, left_out)
-    if left_out or table.drops_flawed:
+    if left_out or (has_flaws and table.drops_flawed):
         path.write_text(json.dumps(_filtered(table)), encoding="utf-8")
         return
     if not place.member:
