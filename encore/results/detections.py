@@ -91,8 +91,8 @@ class Detected:
     def title(self) -> str:
         """One line on it."""
         return (
-            f"{self.which}: {self.file}, average precision {self.precision:.2f} at IoU 0.5, {len(self.found)} "
-            f"detections, {len(self.objects)} objects, after epoch {self.epoch}"
+            f"{self.which}: {self.file} after epoch {self.epoch}, average precision {self.precision:.2f} at IoU 0.5; "
+            f"detections: {len(self.found)}, objects: {len(self.objects)}"
         )
 
 
