@@ -44,11 +44,12 @@ def main() -> None:
     # What a library prints must not look like an answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    requests: "SimpleQueue[Dict[str, Any]]" = SimpleQueue()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
     data = open_data(arguments.data)
     truth = _truth["val"] = Truth(data.val.json, arguments.kinds)
     processes, chunks = _processes(arguments.workers)
+    # After the fork: a forked process has the locks of the threads that were there, but not the threads.
+    requests: "SimpleQueue[Dict[str, Any]]" = SimpleQueue()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
     while True:
         request = requests.get()
         compared = truth.compare(detections.read(Path(request["file"])), processes, chunks)
@@ -70,8 +71,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _read(requests: "SimpleQueue[Dict[str, Any]]") -> None:
-    for line in sys.stdin:
-        requests.put(json.loads(line))
+    with os.fdopen(os.dup(0), encoding="utf-8") as lines:
+        for line in lines:
+            requests.put(json.loads(line))
     os._exit(0)
 
 
@@ -81,6 +83,7 @@ def _processes(workers: int) -> "tuple[Map, int]":
         return map, 1
     # Forked, since this process has loaded the annotations and no framework.
     pool = ProcessPoolExecutor(workers, get_context("fork"), _end_with_parent)
+    list(pool.map(_match, [Chunk(_truth["val"].kinds[0], (), (), ())] * workers))
     return (lambda _, chunks: pool.map(_match, chunks)), CHUNKS_PER_WORKER * workers
 
 

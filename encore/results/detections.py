@@ -23,8 +23,8 @@ FILE = "detections.jsonl"
 """In the folder of an experiment: one JSON object per image."""
 IN_REPORT = 2
 """Images at each end that a report shows."""
-PANEL = 360
-"""Width in pixels in which each side is shown."""
+PANEL, GAP = 360, 8
+"""Width in pixels in which each side is shown, and between them."""
 KEY = (
     "Left: detections with a score of at least 0.3, 20 at most; dashed: matches no object at IoU 0.5. "
     "Right: the objects; dotted: a crowd."
@@ -78,11 +78,21 @@ class Detected:
         return f"{self.which}_{self.image}"
 
     @property
+    def shown_size(self) -> tuple[int, int]:
+        """Width and height of its picture."""
+        return 2 * PANEL + GAP, round(self.height * PANEL / self.width)
+
+    @property
+    def source(self) -> str:
+        """Its picture as the address of an image, which no style of a page reaches."""
+        return "data:image/svg+xml;base64," + base64.b64encode(drawing(self).encode("utf-8", "replace")).decode("ascii")
+
+    @property
     def title(self) -> str:
         """One line on it."""
         return (
-            f"{self.which}: {self.file}, average precision {self.precision:.2f} at IoU 0.5, {len(self.found)} "
-            f"detections, {len(self.objects)} objects, after epoch {self.epoch}"
+            f"{self.which}: {self.file} after epoch {self.epoch}, average precision {self.precision:.2f} at IoU 0.5; "
+            f"detections: {len(self.found)}, objects: {len(self.objects)}"
         )
 
 
@@ -100,22 +110,22 @@ def shown_in_report(images: Sequence[Detected]) -> list[Detected]:
     return [each for which in ("best", "worst") for each in [i for i in images if i.which == which][:IN_REPORT]]
 
 
-def drawing(image: Detected, key: str = "image") -> str:
-    """Return a picture as SVG that needs nothing else; ``key`` names its parts within a page."""
+def drawing(image: Detected) -> str:
+    """Return a picture as SVG that needs nothing else."""
     unit = image.width / PANEL
-    gap = 8 * unit
-    width = 2 * image.width + gap
+    gap = GAP * unit
+    (width, height), whole = image.shown_size, 2 * image.width + gap
     sides = ((image.found, 0.0), (image.objects, image.width + gap))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.2f} {image.height}" '
-        f'width="{width / unit:.0f}" height="{image.height / unit:.0f}" role="img" class="detections">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole:.2f} {image.height}" '
+        f'width="{width}" height="{height}" role="img">',
         f"<title>{escape(image.title)}</title>",
-        f'<defs><image id="{escape(key)}" width="{image.width}" height="{image.height}" '
+        f'<defs><image id="image" width="{image.width}" height="{image.height}" '
         f'href="data:image/jpeg;base64,{image.jpeg}"/></defs>',
     ]
     for shapes, left in sides:
         # A label at the edge is cut at the panel's end.
-        parts.append(f'<svg x="{left:.2f}" width="{image.width}" height="{image.height}"><use href="#{escape(key)}"/>')
+        parts.append(f'<svg x="{left:.2f}" width="{image.width}" height="{image.height}"><use href="#image"/>')
         parts += [_mask(shape) for shape in shapes]
         parts += [_box(shape, unit, image) for shape in reversed(shapes)]
         parts.append("</svg>")
@@ -127,7 +137,7 @@ def _mask(shape: Shape) -> str:
         return ""
     numbers = iter(shape.runs)
     path = "".join(f"M{x} {y}h{length}v1h-{length}z" for x, y, length in zip(numbers, numbers, numbers, strict=False))
-    return f'<path d="{path}" fill="{_colour(shape)}" fill-opacity=".5" shape-rendering="crispEdges"/>'
+    return f'<path d="{path}" fill="{_colour(shape)}" fill-opacity=".4" shape-rendering="crispEdges"/>'
 
 
 def _box(shape: Shape, unit: float, image: Detected) -> str:

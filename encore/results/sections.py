@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from encore.results.compare import Comparison, Factor, Verdict, certainty
-from encore.results.detections import drawing, images_of, shown_in_report
+from encore.results.detections import Detected, images_of, shown_in_report
 from encore.results.explain import Explanation, explain
 from encore.results.findings import ComplianceReport, Finding
 from encore.results.measurements import title_of
@@ -39,14 +39,6 @@ class Stat:
     name: str
     value: str
     detail: str = ""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """An image with what was found in it."""
-
-    title: str
-    svg: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +73,7 @@ class Section:
     sentences: tuple[str, ...]
     translations: Table | None
     """A few of a run that translates."""
-    detections: tuple[Drawn, ...]
+    detections: tuple[Detected, ...]
     """A few images of a run that detects objects."""
 
     @property
@@ -140,10 +132,7 @@ def section(
         bars=tuple(plot for plot in bars if plot is not None),
         sentences=tuple(certainty(compared)),
         translations=translations_table(ours.folder),
-        detections=tuple(
-            Drawn(each.title, drawing(each, f"run-{number}-{each.name}"))
-            for each in shown_in_report(images_of(ours.folder))
-        ),
+        detections=tuple(shown_in_report(images_of(ours.folder))),
     )
 
 
