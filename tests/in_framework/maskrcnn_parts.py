@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 
-
 import numpy as np
 import torch
 from torch.nn import functional
