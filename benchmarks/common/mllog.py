@@ -121,9 +121,9 @@ class V05Log:
     That round has no untimed start: building the model belongs to the run.
     """
 
-    def __init__(self, path: Path, rank: int, benchmark: str) -> None:
-        """Append to ``path``."""
-        self._benchmark = benchmark
+    def __init__(self, path: Path, rank: int, benchmark: str, names: Optional[Mapping[str, str]] = None) -> None:
+        """Append to ``path``; ``names`` are those of qualities in the log, where several are logged by other ones."""
+        self._benchmark, self._names = benchmark, names or {}
         self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
 
     def event(self, key: str, value: Any = None) -> None:
@@ -160,8 +160,9 @@ class V05Log:
 
     def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Log what the evaluation found, and its end."""
-        self.event("eval_accuracy", {"epoch": epoch_num, "value": value_of(qualities)})
-        self.event("eval_target", value_of(targets))
+        found, wanted = ({self._names.get(name, name): each[name] for name in each} for each in (qualities, targets))
+        self.event("eval_accuracy", {"epoch": epoch_num, "value": value_of(found)})
+        self.event("eval_target", value_of(wanted))
         self.event("eval_stop", epoch_num)
 
     def run_stop(self, reached: bool) -> None:

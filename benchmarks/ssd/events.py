@@ -42,6 +42,7 @@ def timeline(config: Any, ranks: int, steps_per_epoch: int) -> Timeline:
             steps_per_epoch,
             lambda epoch: epoch + 1 in config.eval_epochs or epoch + 1 == last,
             stops_at_target=config.stop_at_target,
+            evaluates_concurrently=config.concurrent_evaluation,
         )
     steps = last * steps_per_epoch
     points = {each * REFERENCE_BATCH // (config.batch_size * ranks) for each in config.eval_steps} | {steps}
@@ -54,4 +55,5 @@ def timeline(config: Any, ranks: int, steps_per_epoch: int) -> Timeline:
         epoch_num=lambda step: (step - 1) // steps_per_epoch + 1,
         evaluates_inside_epochs=True,
         stops_at_target=config.stop_at_target,
+        evaluates_concurrently=config.concurrent_evaluation,
     )

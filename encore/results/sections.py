@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from encore.results.compare import Comparison, Factor, Verdict, certainty
+from encore.results.detections import drawing, images_of, shown_in_report
 from encore.results.explain import Explanation, explain
 from encore.results.findings import ComplianceReport, Finding
 from encore.results.measurements import title_of
@@ -38,6 +39,14 @@ class Stat:
     name: str
     value: str
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """An image with what was found in it."""
+
+    title: str
+    svg: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +81,8 @@ class Section:
     sentences: tuple[str, ...]
     translations: Table | None
     """A few of a run that translates."""
+    detections: tuple[Drawn, ...]
+    """A few images of a run that detects objects."""
 
     @property
     def side(self) -> Side:
@@ -129,6 +140,10 @@ def section(
         bars=tuple(plot for plot in bars if plot is not None),
         sentences=tuple(certainty(compared)),
         translations=translations_table(ours.folder),
+        detections=tuple(
+            Drawn(each.title, drawing(each, f"run-{number}-{each.name}"))
+            for each in shown_in_report(images_of(ours.folder))
+        ),
     )
 
 

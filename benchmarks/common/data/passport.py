@@ -110,9 +110,8 @@ def _normalized(passport: Passport) -> Passport:
     how["source"] = how.pop("fingerprint", how.get("source"))
     texts = {key: str(passport[key]) for key in ("benchmark", "name", "id")}
     facts = dict(passport.get("facts", {}))
-    shared = [str(name) for name in passport.get("shared_with", ())]
-    lists = {"classes": list(passport["classes"]), "shared_with": shared}
-    return {**texts, **lists, "splits": splits, "facts": facts, "how": how}
+    shared = {"shared_with": list(passport["shared_with"])} if "shared_with" in passport else {}
+    return {**texts, **shared, "classes": list(passport["classes"]), "splits": splits, "facts": facts, "how": how}
 
 
 def _absent(directory: Path) -> Problem:
@@ -168,7 +167,7 @@ def verify(
         return [problem]
     again = prepare_again(directory)
     problems = []
-    if benchmark is not None and benchmark not in (passport["benchmark"], *passport["shared_with"]):
+    if benchmark is not None and benchmark not in (passport["benchmark"], *passport.get("shared_with", ())):
         found = f"{directory} is a data set of {passport['benchmark']}"
         problems.append(Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
     if data_id(passport) != passport["id"]:

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 
 from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
-
-UNIT = 32
-"""Images of a step of the reference, in whose steps some rounds count and for which the learning rate is given."""
+from benchmarks.ssd.maps import map_sizes
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,7 @@ class Config:
     eval_epochs: Tuple[int, ...] = (40, 50, 55, 60, 65, 70, 75, 80)  # evaluates after so many epochs
     eval_steps: Tuple[int, ...] = ()  # in their place, steps of 32 images after which it evaluates, as v0.5 and v0.6
     eval_batch_size: int = 160  # images per rank
+    concurrent_evaluation: bool = True  # train on while pycocotools compares; false waits, as v0.5 and v0.6
     score_threshold: float = 0.05  # probability above which a box is a detection
     nms_threshold: float = 0.5  # intersection over union above which the box with the lower score is removed
     detections: int = 200  # per image at most, and per class before boxes are removed
@@ -96,7 +95,12 @@ class Config:
         at_least(self, 32, "image_size")
         above_zero(self, "learning_rate", "decay_factor", "loss_scale", "score_threshold")
         fraction(self, "quality_target", "nms_threshold")
+        maps = len(map_sizes(self.image_size))
         refuse(
+            (
+                f"image_size={self.image_size} has {maps} feature maps: box_scales needs at least {maps + 1} numbers",
+                len(self.box_scales) <= maps,
+            ),
             ("blocks needs three numbers, each at least 1", len(self.blocks) != 3 or min(self.blocks) < 1),
             ("box_scales must rise from above 0", sorted({0.0, *self.box_scales})[1:] != list(self.box_scales)),
             ("eval_epochs must be at least 1", min((*self.eval_epochs, 1)) < 1),

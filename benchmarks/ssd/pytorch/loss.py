@@ -29,20 +29,23 @@ def multibox_loss(predictions: torch.Tensor, offsets: torch.Tensor, labels: torc
     logits = predictions[..., 4:].flatten(0, 1)
     entropy = functional.cross_entropy(logits, labels.flatten(), reduction="none").view_as(labels)
     with torch.no_grad():
-        weight = positive + hard_negatives(entropy.masked_fill(positive, 0.0), NEGATIVES * count)
+        # abs: a loss of 0 may have a sign, by which its bits would be those of a negative number.
+        weight = positive + hard_negatives(entropy.abs().masked_fill(positive, -1.0), NEGATIVES * count)
     total = (positive * distance + weight * entropy).sum(1)
     return (total / count.clamp(min=1) * (count > 0)).mean()
 
 
 def hard_negatives(losses: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return weights (N, boxes) that choose the largest ``counts`` (N,) of ``losses`` (N, boxes), none negative.
+    """Return weights (N, boxes) that choose the largest ``counts`` (N,) of ``losses`` (N, boxes).
+
+    Negative ones are never chosen, and all others where there are fewer than wanted.
 
     A top-k with another k for each image, in shapes that do not depend on the values: the k-th largest loss is found
     bit by bit, by counting how many are at least as large, instead of by sorting thousands of losses of which some
     dozens are wanted. Losses that equal the k-th share what is left of the count.
     """
     order = losses.float().contiguous().view(torch.int32)
-    wanted = counts.clamp(max=losses.shape[1])[:, None]
+    wanted = torch.minimum(counts, (order >= 0).sum(1))[:, None]
     smallest = torch.zeros_like(wanted, dtype=torch.int32)
     for bit in reversed(range(BITS)):
         candidate = smallest | (1 << bit)

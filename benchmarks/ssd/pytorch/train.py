@@ -3,24 +3,24 @@
     $ python -m benchmarks.ssd.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.ssd.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a run that finds a checkpoint there
-resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+OUT gets result.txt (MLPerf log), metrics.jsonl, detections/, heartbeat/ and checkpoint/; a run that finds a checkpoint
+there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Dict, List, Optional
+from typing import List, Optional
 
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import samples
+from benchmarks.common.mllog import MLLog, samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
-from benchmarks.detection.annotations import DataSet, open_data
+from benchmarks.detection.annotations import open_data
 from benchmarks.detection.detections import Detections, empty, joined
-from benchmarks.detection.evaluation import coco_ap
+from benchmarks.detection.evaluator import Evaluator
 from benchmarks.detection.pytorch.gather import gathered
 from benchmarks.ssd import events
 from benchmarks.ssd.pytorch.config import Config
@@ -49,28 +49,18 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
 
 def detections_of(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Detections]:
-    """Detections of this rank's share of the validation images, or None if the run is to stop."""
+    """Detections of all ranks in all validation images, each in one rank's share; None but on rank 0, or to stop."""
     pytorch.average_tensors(statistics(training.network))  # all ranks evaluate one network
     training.network.eval()
     found = [empty()]
     for images, positions in run.watch(evaluation.one_pass()):
         found.append(in_original(training.detect(images), evaluation.part, positions))
     training.network.train()
-    return None if run.interrupted else joined(found)
-
-
-def evaluate(training: Training, evaluation: EvaluationInput, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
-    """mAP of the boxes in all validation images, each counted once by one rank; None if the run is to stop."""
-    own = detections_of(training, evaluation, run)
-    if own is None:
-        return None
-    found = gathered(own, run.ranks)
-    precision = coco_ap(data, found)["bbox"] if found is not None else 0.0
-    return {"map": pytorch.total([precision])[0]}
+    return None if run.interrupted else gathered(joined(found), run.ranks)
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv)
+    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True))
     config, ranks, saved = run.config, run.ranks, run.saved
     data = run.open(lambda: open_data(run.data))
     backbone = backbone_file(config, run.data)
@@ -84,12 +74,13 @@ def main(argv: Optional[List[str]] = None) -> int:
         steps = steps_per_epoch(data.train, config, ranks)
         run.log({**events.decays(config, ranks.size, steps), **samples(len(data.train.with_objects), evaluation.total)})
         run.keep(partial(content, training), partial(own_content, training, batches))
+        run.use(Evaluator(data, {"bbox": "map"}, run.output))
         for _ in run.blocks():
             for number in run.steps():
                 rate = learning_rate(config, number, ranks.size, steps)
                 run.report(train_step(training, run.wait_for(batches.next), rate), rate)
             if run.evaluates():
-                run.evaluated(evaluate(training, evaluation, data, run))
+                run.evaluated_later(detections_of(training, evaluation, run))
     return run.finish()
 
 
