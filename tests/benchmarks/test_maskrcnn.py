@@ -137,7 +137,9 @@ def test_learning_rate_is_the_submitted_one() -> None:
     # WarmupMultiStepLR: 0.08 - (800 - step) * 0.0001, then tenths after 18,000 and 24,000 steps.
     expected = {0: 0.0, 400: 0.04, 799: 0.0799, 800: 0.08, 17999: 0.08, 18000: 0.008, 24000: 0.0008}
     assert {step: schedule.learning_rate(config, step) for step in expected} == pytest.approx(expected)
-    assert schedule.learning_rate(config_of("dgx1", "v0.5", 8), 0) == pytest.approx(0.04 / 3)
+    default = SimpleNamespace(**{**vars(config), "warmup_factor": 0.0})
+    assert schedule.learning_rate(default, 0) == pytest.approx(0.08 / 3)
+    assert schedule.learning_rate(default, 400) == pytest.approx(0.08 * 2 / 3)
 
 
 def test_submitted_systems_have_the_submitted_global_batch() -> None:

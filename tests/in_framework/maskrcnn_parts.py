@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import sys
 
 import numpy as np
 import torch
@@ -507,4 +506,4 @@ def ordering():
 
 PARTS = (suppression, published_anchors, offsets, matching, sampling, proposals, roi_align, projection, pasting,
          loss_values, precisions, fixed_shapes, frozen, folded, with_torchvision, resumed, ordering)  # fmt: skip
-json.dump({part.__name__: part() for part in PARTS}, sys.stdout)
+print(json.dumps({part.__name__: part() for part in PARTS}, default=lambda value: value.item()))
