@@ -71,11 +71,15 @@ class DataPassport:
     """Records of each split."""
     files: Mapping[str, int] = field(repr=False)
     """Bytes of each file."""
+    shared_with: tuple[str, ...] = ()
+    """All benchmarks that read it, where it is more than one."""
+    unlisted_bytes: int = 0
+    """Size of the files that are too many to be listed, such as images."""
 
     @property
     def bytes(self) -> int:
         """Size of all files."""
-        return sum(self.files.values())
+        return sum(self.files.values()) + self.unlisted_bytes
 
 
 OnUpdate = Callable[[Update], None]
@@ -282,6 +286,8 @@ def read_passport(directory: Path) -> DataPassport:
             classes=len(facts["classes"]),
             counts={name: int(split["count"]) for name, split in splits.items()},
             files={str(file["name"]): int(file["bytes"]) for file in files},
+            shared_with=tuple(map(str, facts.get("shared_with", ()))),
+            unlisted_bytes=sum(int(split.get("unlisted_bytes", 0)) for split in splits.values()),
         )
     except (FileNotFoundError, NotADirectoryError):
         raise _absent(directory) from None
@@ -327,7 +333,7 @@ def check_data(directory: Path, benchmark: str) -> DataPassport:
     except EncoreError as error:
         error.remedy = error.remedy.replace("BENCHMARK", benchmark)
         raise
-    if passport.benchmark != benchmark:
+    if benchmark not in (passport.benchmark, *passport.shared_with):
         raise EncoreError(
             f"{directory} holds the data set {passport.name} of {passport.benchmark}",
             expected=f"a data set of {benchmark}",

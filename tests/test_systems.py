@@ -29,6 +29,8 @@ CHOICES = {
     "dlrm": "dlrm",
     "rnn_translator": "gnmt",
     "gnmt": "gnmt",
+    "single_stage_detector": "ssd",
+    "ssd": "ssd",
     "translation": "transformer",
     "transformer": "transformer",
 }
@@ -310,6 +312,63 @@ def test_the_transformer_has_the_submitted_values(each: Submitted) -> None:
     # train.py: 1,024 sentences over the ranks, at least 8 and at most 128 each; in v0.7 whole multiples of 4.
     share = math.ceil(1024 / found.ranks)
     assert found.get("eval_batch_size") == max(8, min(share // 4 * 4 if each.round == "v0.7" else share, 128))
+
+
+def options_of_ssd(each: Submitted) -> dict[str, str]:
+    """Return the options of a submitted command, some of which have an equals sign, with the defaults of its code."""
+    joined = dict(flag.split("=", 1) for flag in each.flags if "=" in flag)
+    given = each.arguments | {name.replace("-", "_"): value for name, value in joined.items()}
+    if each.folder.endswith("mxnet"):  # ssd_main.py; its target is in percent
+        defaults = {
+            "eval_batch_size": given["batch_size"],
+            "dali_workers": "6",
+            "input_jpg_decode": "gpu",
+            "lr_decay_epochs": "44 55",
+            "threshold": "0.23",
+        }
+        steps = int(given["lr_warmup_epoch"]) * 117266 // (each.ours.nodes * each.ours.gpus_per_node)
+        given = defaults | given | {"warmup": str(steps // int(given["batch_size"])), "wd": given["weight_decay"]}
+        return given | {"num_workers": given["dali_workers"]}
+    return {"eval_batch_size": "32", "num_workers": "4", "wd": "5e-4", "lr_decay_epochs": "44 55"} | given
+
+
+def expected_of_ssd(each: Submitted) -> dict[str, Any]:
+    """Return our keys with the values of the submitted command."""
+    given, mxnet = options_of_ssd(each), each.folder.endswith("mxnet")
+    in_steps = each.round != "v0.7"  # train.py's --decay1 and --decay2; v0.5 leaves --evaluation out as well
+    points = given.get("evaluation", "120000 160000 180000 200000 220000 240000") if in_steps else ""
+    cached = given.get("input_jpg_decode") == "cache"
+    on_gpu = mxnet or "use-nvjpeg" in each.flags
+    nhwc = mxnet or "nhwc" in each.flags
+    return {
+        "batch_size": int(given["batch_size"]),
+        "learning_rate": float(given["lr"]),
+        "warmup_steps": int(given["warmup"]),
+        "warmup_factor": int(given.get("warmup_factor", 0)),
+        "weight_decay": float(given["wd"]),
+        "epochs": int(given["epochs"]),
+        "quality_target": float(given["threshold"]),
+        "decay_steps": (160000, 200000) if in_steps else (),
+        "decay_epochs": tuple(map(int, given["lr_decay_epochs"].split())),
+        "eval_steps": tuple(map(int, points.split())),
+        "eval_epochs": (40, 50, 55, 60, 65, 70, 75, 80),  # parse_config.py; it evaluates at 85 epochs of 80, too
+        "eval_batch_size": int(given["eval_batch_size"]),
+        "concurrent_evaluation": not in_steps,
+        "bn_group": int(given.get("bn_group", 1)),
+        "layout": "NHWC" if nhwc else "NCHW",
+        "pad_channels": nhwc,
+        "precision": "fp16" if mxnet or "use-fp16" in each.flags else "fp32",
+        "decoder": "gpu" if on_gpu else "cpu",
+        "dali_threads": int(given["num_workers"]),
+        "dali_batches": int(given.get("input_batch_multiplier", 1)),
+        "dali_decoder_cache_mb": -(-100 * 1024 // (each.ours.nodes * each.ours.gpus_per_node)) if cached else 0,
+    }
+
+
+@pytest.mark.parametrize("each", [each for each in SUBMITTED if each.choice.name == "ssd"], ids=name_of)
+def test_ssd_has_the_submitted_values(each: Submitted) -> None:
+    found, expected = resolved(each.ours, each.choice), expected_of_ssd(each)
+    assert {name: found.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("each", SUBMITTED, ids=name_of)

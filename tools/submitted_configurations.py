@@ -25,6 +25,7 @@ SOURCES = (
     ("v0.5", f"{V05}/image_classification/mxnet", "DGX1:dgx1 DGX1_multi:dgx1_n80 DGX2:dgx2 DGX2_multi:dgx2_n32"),
     ("v0.5", f"{V05}/recommendation/pytorch", "DGX1:dgx1 DGX2:dgx2"),
     ("v0.5", f"{V05}/rnn_translator/pytorch", "DGX1:dgx1 DGX1_multi:dgx1_n32 DGX2:dgx2 DGX2_multi:dgx2_n16"),
+    ("v0.5", f"{V05}/single_stage_detector/pytorch", "DGX1:dgx1 DGX1_multi:dgx1_n8 DGX2:dgx2 DGX2_multi:dgx2_n8"),
     ("v0.5", f"{V05}/translation/pytorch", "DGX1:dgx1 DGX1_multi:dgx1_n24 DGX2:dgx2"),
     (
         "v0.6",
@@ -35,6 +36,12 @@ SOURCES = (
         "v0.6",
         f"{LATER}/gnmt/implementations/pytorch",
         "DGX1:dgx1 DGX1_multi:dgx1_n48 DGX2:dgx2 DGX2_multi:dgx2_n24 DGX2_multi_16x16x32:dgx2_n16",
+    ),
+    (
+        "v0.6",
+        f"{LATER}/ssd/implementations/pytorch",
+        "DGX1:dgx1 DGX1_multi:dgx1_n30 DGX2:dgx2 DGX2_multi_4x16x24:dgx2_n4 DGX2_multi:dgx2_n15"
+        " DGX2_multi_even:dgx2_n30",
     ),
     (
         "v0.6",
@@ -58,6 +65,17 @@ SOURCES = (
     ),
     (
         "v0.7",
+        f"{LATER}/ssd/implementations/pytorch",
+        "DGX1:dgx1 DGX2:dgx2 DGX2_multi_4x16x24:dgx2_n4 DGXA100:dgxa100 DGXA100_multi_2x8x56:dgxa100_n2",
+    ),
+    (
+        "v0.7",
+        f"{LATER}/ssd/implementations/mxnet",
+        "DGX2_multi_64x16x02x08:dgx2_n64 DGXA100_multi_8x8x24:dgxa100_n8 DGXA100_multi_64x8x4x4:dgxa100_n64"
+        " DGXA100_multi_128x8x2x8:dgxa100_n128",
+    ),
+    (
+        "v0.7",
         f"{LATER}/transformer/implementations/pytorch",
         "DGX1:dgx1 DGX2:dgx2 DGX2_multi_10x16x4608:dgx2_n10 DGX2_multi_60x16x768:dgx2_n60 DGXA100:dgxa100"
         " DGXA100_multi_2x8x6912:dgxa100_n2 DGXA100_multi_10x8x9216:dgxa100_n10"
@@ -71,7 +89,7 @@ SOURCES = (
 READ = re.compile(r"(MXNET|HOROVOD|NCCL|NHWC|OMP|OPENCV|OMPI_MCA|HCOLL|CUDNN|CUDA|LD_PRELOAD|PYTORCH|SHARP)")
 # Of the command: nothing that says where the data are, is drawn anew for each run, or chooses a kernel.
 LEFT_OUT = re.compile(
-    r"--(data-|gpus|seed|disp-|profile|model_config|dataset|conv-|force-|fuse-|batchnorm-layout|pooling-|network|use-"
+    r"--(data-|gpus|seed|disp-|profile|model_config|dataset|conv-|force-|fuse-|batchnorm-layout|pooling-|network|use-(?!fp16|nvjpeg)"
     r"|e2e-|sustained)"
 )
 STUB = """#!/bin/bash

@@ -87,12 +87,15 @@ def tolerance(device: torch.device, dtype: torch.dtype) -> float:
 
 def error(operator: Operator, device: torch.device, dtype: torch.dtype) -> float:
     """Return the largest error of the kernels next to the plain path over the ``small`` sizes, as in TOLERANCES."""
+    return distance_of(operator, implementation(operator, "triton"), device, dtype)
+
+
+def distance_of(operator: Operator, other: Any, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the same of any ``other`` implementation."""
     found = 0.0
     for sizes in operator.small:
-        plain, triton = (
-            operator.example(implementation(operator, name), device, dtype, **sizes)() for name in ("plain", "triton")
-        )
-        found = max([found, *(_distance(ours, theirs) for ours, theirs in zip(triton, plain))])
+        plain, results = (operator.example(each, device, dtype, **sizes)() for each in (operator.plain, other))
+        found = max([found, *(_distance(ours, theirs) for ours, theirs in zip(results, plain))])
     return found
 
 

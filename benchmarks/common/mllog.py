@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
@@ -39,7 +39,14 @@ class MLLog:
     Each line is flushed as it is written, so that a reader can follow the run.
     """
 
-    def __init__(self, path: Path, rank: int, accuracy_first: bool = False, factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        rank: int,
+        accuracy_first: bool = False,
+        factor: float = 1.0,
+        names: Optional[Mapping[str, str]] = None,
+    ) -> None:
         """Append to ``path``.
 
         Args:
@@ -47,8 +54,9 @@ class MLLog:
             rank: of this process.
             accuracy_first: log eval_accuracy before eval_stop, as some submissions do.
             factor: on each quality, whose unit is another one in the log (BLEU of 25.0 is 0.25 there).
+            names: of qualities in the log, where several are logged by other names than the benchmark's.
         """
-        self._accuracy_first, self._factor = accuracy_first, factor
+        self._accuracy_first, self._factor, self._names = accuracy_first, factor, names or {}
         logger = logging.Logger("encore.mllog", logging.INFO)  # not getLogger's, which would keep an earlier run's file
         logger.addHandler(logging.FileHandler(path, encoding="utf-8") if rank == 0 else logging.NullHandler())
         self._log = MLLogger(logger=logger, default_stack_offset=2)
@@ -97,7 +105,7 @@ class MLLog:
         if not self._accuracy_first:
             self._log.end(constants.EVAL_STOP, metadata=metadata)
         # 24.0 * 0.01 is not 0.24, which a checker compares with.
-        values = {name: round(value * self._factor, 12) for name, value in qualities.items()}
+        values = {self._names.get(name, name): round(value * self._factor, 12) for name, value in qualities.items()}
         self._log.event(constants.EVAL_ACCURACY, value_of(values), metadata=metadata)
         if self._accuracy_first:
             self._log.end(constants.EVAL_STOP, metadata=metadata)
@@ -113,9 +121,9 @@ class V05Log:
     That round has no untimed start: building the model belongs to the run.
     """
 
-    def __init__(self, path: Path, rank: int, benchmark: str) -> None:
-        """Append to ``path``."""
-        self._benchmark = benchmark
+    def __init__(self, path: Path, rank: int, benchmark: str, names: Optional[Mapping[str, str]] = None) -> None:
+        """Append to ``path``; ``names`` are those of qualities in the log, where several are logged by other ones."""
+        self._benchmark, self._names = benchmark, names or {}
         self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
 
     def event(self, key: str, value: Any = None) -> None:
@@ -152,8 +160,9 @@ class V05Log:
 
     def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Log what the evaluation found, and its end."""
-        self.event("eval_accuracy", {"epoch": epoch_num, "value": value_of(qualities)})
-        self.event("eval_target", value_of(targets))
+        found, wanted = ({self._names.get(name, name): each[name] for name in each} for each in (qualities, targets))
+        self.event("eval_accuracy", {"epoch": epoch_num, "value": value_of(found)})
+        self.event("eval_target", value_of(wanted))
         self.event("eval_stop", epoch_num)
 
     def run_stop(self, reached: bool) -> None:

@@ -14,29 +14,31 @@ A ``train.py`` trains; everything else is asked of a :class:`Run`, which calls n
             if run.evaluates():
                 run.evaluated(evaluate(training, run))
     return run.finish()
+
+Where training continues while others evaluate (``Timeline.evaluates_concurrently``), an evaluator is given before the
+loop by ``run.use(evaluator)``, and what a network found by ``run.evaluated_later(found)``.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar, Union
 
 from benchmarks.common import configuration
 from benchmarks.common.checkpoints import Checkpoints, Content
-from benchmarks.common.data.problem import Problem
-from benchmarks.common.metrics import MetricsStream, StepReports, library_environment
+from benchmarks.common.data.problem import FAILED, Problem
+from benchmarks.common.metrics import StepReports, library_environment
 from benchmarks.common.mllog import MLLog
+from benchmarks.common.pending import Begun, PendingEvaluations, Result, pause
 from benchmarks.common.ranks import Ranks
+from benchmarks.common.run_logs import LogOf, RunLogs
 from benchmarks.common.stopping import Heartbeat, StopRequest
 from benchmarks.common.timeline import Timeline
 
 T = TypeVar("T")
-LogOf = Callable[[Path, int], Any]
 
 
 class Run:
@@ -48,9 +50,8 @@ class Run:
         self.config, self._framework, self.data, self.output = config, framework, data, output
         self.ranks: Ranks = framework.start(config)
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
-        self._log_of = log
-        self._log_paths = (output / "result.txt", output / "metrics.jsonl")
-        self._checkpoints = Checkpoints(output / "checkpoint", self._log_paths, framework, self.ranks)
+        self._logs = RunLogs(output, self.ranks.rank, log, config.targets)
+        self._checkpoints = Checkpoints(output / "checkpoint", self._logs.paths, framework, self.ranks)
         with self._leaving_together():
             state = self._checkpoints.find()
         self.position: int = state.get("step", 0)
@@ -58,9 +59,10 @@ class Run:
         self._evaluated: int = state.get("evaluated", 0)  # position of the last evaluation
         self._reached: bool = state.get("reached", False)
         self._losses: List[float] = state.get("losses", [])  # of steps since the last record of the metrics stream
+        self._pending = PendingEvaluations(self._log_later, state.get("pending", []))
         self._shared: Content = dict
         self._own: Content = dict
-        self._ended = self.interrupted = self._part_is_open = False
+        self._ended = self.interrupted = self._failed = self._part_is_open = self._evaluates_later = False
         self._logs_events = not self.resumed
 
     @classmethod
@@ -100,32 +102,24 @@ class Run:
     def _save(self) -> None:
         state: Dict[str, Any] = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
         state["losses"] = self._reports.losses
+        if self._evaluates_later:
+            state["pending"] = self._pending.saved()
         self._checkpoints.save(self.position, state, self._shared, self._own)
-
-    # -- the logs, which are opened when there is something to log ----------------------------------------
-
-    @cached_property
-    def _log(self) -> Any:
-        return self._log_of(self._log_paths[0], self.ranks.rank)
-
-    @cached_property
-    def _metrics(self) -> MetricsStream:
-        return MetricsStream(self._log_paths[1], self.ranks.rank)
 
     def log(self, events: Mapping[str, Any]) -> None:
         """Log each item as an event, in order; what a resumed run has in its log already is left out."""
         if self._logs_events:
             for key, value in events.items():
-                self._log.event(key, value)
+                self._logs.log.event(key, value)
 
     @contextmanager
     def initialization(self) -> Iterator[None]:
         """Log what is inside as the untimed part of the run (MLPerf training rules, "timing")."""
         if self._logs_events:
-            self._log.init_start(self.config.seed)
+            self._logs.log.init_start(self.config.seed)
         yield
         if self._logs_events:
-            self._log.init_stop()
+            self._logs.log.init_stop()
 
     @contextmanager
     def timed(self, timeline: Union[Timeline, Callable[[], Timeline]]) -> Iterator[None]:
@@ -134,15 +128,25 @@ class Run:
         A timeline that only the data set tells is made by a function, after the clock has started.
         """
         if self._logs_events:
-            self._log.run_start()
+            self._logs.log.run_start()
         self._timeline = timeline if isinstance(timeline, Timeline) else timeline()
-        yield
+        try:
+            yield
+            self._end()
+        finally:
+            self._pending.close()
+
+    def _end(self) -> None:
         outcome = "interrupted" if self.interrupted else "reached" if self._reached else "not_reached"
-        if self.interrupted:
+        if self.interrupted or self._failed:
             self._save()
         else:
-            self._log.run_stop(self._reached)
-        self._metrics.write("end", outcome=outcome)
+            self._logs.log.run_stop(self._reached)
+            self._pending.finish()
+        if self._failed:
+            with self._leaving_together():
+                raise SystemExit(str(self._pending.problem) if self._pending.problem else FAILED)
+        self._logs.metrics.write("end", outcome=outcome)
 
     @contextmanager
     def _leaving_together(self) -> Iterator[None]:
@@ -187,7 +191,7 @@ class Run:
         timeline, sums = self._timeline, self._framework.LaggedSums(self.ranks, "step")
         wait = self._framework.input_wait(self.ranks)
         global_batch = self.config.batch_size * self.ranks.size
-        self._metrics.write(
+        self._logs.metrics.write(
             "start",
             ranks=self.ranks.size,
             global_batch_size=global_batch,
@@ -198,7 +202,7 @@ class Run:
             environment=library_environment(),
         )
         self._reports = StepReports(
-            self._metrics,
+            self._logs.metrics,
             sums,
             wait,
             self.ranks,
@@ -215,6 +219,7 @@ class Run:
             yield self.epoch
             if self._evaluation_is_due() and not self._ended:
                 raise RuntimeError("the evaluation of this block was not reported")
+        self._wait_for_results()
 
     def steps(self) -> Iterator[int]:
         """Yield the steps up to the next evaluation, counted from 0 over the run; report each one."""
@@ -245,9 +250,9 @@ class Run:
         """
         self._heartbeat.beat(self._current.stop - 1)
         with self._leaving_together():
-            stop = self._reports.add(self._current, loss, self._stop.requested, learning_rate, samples)
+            stop = self._reports.add(self._current, loss, self._wants_to_stop(), learning_rate, samples)
         if stop:
-            self.interrupted = self._ended = True
+            self._agree()
 
     def wait_for(self, call: Callable[[], T]) -> T:
         """Fetch a batch by ``call``, and count the time in which the device is idle as waiting for input."""
@@ -267,9 +272,7 @@ class Run:
         self._part_is_open = True
         timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
         if done == 0:
-            if epoch == 0 or timeline.evaluates_inside_epochs or timeline.evaluates_after(self.position):
-                self._log.block_start(epoch, timeline.block_epochs(epoch))
-            self._log.epoch_start(epoch)
+            self._logs.start_epoch(timeline, epoch)
         self._reports.start()
 
     def _close_part(self) -> None:
@@ -280,7 +283,7 @@ class Run:
             self._reports.end(epoch)
         if done + 1 == self._timeline.steps_per_epoch:
             if not self._timeline.evaluates_inside_epochs:
-                self._log.epoch_stop(epoch)
+                self._logs.log.epoch_stop(epoch)
             if not self._evaluation_is_due():
                 self._end_position()
         self._checkpoints.mark_logs()
@@ -288,11 +291,9 @@ class Run:
     def _end_position(self) -> None:
         """Do what comes last at a position: the end of an epoch that holds its evaluations, and a checkpoint."""
         timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
-        stops = self._reached and timeline.stops_at_target
+        stops = self._reached and timeline.stops_at_target and not timeline.evaluates_concurrently
         if timeline.evaluates_inside_epochs and (done == 0 or stops):
-            first = epoch - (done == 0)
-            self._log.epoch_stop(first)
-            self._log.block_stop(first)
+            self._logs.stop_epoch(epoch - (done == 0))
         self._checkpoints.mark_logs()
         if stops:
             self._ended = True
@@ -305,8 +306,10 @@ class Run:
         """Return whether the evaluation of this block comes now; if so, log its start."""
         if self._ended or not self._evaluation_is_due():
             return False
-        self._eval_started = time.time()
-        self._log.eval_start(self._timeline.epoch_num(self.position))
+        # One evaluation at a time: the checker of v0.6 takes no other one that begins before it has ended.
+        if (self._timeline.evaluates_concurrently and self._wait_for_results()) or self._ended:
+            return False
+        self._evaluation = self._logs.start_evaluation(self._timeline, self.position, self.epoch)
         return True
 
     def watch(self, batches: Iterable[T]) -> Iterator[T]:
@@ -339,17 +342,59 @@ class Run:
         """
         if found is None:
             return
-        timeline, targets = self._timeline, self.config.targets
-        qualities = {name: found[name] for name in targets}
-        figures = {name: value for name, value in found.items() if name not in targets}
-        self._log.eval_stop(timeline.epoch_num(self.position), qualities, targets)
-        if not timeline.evaluates_inside_epochs:
-            first = self.epoch
-            while first > 0 and not timeline.evaluates_after(first * timeline.steps_per_epoch):
-                first -= 1
-            self._log.block_stop(first)
-        seconds = round(time.time() - self._eval_started, 3)
-        self._metrics.write("eval", epoch=self.epoch + 1, qualities=qualities, seconds=seconds, **figures)
+        self._reached |= self._logs.stop_evaluation(self._timeline, self._evaluation, found)
         self._evaluated = self.position
-        self._reached |= all(qualities[name] >= target for name, target in targets.items())
         self._end_position()
+
+    # -- evaluations by an evaluator: see benchmarks/common/pending.py ------------------------------------
+
+    def use(self, evaluator: Any) -> None:
+        """Let ``evaluator`` work up to the end of ``timed`` on what ``evaluated_later`` is given; before ``blocks``.
+
+        What a resumed run had begun to evaluate begins anew.
+        """
+        self._evaluates_later = True
+        if self.ranks.rank == 0:
+            self._pending.open(evaluator, self._reached and self._timeline.stops_at_target)
+
+    def evaluated_later(self, found: Any) -> None:
+        """Let the evaluator evaluate what was ``found``, on rank 0; waits for it unless it is to work concurrently."""
+        if self.interrupted:
+            return
+        self._pending.start(self._evaluation, found)
+        if not self._timeline.evaluates_concurrently and self._wait_for_results():
+            self._pending.forget()  # interrupted: the resumed run evaluates again
+            return
+        self._evaluated = self.position
+        self._end_position()
+
+    def _log_later(self, begun: Begun, found: Result) -> bool:
+        """Log the end of an evaluation; return whether the run ends because of it. For rank 0."""
+        self._reached |= self._logs.stop_evaluation(self._timeline, begun, found)
+        return self._reached and self._timeline.stops_at_target
+
+    def _wants_to_stop(self) -> bool:
+        """Log the results that are there; return whether this rank was asked to stop, or a result asks for it."""
+        if self._pending.collect():
+            self._checkpoints.mark_logs()
+        return self._stop.requested or any(self._pending.votes[:2])
+
+    def _agree(self) -> bool:
+        """Find out with all ranks whether and why the run ends; return whether a result is still to come."""
+        self._wants_to_stop()
+        votes = self._framework.total(list(map(float, (self._reached, self._stop.requested, *self._pending.votes))))
+        self._reached, requested, ends, failed, waiting = (vote > 0 for vote in votes)
+        self.interrupted = requested and not ends
+        self._failed = failed and not (ends or requested)
+        self._ended |= ends or requested or failed
+        return waiting
+
+    def _wait_for_results(self) -> bool:
+        """Wait until all results are there or the run ends; return whether one is still to come."""
+        waiting = self._evaluates_later
+        while waiting and not self._ended:
+            waiting = self._agree()
+            if waiting:
+                self._heartbeat.beat(self.position)
+                pause()
+        return waiting

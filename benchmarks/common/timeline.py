@@ -21,6 +21,8 @@ class Timeline:
     evaluates_inside_epochs: bool = False
     """An epoch of the log ends behind its last evaluation and is a block; else before it, and blocks hold epochs."""
     stops_at_target: bool = True
+    evaluates_concurrently: bool = False
+    """Training continues while an evaluator works: a block ends before its evaluation, whose result comes later."""
 
     @property
     def steps(self) -> int:
@@ -36,9 +38,21 @@ class Timeline:
             last += 1
         return last - epoch + 1
 
+    def first_of_block(self, epoch: int) -> int:
+        """Return the epoch with which the block begins that holds ``epoch``."""
+        first = epoch
+        while first > 0 and not self.evaluates_after(first * self.steps_per_epoch):
+            first -= 1
+        return first
+
 
 def by_epochs(
-    config: Any, steps_per_epoch: int, evaluates: Callable[[int], bool], first: int = 1, stops_at_target: bool = True
+    config: Any,
+    steps_per_epoch: int,
+    evaluates: Callable[[int], bool],
+    first: int = 1,
+    stops_at_target: bool = True,
+    evaluates_concurrently: bool = False,
 ) -> Timeline:
     """Evaluate after the epochs of ``evaluates``, which count from 0, and keep checkpoints at their interval.
 
@@ -56,4 +70,5 @@ def by_epochs(
         checkpoints_after=after(lambda epoch: interval > 0 and (epoch + 1) % interval == 0),
         epoch_num=lambda step: step // steps_per_epoch - 1 + first,
         stops_at_target=stops_at_target,
+        evaluates_concurrently=evaluates_concurrently,
     )

@@ -7,6 +7,7 @@ and the fastest of what is there is found by a short measurement on tensors of t
 from __future__ import annotations
 
 import importlib
+import inspect
 from functools import partial
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -46,6 +47,20 @@ def adam_candidates(
     }
     if apex is not None:
         found["apex"] = lambda parameters: apex.FusedAdam(parameters, adam_w_mode=False, weight_decay=0.0, **options)
+    return found
+
+
+def sgd_candidates(learning_rate: float, momentum: float, weight_decay: float, apex: Any) -> Dict[str, Build]:
+    """Return SGD with momentum by the name of each implementation at hand: b <- m b + g + d w, w <- w - r b.
+
+    A rate that is a tensor, as a CUDA graph reads it, is for the fused one alone.
+    """
+    options: Dict[str, Any] = {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
+    found: Dict[str, Build] = {"plain": lambda parameters: torch.optim.SGD(parameters, foreach=True, **options)}
+    if "fused" in inspect.signature(torch.optim.SGD.__init__).parameters:  # since PyTorch 2.3
+        found["fused"] = lambda parameters: torch.optim.SGD(parameters, fused=True, **options)
+    if apex is not None:
+        found["apex"] = lambda parameters: apex.FusedSGD(parameters, **options)
     return found
 
 

@@ -7,7 +7,7 @@ waits for the device where the optimizer can skip a step by itself (PyTorch's fu
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -99,11 +99,11 @@ class Updates:
         """Return ``loss`` as ``backward`` is to begin from."""
         return loss if self.scale is None else loss * self.scale.value
 
-    def step(self, learning_rate: float, divisor: float) -> None:
+    def step(self, learning_rate: Union[float, torch.Tensor], divisor: float) -> None:
         """Update the weights by the gradients, which are cleared; skip it where they are not finite and are scaled.
 
         Args:
-            learning_rate: of this step.
+            learning_rate: of this step; a tensor where a CUDA graph reads it, for the fused optimizer.
             divisor: of the sum of the gradients over all ranks, such as the tokens of all ranks.
         """
         for group in self.optimizer.param_groups:
@@ -181,10 +181,11 @@ def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[tor
     gradients = torch.zeros_like(flat)
     begin = 0
     for parameter, size in zip(parameters, sizes):
-        part = slice(begin, begin + parameter.numel())
-        flat[part] = parameter.detach().reshape(-1)
-        parameter.data = flat[part].view(parameter.shape)
-        parameter.grad = gradients[part].view(parameter.shape)
+        # Each in its own memory order: channels_last weights stay so, and need no copy before a convolution.
+        place = (parameter.shape, parameter.stride(), begin)
+        weights = flat.as_strided(*place)
+        weights.copy_(parameter.detach())
+        parameter.data, parameter.grad = weights, gradients.as_strided(*place)
         begin += size
     return flat, gradients
 

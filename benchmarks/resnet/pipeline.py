@@ -6,12 +6,12 @@ normalize. Evaluation: resize the shorter side, crop the centre, normalize; ever
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
-from nvidia.dali import Pipeline, backend, fn, pipeline_def, types
+from nvidia.dali import backend, fn, pipeline_def, types
 
+from benchmarks.common.dali import EXECUTOR
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.config import Hyperparameters
 
@@ -19,9 +19,6 @@ from benchmarks.resnet.config import Hyperparameters
 # those in the v0.5 logs (input_mean_subtraction); the deviations are the usual 0.229, 0.224, 0.225.
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
-
-# Newer releases default to an executor whose outputs have no stream, so that a copy of them would block (data.py).
-EXECUTOR = {"exec_dynamic": False} if "exec_dynamic" in inspect.signature(Pipeline.__init__).parameters else {}
 
 
 def _read(config: Hyperparameters, data: Path, split: str, ranks: Ranks, **options: Any) -> Tuple[Any, Any]:

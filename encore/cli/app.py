@@ -22,7 +22,8 @@ COMMANDS = {
     "data": "data", "doctor": "doctor.doctor", "selftest": "selftest.selftest", "bench": "bench.bench",
     "images": "images", "score": "results.score",
     "check": "results.check", "audit": "audit.audit", "published": "published.published", "compare": "compare.compare",
-    "explain": "compare.explain", "report": "report.report", "tables": "report.tables", "archive": "report.archive",
+    "explain": "compare.explain", "report": "report.report", "tables": "report.tables",
+    "show-detections": "detections.show_detections", "archive": "report.archive",
 }  # fmt: skip
 """Module and function of each command; a module alone registers a group of them."""
 
@@ -43,7 +44,10 @@ class Commands(TyperGroup):
         part = typer.Typer(add_completion=False, rich_markup_mode="rich")
         part.callback()(lambda: None)
         if function:
-            epilog, settings = getattr(module, f"{cmd_name.upper()}_EPILOG"), getattr(module, "PASS_ON", None)
+            epilog, settings = (
+                getattr(module, f"{cmd_name.upper().replace('-', '_')}_EPILOG"),
+                getattr(module, "PASS_ON", None),
+            )
             part.command(cmd_name, epilog=epilog, context_settings=settings)(getattr(module, function))
         else:
             module.register(part)

@@ -18,6 +18,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.names import unknown
 from encore.results.compare import WITHIN, compare
 from encore.results.compliance import score_and_check
+from encore.results.detections import KEY
 from encore.results.figures import Figure, all_figures
 from encore.results.findings import ComplianceReport
 from encore.results.measurements import Measurement, of_published, of_side, of_study
@@ -159,6 +160,7 @@ def render(report: Report, template: str) -> str:
         lstrip_blocks=True,
     )
     environment.globals["level"] = percent(LEVEL)
+    environment.globals["detections_key"] = KEY
     environment.filters["plain"] = _plain
     environment.filters["breakable"] = lambda name: Markup("_<wbr>").join(str(name).split("_"))
     return environment.get_template(template).render(report=report, part=part, version=__version__, svg=Markup)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from encore.results.compare import Comparison, Factor, Verdict, certainty
+from encore.results.detections import Detected, images_of, shown_in_report
 from encore.results.explain import Explanation, explain
 from encore.results.findings import ComplianceReport, Finding
 from encore.results.measurements import title_of
@@ -72,6 +73,8 @@ class Section:
     sentences: tuple[str, ...]
     translations: Table | None
     """A few of a run that translates."""
+    detections: tuple[Detected, ...]
+    """A few images of a run that detects objects."""
 
     @property
     def side(self) -> Side:
@@ -129,6 +132,7 @@ def section(
         bars=tuple(plot for plot in bars if plot is not None),
         sentences=tuple(certainty(compared)),
         translations=translations_table(ours.folder),
+        detections=tuple(shown_in_report(images_of(ours.folder))),
     )
 
 

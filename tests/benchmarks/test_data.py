@@ -44,18 +44,37 @@ def write_pairs(folder: Path) -> None:
             (folder / f"{part}.{language}").write_text("".join(f"{word}@@ s {n % 7}\n" for n in range(40)))
 
 
+def write_scenes(folder: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (folder / "annotations").mkdir()
+    square = [2, 3, 2, 13, 12, 13, 12, 3]
+    for part in ("train", "val"):
+        (folder / f"{part}2017").mkdir()
+        images, objects = [], []
+        for number in range(1, 5):
+            image.effect_noise((64, 48), 60 + number).save(folder / f"{part}2017" / f"{number}.jpg")
+            images.append({"id": number, "file_name": f"{number}.jpg", "width": 64, "height": 48})
+            facts = {"id": number, "image_id": number, "category_id": 7, "iscrowd": 0}
+            objects.append({**facts, "bbox": [2, 3, 10, 10], "area": 100, "segmentation": [square]})
+        content = {"images": images, "annotations": objects, "categories": [{"id": 7, "name": "square"}]}
+        (folder / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(content))
+
+
 SOURCES: dict[str, Callable[[Path], None]] = {
     "resnet": write_pictures,
     "dlrm": write_clicks,
     "ncf": write_ratings,
     # The Transformer's prepare.py has the same code behind it.
     "gnmt": write_pairs,
+    # Mask R-CNN's too.
+    "ssd": write_scenes,
 }
 FILES = {
     "resnet": "train.rec",
     "dlrm": "train.bin",
     "ncf": "train_users.npy",
     "gnmt": "train_source.npy",
+    "ssd": "train_boxes.npy",
 }
 every_benchmark = pytest.mark.parametrize("benchmark", SOURCES)
 
@@ -200,25 +219,24 @@ def test_a_change_is_found(benchmark: str, source: Path, tmp_path: Path) -> None
     for how in ((), ("--quick",)):
         assert run(benchmark, "--verify", tmp_path / "to", *how)[0] == 0
     facts = passport(tmp_path / "to")
-    (tmp_path / "to" / "dataset.json").write_text(json.dumps({**facts, "benchmark": "ssd"}))
+    (tmp_path / "to" / "dataset.json").write_text(json.dumps({**facts, "benchmark": "bert", "shared_with": []}))
     code, lines = run(benchmark, "--verify", tmp_path / "to")
-    assert (code, "is a data set of ssd" in problem(lines)) == (2, True)
+    assert (code, "is a data set of bert" in problem(lines)) == (2, True)
     (tmp_path / "to" / FILES[benchmark]).write_bytes(b"")
     code, lines = run(benchmark, "--verify", tmp_path / "to", "--quick")
     assert len(lines[-1]["error"]["more"]) == 2
 
 
-OWN = {"resnet": ("--resize", "256"), "dlrm": ("--index-limit", "9")}
+OWN = {"resnet": ("--resize", "256"), "dlrm": ("--index-limit", "9"), "ssd": ("--scenes", "9")}
 
 
 @every_benchmark
-def test_only_images_have_classes_and_an_index(benchmark: str, source: Path, tmp_path: Path) -> None:
+def test_only_images_have_classes_and_only_resnet_an_index(benchmark: str, source: Path, tmp_path: Path) -> None:
     code, lines = prepare(benchmark, source, tmp_path / "to")
     assert code == 0
-    has = benchmark == "resnet"
-    assert any(line.get("phase") == "index" for line in lines) == has
+    assert any(line.get("phase") == "index" for line in lines) == (benchmark == "resnet")
     described = describe(data.read_passport(tmp_path / "to"))
-    assert ("classes" in described) == has, described
+    assert ("classes" in described) == (benchmark in ("resnet", "ssd")), described
 
 
 @pytest.mark.parametrize("owner", OWN)

@@ -5,8 +5,10 @@
 - schema, benchmark, name;
 - id: sha256 of the content alone, so that equal data have equal ids wherever they are;
 - classes: class names in the order of their labels, empty where samples have none;
+- shared_with: names of all benchmarks that read the data set, where it is more than one;
 - splits: for each its ``count`` of samples and its ``files`` (name, bytes, sha256), and what else the benchmark's
-  writer keeps of it, such as the first and the last record;
+  writer keeps of it, such as the first and the last record; files that are too many to be listed are in an array of
+  its own, and ``unlisted_bytes`` is their size;
 - facts: sizes that the training needs (users, items, rows of a table); they are part of the id;
 - how: how it was made, which is not: ``source`` (hash of the raw data's listing and of the options), options, versions;
 - sha256: of all the other fields, so that none of them changes unnoticed.
@@ -36,6 +38,8 @@ Add = Callable[[int], None]
 """Called with the bytes read since its last call."""
 Check = Callable[[Path, Passport], Sequence[Problem]]
 """A benchmark's own look at a folder whose files have the right size: what it finds wrong with their content."""
+CheckUnlisted = Callable[[Path, Passport, bool, Add], Sequence[Problem]]
+"""The same for files that the passport does not list: quick, or every byte, of which it reports how many it read."""
 
 
 def prepare_again(directory: Path) -> str:
@@ -75,6 +79,8 @@ def write(passport: Passport, directory: Path) -> Path:
     """Write the passport with its schema and id in one step: it is there whole or not at all."""
     path, temporary = directory / FILE_NAME, directory / f"{FILE_NAME}.partial"
     content = {"schema": SCHEMA, "id": data_id(passport), **{field: passport[field] for field in FIELDS}}
+    if passport.get("shared_with"):
+        content["shared_with"] = passport["shared_with"]
     content["sha256"] = _checksum(content)
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=2, ensure_ascii=False)
@@ -118,7 +124,8 @@ def _normalized(passport: Passport) -> Passport:
     how["source"] = how.pop("fingerprint", how.get("source"))
     texts = {key: str(passport[key]) for key in ("benchmark", "name", "id")}
     facts = dict(passport.get("facts", {}))
-    return {**texts, "classes": list(passport["classes"]), "splits": splits, "facts": facts, "how": how}
+    shared = {"shared_with": list(passport["shared_with"])} if "shared_with" in passport else {}
+    return {**texts, **shared, "classes": list(passport["classes"]), "splits": splits, "facts": facts, "how": how}
 
 
 def _absent(directory: Path) -> Problem:
@@ -136,6 +143,12 @@ def files_of(passport: Passport) -> List[File]:
     """Return the files of all splits, each once."""
     every = {file["name"]: file for split in passport["splits"].values() for file in split["files"]}
     return list(every.values())
+
+
+def total_bytes(passport: Passport) -> int:
+    """Return the size of all files, unlisted ones included."""
+    unlisted = sum(int(split.get("unlisted_bytes", 0)) for split in passport["splits"].values())
+    return unlisted + sum(int(file["bytes"]) for file in files_of(passport))
 
 
 def describe_file(path: Path, add: Add = lambda size: None) -> File:
@@ -168,7 +181,7 @@ def verify(
         return [problem]
     again = prepare_again(directory)
     problems = []
-    if benchmark is not None and passport["benchmark"] != benchmark:
+    if benchmark is not None and benchmark not in (passport["benchmark"], *passport.get("shared_with", ())):
         found = f"{directory} is a data set of {passport['benchmark']}"
         problems.append(Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
     content = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 from benchmarks.common.data import passport
 from benchmarks.common.data.passport import FILE_NAME, PARTS
@@ -50,6 +50,17 @@ class DataSet:
     """Name of the writer module: only this one may need more than the standard library."""
     check: passport.Check = lambda directory, passport: ()
     """What --verify looks at in addition to sizes and hashes."""
+    folders: Tuple[str, ...] = ()
+    """Names of folders that are written, with files that the passport need not list."""
+    check_unlisted: passport.CheckUnlisted = lambda directory, passport, quick, add: ()
+    """Compares such files with what an array of the data set has of them."""
+    shared_with: Tuple[str, ...] = ()
+    """Benchmarks that read the same data set, this one among them; its passport has the first one's name."""
+
+    @property
+    def places(self) -> Tuple[str, ...]:
+        """Names of all that is written in addition to the passport."""
+        return (*self.files, *self.folders)
 
 
 class Split(NamedTuple):
@@ -178,8 +189,10 @@ def _interrupt(number: int, frame: Optional[FrameType]) -> None:
 def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) -> int:
     """Check a data folder against its passport and report every difference."""
     found = passport.read(directory)
-    total = sum(file["bytes"] for file in passport.files_of(found))
-    problems = passport.verify(directory, quick, data_set.benchmark, progress.counter("verify", total), data_set.check)
+    total = passport.total_bytes(found)
+    add = progress.counter("verify", total)
+    problems = passport.verify(directory, quick, data_set.benchmark, add, data_set.check)
+    problems += () if problems else data_set.check_unlisted(directory, found, quick, add)
     if problems:
         return progress.fail(*problems)
     counts = ", ".join(f"{split['count']:,} {name}" for name, split in found["splits"].items())
@@ -252,9 +265,9 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
     except Problem:
         present = None
     same = present is not None and present["how"]["source"] == fingerprint
-    if same and not passport.verify(to, True, data_set.benchmark, check=data_set.check):
+    if same and not _problems_at_a_glance(data_set, to):
         return not overwrite
-    foreign = [name for name in (*data_set.files, FILE_NAME) if (to / name).exists()]
+    foreign = [name for name in (*data_set.places, FILE_NAME) if (to / name).exists()]
     is_ours = (to / PARTS / "plan.json").exists()
     if overwrite or not foreign or (is_ours and present is None):
         return False
@@ -265,6 +278,11 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
     else:
         found = f"{to} holds the data set {present['name']}, made from another source or with other options"
     raise Problem(found, "an empty folder, or this data set", "choose another --to, or add --overwrite")
+
+
+def _problems_at_a_glance(data_set: DataSet, to: Path) -> List[Problem]:
+    problems = passport.verify(to, True, data_set.benchmark, check=data_set.check)
+    return problems or list(data_set.check_unlisted(to, passport.read(to), True, lambda size: None))
 
 
 @contextmanager
@@ -309,7 +327,7 @@ def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progres
     scratch = to / PARTS
     plan, wanted = scratch / "plan.json", json.dumps({"source": fingerprint}).encode()
     before = plan.read_bytes() if plan.exists() else None
-    finished = [to / name for name in data_set.files if (to / name).exists()]
+    finished = [to / name for name in data_set.places if (to / name).exists()]
     if before == wanted:
         _remove_unfinished(scratch)
         for path in finished:  # moved already when the preparation was interrupted
@@ -345,14 +363,15 @@ def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path
         splits[key] = {"count": split.samples, "files": files, **split.facts}
     tool = {"name": f"benchmarks.{data_set.benchmark}.prepare", "python": platform.python_version(), **content.tool}
     facts = {
-        "benchmark": data_set.benchmark,
+        "benchmark": (*data_set.shared_with, data_set.benchmark)[0],
+        "shared_with": list(data_set.shared_with),
         "name": content.name,
         "classes": list(content.classes),
         "splits": splits,
         "facts": dict(content.facts),
         "how": {"source": fingerprint, **content.how, "tool": tool},
     }
-    for name in data_set.files:
+    for name in data_set.places:
         (scratch / name).replace(scratch.parent / name)
     path = passport.write(facts, scratch.parent)
     shutil.rmtree(scratch)

@@ -15,13 +15,13 @@ from typing import Callable
 import torch
 from torch.nn import functional
 
-from benchmarks.common import bench
+from benchmarks.common import bench, torch_abilities
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title
 from benchmarks.resnet.inputs import TrainingInput, bench_loops
-from benchmarks.resnet.pytorch import abilities, model
 from benchmarks.resnet.pytorch import data as tensors
+from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.pytorch.data import Batch
 from benchmarks.resnet.pytorch.train import train_step, whole_step
@@ -47,7 +47,7 @@ def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[]
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
-    config = abilities.settle(config, ranks)
+    config = torch_abilities.settle(config, ranks)
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
     step = partial(train_step, build(config, ranks, {}, whole_step), rate=bench.RATE)

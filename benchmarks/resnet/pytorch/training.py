@@ -13,12 +13,13 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.common import torch_abilities
 from benchmarks.common.cuda_graphs import Captured, on_side_stream, repeated
 from benchmarks.common.frameworks.pytorch import autocast
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.inputs import TrainingInput
-from benchmarks.resnet.pytorch import abilities, model, operators, optimizer
+from benchmarks.resnet.pytorch import model, operators, optimizer
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.pytorch.data import Batch
 from benchmarks.resnet.pytorch.optimizer import MomentumSGD
@@ -50,7 +51,7 @@ Step = Callable[[Training, torch.Tensor, torch.Tensor], torch.Tensor]
 
 def build(config: Config, ranks: Ranks, saved: Mapping[str, Any], whole_step: Step) -> Training:
     """Build with what ``content`` and ``own_content`` saved, or with rank 0's fresh weights, and warm up."""
-    config = abilities.settle(config, ranks)
+    config = torch_abilities.settle(config, ranks)
     network = model.place(model.build(config), config, ranks.context)
     model.use(network, operators.choose(config, ranks, saved.get("operators")))
     sgd = optimizer.build(network, config)

@@ -6,22 +6,29 @@ import dataclasses
 import importlib.util
 import inspect
 import sys
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import torch
 
 from benchmarks.common.ranks import Ranks
-from benchmarks.resnet.pytorch.config import Config
+
+T = TypeVar("T")
 
 
-def settle(config: Config, ranks: Ranks) -> Config:
-    """Return ``config`` with a choice for each "auto"; SystemExit if it asks for what is not there."""
+def settle(given: T, ranks: Ranks) -> T:
+    """Return ``given`` with a choice for each "auto"; SystemExit if it asks for what is not there.
+
+    ``given`` is a dataclass with device, compile (a mode of torch.compile, none or auto) and cuda_graph (a truth value
+    or auto).
+    """
+    config: Any = given
     on_gpu = config.device == "gpu"
     chosen = {
         "compile": _choose("compile", config.compile, "default" if on_gpu else "none", "none", ranks),
         "cuda_graph": _choose("cuda_graph", config.cuda_graph, on_gpu, False, ranks),
     }
-    return dataclasses.replace(config, **chosen)
+    settled: T = dataclasses.replace(config, **chosen)
+    return settled
 
 
 def _choose(key: str, asked: Any, best: Any, off: Any, ranks: Ranks) -> Any:

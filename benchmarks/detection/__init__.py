@@ -1,0 +1,1 @@
+"""What the benchmarks on COCO share: data, evaluation and operations on boxes."""

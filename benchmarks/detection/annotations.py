@@ -1,0 +1,197 @@
+"""The on-disk format: COCO's images and JSON files as published, and the objects of all images in arrays.
+
+A prepared folder has ``train2017/``, ``val2017/``, ``annotations/instances_{train,val}2017.json`` and, for ``train``
+and ``val``, one ``.npy`` file for each name in ARRAYS, such as ``train_boxes.npy``. Arrays are read through memory
+maps::
+
+    data = open_data(Path("data/ssd"))
+    print(data.train.path(0), data.train.boxes[data.train.offsets[0] : data.train.offsets[1]])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from benchmarks.common.data import passport
+from benchmarks.common.data.passport import prepare_again
+from benchmarks.common.data.problem import Problem
+
+PARTS = ("train", "val")
+ARRAYS = (
+    "image_ids",
+    "files",
+    "bytes",
+    "checksums",
+    "sizes",
+    "offsets",
+    "boxes",
+    "labels",
+    "areas",
+    "crowds",
+    "polygon_offsets",
+    "point_offsets",
+    "points",
+)
+"""The fields of Part with the same names, and ``bytes`` (int64 (N,)) and ``checksums`` (uint8 (N, 32), sha256) of the
+image files, which only a verification reads. ``files`` holds names in UTF-8, padded with zeros to equal length."""
+
+
+def images_folder(part: str) -> str:
+    """Return the name of the folder of a part's images, as published."""
+    return f"{part}2017"
+
+
+def json_file(part: str) -> str:
+    """Return the path of a part's annotations within the data folder, as published."""
+    return f"annotations/instances_{part}2017.json"
+
+
+def array_file(part: str, array: str) -> str:
+    """Return the name of an array's file."""
+    return f"{part}_{array}.npy"
+
+
+class Category(NamedTuple):
+    """One kind of objects."""
+
+    id: int
+    """As in the JSON files; COCO's 80 ids are in 1 to 90."""
+    name: str
+
+
+@dataclass(frozen=True)
+class Names(Sequence[str]):
+    """File names as text, from an array of bytes."""
+
+    encoded: np.ndarray
+    """S (N,), a memory map."""
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __getitem__(self, position: Any) -> Any:
+        found = self.encoded[position]
+        return [each.decode() for each in found] if isinstance(position, slice) else found.decode()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of train and val: N images in the order of their ids, with A objects; arrays are memory maps."""
+
+    folder: Path
+    """Of the images."""
+    json: Path
+    """The annotations as published."""
+    image_ids: np.ndarray
+    """int64 (N,)"""
+    files: Sequence[str]
+    """N names in ``folder``."""
+    sizes: np.ndarray
+    """int32 (N, 2): width and height in pixels."""
+    offsets: np.ndarray
+    """int64 (N + 1,): the objects of image i are offsets[i] to offsets[i + 1] - 1."""
+    boxes: np.ndarray
+    """float32 (A, 4): x, y, width and height in pixels as COCO has them, width and height above 0; a published box may
+    reach out of its image."""
+    labels: np.ndarray
+    """int16 (A,): 1 to C, in the order of the category ids; 0 is the background."""
+    areas: np.ndarray
+    """float32 (A,): of the masks, in pixels."""
+    crowds: np.ndarray
+    """bool (A,)"""
+    polygon_offsets: np.ndarray
+    """int64 (A + 1,): the polygons of object a; none where it has an RLE, which the JSON alone holds."""
+    point_offsets: np.ndarray
+    """int64 (P + 1,): the numbers of polygon p are points[point_offsets[p] : point_offsets[p + 1]]."""
+    points: np.ndarray
+    """float32: x, y, x, y and so on, in pixels."""
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def path(self, position: int) -> Path:
+        """Return the path of an image."""
+        return self.folder / self.files[position]
+
+    @cached_property
+    def with_objects(self) -> np.ndarray:
+        """int32: positions of the images that have an object (117,266 of COCO's 118,287)."""
+        return np.flatnonzero(np.diff(self.offsets)).astype(np.int32)
+
+    def polygons(self, number: int) -> List[np.ndarray]:
+        """Return the polygons of an object, each float32 (points, 2)."""
+        first, last = int(self.polygon_offsets[number]), int(self.polygon_offsets[number + 1])
+        bounds = self.point_offsets[first : last + 1]
+        return [np.asarray(self.points[bounds[p] : bounds[p + 1]]).reshape(-1, 2) for p in range(last - first)]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A prepared data set, opened."""
+
+    train: Part
+    val: Part
+    categories: Sequence[Category]
+    """In the order of their ids: label = position + 1."""
+    passport: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Sizes that the passport states."""
+        return self.passport["facts"]
+
+
+def open_data(folder: Path) -> DataSet:
+    """Open a prepared data set; reads no array and no image, so that it may be open before the clock starts.
+
+    Raises:
+        Problem: there is none, it is half-written, or its files are not those of its passport.
+    """
+    found = passport.read(folder)
+    try:
+        parts = {part: _open_part(folder, part) for part in PARTS}
+        categories = tuple(Category(int(number), str(name)) for number, name in found["facts"]["categories"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise Problem(f"{folder}: {error!r}", "a data set for detection", prepare_again(folder)) from None
+    data = DataSet(parts["train"], parts["val"], categories, found, folder)
+    problems = check(data)
+    if problems:
+        raise problems[0]
+    return data
+
+
+def load(folder: Path, part: str, array: str) -> np.ndarray:
+    """Return one array of a part as a memory map."""
+    return np.load(str(folder / array_file(part, array)), mmap_mode="r")
+
+
+def _open_part(folder: Path, part: str) -> Part:
+    arrays: Dict[str, Any] = {name: load(folder, part, name) for name in ARRAYS if name not in ("bytes", "checksums")}
+    arrays["files"] = Names(arrays["files"])
+    return Part(folder / images_folder(part), folder / json_file(part), **arrays)
+
+
+def check(data: DataSet) -> List[Problem]:
+    """Compare the lengths of the arrays with the passport, and read none of them but the last offsets."""
+    again = prepare_again(data.folder)
+    expected = []
+    for name, part in (("train", data.train), ("val", data.val)):
+        count = data.passport["splits"][name]["count"]
+        objects, polygons = len(part.boxes), len(part.point_offsets) - 1
+        lengths = {"files": count, "sizes": count, "image_ids": count, "offsets": count + 1}
+        lengths.update({"labels": objects, "areas": objects, "crowds": objects, "polygon_offsets": objects + 1})
+        expected += [(f"{name}_{array}.npy", len(getattr(part, array)), length) for array, length in lengths.items()]
+        expected.append((f"{name}_boxes.npy", objects, int(part.offsets[-1])))
+        expected.append((f"{name}_point_offsets.npy", polygons, int(part.polygon_offsets[-1])))
+        expected.append((f"{name}_points.npy", len(part.points), int(part.point_offsets[-1])))
+    return [
+        Problem(f"{data.folder / file} has {found:,} entries", f"{wanted:,}", again)
+        for file, found, wanted in expected
+        if found != wanted
+    ]

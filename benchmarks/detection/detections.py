@@ -1,0 +1,99 @@
+"""What a network found in images, as arrays, as a file, and in the order that makes it independent of the ranks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence
+
+import numpy as np
+
+DTYPES = {"images": np.int64, "boxes": np.float32, "scores": np.float32, "labels": np.int16}
+"""Of the arrays of Detections."""
+
+
+@dataclass(frozen=True)
+class Detections:
+    """D detections in any order."""
+
+    images: np.ndarray
+    """int64 (D,): image ids."""
+    boxes: np.ndarray
+    """float32 (D, 4): x, y, width and height in pixels of the original image."""
+    scores: np.ndarray
+    """float32 (D,)"""
+    labels: np.ndarray
+    """int16 (D,): 1 to C."""
+    masks: Optional[Sequence[bytes]] = None
+    """D masks of the size of their image as COCO's compressed RLE ("counts"), or None where there are boxes alone."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, positions: np.ndarray) -> Detections:
+        """Return those at ``positions``, int (n,), in that order."""
+        masks = None if self.masks is None else [self.masks[position] for position in positions.tolist()]
+        arrays = (self.images[positions], self.boxes[positions], self.scores[positions], self.labels[positions])
+        return Detections(*arrays, masks)
+
+
+def empty(masks: bool = False) -> Detections:
+    """Return no detection, with or without masks."""
+    arrays = {name: np.zeros((0, 4) if name == "boxes" else 0, dtype) for name, dtype in DTYPES.items()}
+    return Detections(**arrays, masks=[] if masks else None)
+
+
+def joined(parts: Sequence[Detections]) -> Detections:
+    """Return the detections of ``parts``, at least one, by ascending image id; those of an image keep their order.
+
+    An image must be in one part alone, so that its detections count once.
+
+    Raises:
+        RuntimeError: an image is in two parts.
+    """
+    images = [np.unique(part.images) for part in parts]
+    repeated, counts = np.unique(np.concatenate(images), return_counts=True)
+    if (counts > 1).any():
+        raise RuntimeError(f"image {repeated[counts > 1][0]} was evaluated {counts.max()} times, by different ranks")
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]).astype(DTYPES[name]) for name in DTYPES}
+    masks: Optional[List[bytes]] = None
+    if all(part.masks is not None for part in parts):
+        masks = [mask for part in parts for mask in part.masks or ()]
+    together = Detections(**arrays, masks=masks)
+    return together.take(np.argsort(together.images, kind="stable"))
+
+
+def arrays_of(detections: Detections) -> Dict[str, np.ndarray]:
+    """Return plain arrays, from which ``from_arrays`` makes the same detections; masks as bytes and their lengths."""
+    arrays = {name: np.asarray(getattr(detections, name), dtype) for name, dtype in DTYPES.items()}
+    if detections.masks is not None:
+        arrays["mask_lengths"] = np.array([len(mask) for mask in detections.masks], np.int32)
+        arrays["mask_bytes"] = np.frombuffer(b"".join(detections.masks), np.uint8)
+    return arrays
+
+
+def from_arrays(arrays: Dict[str, np.ndarray]) -> Detections:
+    """Return the detections of which ``arrays_of`` made the arrays."""
+    masks: Optional[List[bytes]] = None
+    if "mask_lengths" in arrays:
+        text = arrays["mask_bytes"].tobytes()
+        ends = np.cumsum(arrays["mask_lengths"]).tolist()
+        masks = [text[begin:end] for begin, end in zip([0, *ends], ends)]
+    return Detections(**{name: arrays[name] for name in DTYPES}, masks=masks)
+
+
+def write(path: Path, detections: Detections) -> None:
+    """Write a file; whoever reads finds the old one or the new one whole."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        np.savez(file, **arrays_of(detections))  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read(path: Path) -> Detections:
+    """Return what ``write`` was given."""
+    with np.load(str(path)) as arrays:
+        return from_arrays({name: arrays[name] for name in arrays.files})

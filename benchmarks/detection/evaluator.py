@@ -1,0 +1,155 @@
+"""Average precision in processes of its own, next to training: rank 0's side of ``benchmarks/common/pending.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Set
+
+from benchmarks.common.data.problem import FAILED, Problem
+from benchmarks.detection import detections
+from benchmarks.detection.annotations import DataSet
+from benchmarks.detection.detections import Detections
+
+FOLDER = "detections"
+"""In the folder of an experiment: a file for each evaluation, of which only those stay that may be needed again."""
+FINISHING_SECONDS = 30.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Evaluator:
+    """Compares detections with the objects of ``data.val``, one evaluation after the other.
+
+    Its process loads the annotations once, when it starts. It reads the detections from files, so that none are lost
+    if a run is interrupted, and leaves pictures of the best and worst images of the last evaluation.
+    """
+
+    def __init__(self, data: DataSet, qualities: Mapping[str, str], output: Path, workers: int = 1) -> None:
+        """Start nothing yet.
+
+        Args:
+            data: whose part ``val`` is evaluated.
+            qualities: for "bbox" or "segm" or both the name of its average precision in a result.
+            output: folder of the experiment.
+            workers: processes that match detections with objects; one does not divide the work.
+        """
+        self._data, self._qualities, self._output, self._workers = data, dict(qualities), output, workers
+        self._folder = output / FOLDER
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._unread = b""
+        self._answers: List[Dict[str, Any]] = []
+        self._queue: List[int] = []
+        self._handed_out = self._drawn = 0
+
+    def open(self) -> None:
+        """Start the process, which loads the annotations while training begins."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        options = ["--data", self._data.folder, "--output", self._output, "--workers", self._workers, "--kinds"]
+        command = [sys.executable, "-m", "benchmarks.detection.evaluation_worker", *map(_text, options)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([*command, *self._qualities], cwd=ROOT, stdin=pipe, stdout=pipe)
+        if self._process.stdout is not None:
+            os.set_blocking(self._process.stdout.fileno(), False)
+
+    def start(self, epoch: int, found: Detections) -> None:
+        """Begin to evaluate what was ``found`` after ``epoch``, from 1; returns when a file has it."""
+        detections.write(self._file(epoch), found)
+        self.again(epoch)
+
+    def again(self, epoch: int) -> None:
+        """Begin to evaluate what the file of ``epoch`` has.
+
+        Raises:
+            Problem: there is no such file.
+        """
+        if not self._file(epoch).exists():
+            remedy = "start a new run; or restore the folder from a copy of your own"
+            raise Problem(f"{self._file(epoch)} is missing", "the detections that are still to be evaluated", remedy)
+        self._queue.append(epoch)
+        request = json.dumps({"epoch": epoch, "file": str(self._file(epoch).resolve())}) + "\n"
+        if self._process is None or self._process.stdin is None:
+            raise RuntimeError("the evaluator was not opened")
+        try:
+            self._process.stdin.write(request.encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._gone() from None
+
+    def poll(self) -> Optional[Mapping[str, float]]:
+        """Return the oldest result that was not handed out, None while it is worked on.
+
+        Raises:
+            Problem: the process has ended.
+        """
+        ended = self._read()
+        if self._answers:
+            answer = self._answers.pop(0)
+            self._handed_out = self._queue.pop(0)
+            return {self._qualities[kind]: value for kind, value in answer["result"].items()}
+        if ended and self._queue:
+            raise self._gone()
+        return None
+
+    def keep(self, epochs: Set[int]) -> None:
+        """Remove the files of other epochs."""
+        kept = {self._file(epoch).name for epoch in epochs}
+        for path in self._folder.glob("epoch_*.npz*"):
+            if path.name not in kept:
+                path.unlink()
+
+    def finish(self) -> None:
+        """Wait for the pictures of the last result that was handed out, some seconds at most."""
+        end = time.monotonic() + FINISHING_SECONDS
+        while self._drawn < self._handed_out and time.monotonic() < end and not self._read():
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """End the process at once."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+
+    def _file(self, epoch: int) -> Path:
+        return self._folder / f"epoch_{epoch:04d}.npz"
+
+    def _read(self) -> bool:
+        """Take the answers that are there; return whether there will be no more."""
+        if self._process is None or self._process.stdout is None:
+            return True
+        while True:
+            try:
+                data = os.read(self._process.stdout.fileno(), 1 << 16)
+            except BlockingIOError:
+                return False
+            if not data:
+                return True
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            for answer in map(json.loads, lines):
+                if "result" in answer:
+                    self._answers.append(answer)
+                else:
+                    self._drawn = answer["drawn"]
+
+    def _gone(self) -> Problem:
+        code = self._process.wait() if self._process is not None else 0
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        return Problem(
+            f"the process that evaluates epoch {self._queue[0]} ended with {how}",
+            "the average precision of its detections",
+            "look for its message above; where it was killed, give the node more memory; then resume the run, "
+            "which has a checkpoint and loses no evaluation",
+            FAILED,
+        )
+
+
+def _text(value: Any) -> str:
+    return str(value.resolve() if isinstance(value, Path) else value)

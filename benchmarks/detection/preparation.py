@@ -1,0 +1,110 @@
+"""The command line of both benchmarks' ``prepare.py``: what they declare of their data set."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Dict, List, Mapping
+
+from benchmarks.common.data import prepare
+from benchmarks.common.data.passport import Add, describe_file, prepare_again
+from benchmarks.common.data.problem import Problem
+
+BENCHMARKS = ("ssd", "maskrcnn")
+"""They read the same data set; its passport has the first one's name."""
+COCO = "coco2017"
+PUBLISHED = {
+    "images in train": 118287,
+    "images in val": 5000,
+    "images with annotations in train": 117266,
+    "images with annotations in val": 4952,
+    "categories": 80,
+}
+"""What makes a set COCO 2017. Images with annotations are what SSD's submitted logs train and evaluate on."""
+ARRAYS = (
+    "image_ids",
+    "files",
+    "bytes",
+    "checksums",
+    "sizes",
+    "offsets",
+    "boxes",
+    "labels",
+    "areas",
+    "crowds",
+    "polygon_offsets",
+    "point_offsets",
+    "points",
+)
+"""As in annotations.py, which needs numpy; a test compares them."""
+SCENES = 1000
+"""Scenes of the small set to train on."""
+
+
+def add_options(options: argparse._ArgumentGroup) -> None:
+    """What is done with flaws, and how large the small set is."""
+    add = options.add_argument
+    add("--skip-flawed", action="store_true", help="leave out images and objects with flaws; default: refuse them")
+    scenes = "generated scenes to train on, without --from; default: %(default)s"
+    add("--scenes", type=prepare.number(8, 10**6), default=SCENES, metavar="N", help=scenes)
+
+
+def check_counts(name: str, counts: Mapping[str, int]) -> List[Problem]:
+    """COCO is COCO only with all of its images; other names may have any number."""
+    if name != COCO:
+        return []
+    remedy = "complete the source, or give the data set another name with --name"
+    return [
+        Problem(f"{COCO} with {counts[what]:,} {what}", f"{expected:,}", remedy)
+        for what, expected in PUBLISHED.items()
+        if counts[what] != expected
+    ]
+
+
+def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
+    """Compare the counts with the name, and the lengths of the arrays with each other."""
+    from benchmarks.detection.annotations import open_data
+
+    try:
+        open_data(directory)
+    except Problem as problem:
+        return [problem]
+    return check_counts(passport["name"], passport["facts"]["counts"])
+
+
+def check_images(directory: Path, passport: Dict[str, Any], quick: bool, add: Add) -> List[Problem]:
+    """Compare the images with the arrays of their sizes and checksums: all of them, each problem by its file."""
+    from benchmarks.detection.annotations import PARTS, Names, images_folder, load
+
+    problems: List[Problem] = []
+    again = prepare_again(directory)
+    for part in PARTS:
+        names = Names(load(directory, part, "files"))
+        sizes, checksums = (load(directory, part, array) for array in ("bytes", "checksums"))
+        for name, size, checksum in zip(names, sizes, checksums):
+            path = directory / images_folder(part) / name
+            try:
+                if path.stat().st_size != size:
+                    problems.append(Problem(f"{path} has {path.stat().st_size:,} bytes", f"{size:,} bytes", again))
+                elif not quick and describe_file(path, add)["sha256"] != checksum.tobytes().hex():
+                    problems.append(
+                        Problem(f"{path} has changed: another sha256", f"sha256 {checksum.tobytes().hex()}", again)
+                    )
+            except OSError as error:
+                problems.append(Problem(f"{path}: {error.strerror}", "a readable image", again))
+    return problems
+
+
+def data_set(benchmark: str) -> prepare.DataSet:
+    """Return what a benchmark on COCO declares."""
+    return prepare.DataSet(
+        benchmark=benchmark,
+        source="folder of COCO 2017's train2017, val2017 and annotations, each a folder or the published zip",
+        files=tuple(f"{part}_{array}.npy" for part in ("train", "val") for array in ARRAYS),
+        folders=("train2017", "val2017", "annotations"),
+        shared_with=BENCHMARKS,
+        add_options=add_options,
+        writer="benchmarks.detection.writer",
+        check=check,
+        check_unlisted=check_images,
+    )

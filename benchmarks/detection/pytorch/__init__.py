@@ -1,0 +1,1 @@
+"""What SSD and Mask R-CNN in PyTorch share."""

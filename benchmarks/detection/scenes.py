@@ -1,0 +1,288 @@
+"""The small set: scikit-learn's real handwritten digits pasted into generated scenes, written as COCO is published.
+
+A scene is 96 to 160 pixels wide and high, with a soft dark background and up to MOST_DIGITS bright digits at random
+places and sizes. A digit's polygons are the outlines of what is seen of it, in whole pixels; as in COCO, a hole counts
+as a part of its digit. Now and then a cluster of small digits of one kind is annotated as a crowd, by one RLE, and some
+scenes have no object at all.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.detection.annotations import images_folder, json_file
+
+NAME = "digit-scenes"
+TRAIN_SCENES = 1000
+VAL_SHARE = 0.12
+"""Scenes to evaluate on, for each to train on."""
+HELD_OUT = 297
+"""Digits that only the scenes to evaluate on show, of 1,797."""
+CATEGORIES = dict(
+    zip(
+        (1, 2, 3, 5, 6, 8, 9, 11, 13, 16),
+        ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
+    )
+)
+"""Names by id; the ids have gaps, as COCO's have."""
+SIDES = (96, 160)
+"""Least and greatest width and height of a scene in pixels."""
+DIGIT_SIDES = (28, 72)
+"""Least and greatest height of a digit in pixels."""
+CROWD_SIDES = (10, 14)
+CROWD_DIGITS = (4, 8)
+MOST_DIGITS = 4
+EMPTY_SHARE, CROWD_SHARE = 0.02, 0.06
+"""Shares of the scenes that have no object and that have a crowd."""
+OVERLAP = 0.15
+"""A digit may cover this share of the box of another at most."""
+INK = 0.4
+"""Opacity from which on a pixel belongs to a digit."""
+QUALITY = 90
+"""JPEG quality."""
+
+
+class Patch(NamedTuple):
+    """One digit before it is pasted."""
+
+    label: int
+    """0 to 9."""
+    x: int
+    y: int
+    opacity: np.ndarray
+    """float32 (height, width), 0 to 1."""
+
+
+class Digits(NamedTuple):
+    """Handwritten digits."""
+
+    images: np.ndarray
+    """float (N, 8, 8), 0 to 16."""
+    labels: np.ndarray
+    """int (N,)"""
+
+
+def write_scenes(folder: Path, seed: int, train: int = TRAIN_SCENES) -> None:
+    """Write images and JSON files below ``folder``; the same seed gives the same scenes."""
+    every = _load_digits()
+    order = np.random.default_rng([seed, 0]).permutation(len(every.labels))
+    held, shown = order[:HELD_OUT], order[HELD_OUT:]
+    parts = (("train", shown, train), ("val", held, max(1, round(train * VAL_SHARE))))
+    for number, (part, chosen, count) in enumerate(parts, 1):
+        digits = Digits(every.images[chosen], every.labels[chosen])
+        _write_part(folder, part, digits, count, np.random.default_rng([seed, number]))
+
+
+def _load_digits() -> Digits:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise Problem(
+            f"{error.name} is not installed in this Python", "scikit-learn", "pip install scikit-learn"
+        ) from None
+    found = load_digits()
+    return Digits(found.images, found.target)
+
+
+def _write_part(folder: Path, part: str, digits: Digits, count: int, generator: np.random.Generator) -> None:
+    from PIL import Image
+
+    (folder / images_folder(part)).mkdir(parents=True, exist_ok=True)
+    # Neither in the order of their ids nor without gaps, as COCO's images are.
+    ids = generator.permutation(4 * count)[:count] + 1
+    images: List[Dict[str, Any]] = []
+    annotations: List[Dict[str, Any]] = []
+    for image_id in ids.tolist():
+        width, height = (int(side) for side in generator.integers(*SIDES, size=2, endpoint=True))
+        name = f"{image_id:012}.jpg"
+        pixels, objects = draw_scene(digits, width, height, generator)
+        Image.fromarray(pixels).save(folder / images_folder(part) / name, "JPEG", quality=QUALITY)
+        images.append({"id": image_id, "file_name": name, "width": width, "height": height})
+        for each in objects:
+            annotations.append({"id": len(annotations) + 1, "image_id": image_id, **each})
+    content = {
+        "info": {"description": f"Encore's {NAME}"},
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": number, "name": name} for number, name in CATEGORIES.items()],
+    }
+    path = folder / json_file(part)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def draw_scene(
+    digits: Digits, width: int, height: int, generator: np.random.Generator
+) -> Tuple[np.ndarray, List[Dict[str, Any]]]:
+    """Return the pixels, uint8 (height, width, 3), and the objects as COCO's annotations have them."""
+    pixels = _background(width, height, generator)
+    if generator.random() < EMPTY_SHARE:
+        return pixels.round().astype(np.uint8), []
+    crowd = _crowd(digits, width, height, generator) if generator.random() < CROWD_SHARE else []
+    patches = _place(digits, crowd, width, height, generator)
+    seen: List[np.ndarray] = []
+    for patch in (*crowd, *patches):
+        colour = generator.integers(150, 255, size=3, endpoint=True)
+        rows, columns = patch.opacity.shape
+        window = pixels[patch.y : patch.y + rows, patch.x : patch.x + columns]
+        window += (colour - window) * patch.opacity[:, :, None]
+        mask = np.zeros((height, width), bool)
+        mask[patch.y : patch.y + rows, patch.x : patch.x + columns] = patch.opacity > INK
+        for before in seen:
+            before &= ~mask
+        seen.append(mask)
+    objects = [_outlined(patch, mask) for patch, mask in zip(patches, seen[len(crowd) :])]
+    if crowd:
+        objects.append(_run_length(crowd[0].label, np.logical_or.reduce(seen[: len(crowd)])))
+    return pixels.round().clip(0, 255).astype(np.uint8), objects
+
+
+def _background(width: int, height: int, generator: np.random.Generator) -> np.ndarray:
+    """Return soft spots of dark colours, float32 (height, width, 3)."""
+    from PIL import Image
+
+    spots = generator.integers(0, 90, size=(5, 5, 3), dtype=np.uint8)
+    return np.asarray(Image.fromarray(spots).resize((width, height), Image.BICUBIC)).astype(np.float32)
+
+
+def _enlarge(digit: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Return a digit's opacity at another size, cut to the box of its ink."""
+    from PIL import Image
+
+    large = Image.fromarray((digit / 16).astype(np.float32)).resize((columns, rows), Image.BICUBIC)
+    opacity = np.asarray(large).clip(0, 1)
+    ink = opacity > INK
+    y, x = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
+    return opacity[y[0] : y[-1] + 1, x[0] : x[-1] + 1]
+
+
+def _place(digits: Digits, crowd: List[Patch], width: int, height: int, generator: np.random.Generator) -> List[Patch]:
+    """Find places for some digits where they hardly cover each other, and no crowd."""
+    placed: List[Patch] = []
+    for _ in range(int(generator.integers(1, MOST_DIGITS, endpoint=True))):
+        number = int(generator.integers(len(digits.labels)))
+        rows = int(generator.integers(*DIGIT_SIDES, endpoint=True))
+        columns = max(8, round(rows * generator.uniform(0.7, 1.1)))
+        opacity = _enlarge(digits.images[number], rows, columns)
+        for _ in range(10):
+            y = int(generator.integers(height - opacity.shape[0], endpoint=True))
+            x = int(generator.integers(width - opacity.shape[1], endpoint=True))
+            patch = Patch(int(digits.labels[number]), x, y, opacity)
+            near = max((_covered(patch, other) for other in placed), default=0.0)
+            if near <= OVERLAP and not any(_covered(patch, other) for other in crowd):
+                placed.append(patch)
+                break
+    return placed
+
+
+def _crowd(digits: Digits, width: int, height: int, generator: np.random.Generator) -> List[Patch]:
+    """Return a row of small digits of one kind."""
+    label = int(generator.integers(10))
+    same = np.flatnonzero(digits.labels == label)
+    side = int(generator.integers(*CROWD_SIDES, endpoint=True))
+    count = min(int(generator.integers(*CROWD_DIGITS, endpoint=True)), width // side)
+    left = int(generator.integers(width - count * side, endpoint=True))
+    top = int(generator.integers(height - side, endpoint=True))
+    chosen = generator.choice(same, count)
+    return [
+        Patch(label, left + place * side, top, _enlarge(digits.images[number], side, side))
+        for place, number in enumerate(chosen)
+    ]
+
+
+def _covered(one: Patch, other: Patch) -> float:
+    """Return the share of the smaller box that both have."""
+    (a, b), (c, d) = one.opacity.shape, other.opacity.shape
+    rows = min(one.y + a, other.y + c) - max(one.y, other.y)
+    columns = min(one.x + b, other.x + d) - max(one.x, other.x)
+    return max(0, rows) * max(0, columns) / min(a * b, c * d)
+
+
+# -- annotations ----------------------------------------------------------------------------------------
+
+
+def _annotation(label: int, segmentation: Any, mask: np.ndarray, area: float, crowd: int) -> Dict[str, Any]:
+    y, x = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    box = (x[0], y[0], x[-1] - x[0] + 1, y[-1] - y[0] + 1)
+    return {
+        "category_id": list(CATEGORIES)[label],
+        "segmentation": segmentation,
+        "bbox": [float(number) for number in box],
+        "area": area,
+        "iscrowd": crowd,
+    }
+
+
+def _outlined(patch: Patch, mask: np.ndarray) -> Dict[str, Any]:
+    found = outlines(mask)
+    area = sum(_doubled_area(outline) for outline in found) / 2
+    return _annotation(patch.label, [outline.ravel().tolist() for outline in found], mask, area, 0)
+
+
+def _run_length(label: int, mask: np.ndarray) -> Dict[str, Any]:
+    """Return a crowd; COCO's RLE counts pixels column by column, and begins with those outside."""
+    flat = mask.ravel(order="F")
+    changes = np.flatnonzero(np.diff(flat)) + 1
+    bounds = np.concatenate(([0], changes, [len(flat)]))
+    counts = np.diff(bounds).tolist()
+    segmentation = {"counts": [0, *counts] if flat[0] else counts, "size": list(mask.shape)}
+    return _annotation(label, segmentation, mask, float(mask.sum()), 1)
+
+
+def outlines(mask: np.ndarray) -> List[np.ndarray]:
+    """Return the outer boundary of each region of a mask as corners of pixels, each int (points, 2) of x and y.
+
+    Every pixel of a region gives its free sides as steps with the region at the right hand; steps are joined to loops.
+    Where two pixels touch by a corner alone, two steps begin at it: the loop turns right, and keeps them apart.
+    """
+    top, left = (int(np.flatnonzero(mask.any(axis=axis))[0]) for axis in (1, 0))
+    padded = np.pad(mask[top:, left:], 1)
+    steps: Dict[Tuple[int, int], List[Tuple[int, int]]] = {}
+    for (dy, dx), (begin, end) in _SIDES.items():
+        free = padded[1:-1, 1:-1] & ~np.roll(padded, (-dy, -dx), (0, 1))[1:-1, 1:-1]
+        for y, x in np.add(np.argwhere(free), (top, left)).tolist():
+            steps.setdefault((x + begin[0], y + begin[1]), []).append((x + end[0], y + end[1]))
+    found = []
+    while steps:
+        loop = _follow(steps)
+        if _doubled_area(loop) > 0:  # a hole runs the other way
+            found.append(loop)
+    return found
+
+
+def _doubled_area(loop: np.ndarray) -> int:
+    x, y = loop[:, 0], loop[:, 1]
+    return int(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
+
+
+# Neighbour of a pixel as (y, x), and the corners, (x, y) from its own, between which the side to it runs.
+_SIDES = {
+    (-1, 0): ((0, 0), (1, 0)),
+    (0, 1): ((1, 0), (1, 1)),
+    (1, 0): ((1, 1), (0, 1)),
+    (0, -1): ((0, 1), (0, 0)),
+}
+
+
+def _follow(steps: Dict[Tuple[int, int], List[Tuple[int, int]]]) -> np.ndarray:
+    """Take one loop out of ``steps`` and return its corners."""
+    first = at = next(iter(steps))
+    way = (0, 0)
+    corners: List[Tuple[int, int]] = []
+    while True:
+        ends = steps[at]
+        right = (at[0] - way[1], at[1] + way[0])
+        end = ends.pop(ends.index(right) if right in ends else 0)
+        if not ends:
+            del steps[at]
+        step = (end[0] - at[0], end[1] - at[1])
+        if step != way:
+            corners.append(at)
+        at, way = end, step
+        if at == first:
+            return np.array(corners)

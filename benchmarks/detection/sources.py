@@ -1,0 +1,179 @@
+"""Where COCO's files are: folders or zips as published, listed without reading an image."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+
+from benchmarks.common.data.problem import FAILED, Problem
+from benchmarks.detection.annotations import PARTS, images_folder, json_file
+
+ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
+PUBLISHED = "COCO 2017 as published: train2017, val2017 and annotations, as folders or as zips"
+DOWNLOAD = "download it from cocodataset.org, or name the folder that holds all of them with --from"
+AGAIN = "download it again: the published checksum shows whether it is whole"
+
+
+class Place(NamedTuple):
+    """A file, or a member of a zip."""
+
+    path: str
+    member: str = ""
+    """Empty: ``path`` is the file itself."""
+    size: int = 0
+    """Bytes."""
+
+    def __str__(self) -> str:
+        return f"{self.member} in {self.path}" if self.member else self.path
+
+
+class Images(NamedTuple):
+    """The image files of a part."""
+
+    container: str
+    """The folder, or the zip."""
+    prefix: str
+    """What is before each name in the zip; None of a folder's."""
+    sizes: Mapping[str, int]
+    """Bytes of each file, by name."""
+    fingerprint: str
+
+    @property
+    def is_zip(self) -> bool:
+        """Whether the files are in a zip."""
+        return Path(self.container).is_file()
+
+    def place(self, name: str) -> Place:
+        """Return where an image is."""
+        if self.is_zip:
+            return Place(self.container, self.prefix + name, self.sizes[name])
+        return Place(os.path.join(self.container, name), "", self.sizes[name])  # noqa: PTH118 - 100,000 times
+
+
+class Source(NamedTuple):
+    """Raw data of both parts."""
+
+    images: Mapping[str, Images]
+    annotations: Mapping[str, Place]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the names, sizes and times of change of all files, but not of their place."""
+        facts: List[Any] = [self.images[part].fingerprint for part in PARTS]
+        for part in PARTS:
+            place = self.annotations[part]
+            facts.append((place.size, Path(place.path).stat().st_mtime_ns))
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def find(origin: Path) -> Source:
+    """List COCO's files below ``origin``; images may be in its folder ``images``.
+
+    Raises:
+        Problem: a folder, a zip or a JSON file is missing, or a zip is not whole.
+    """
+    if not origin.is_dir():
+        raise Problem(f"{origin} is no folder", PUBLISHED, "name the folder that holds them with --from")
+    annotations = {part: _find_annotations(origin, part) for part in PARTS}
+    return Source({part: _find_images(origin, part) for part in PARTS}, annotations)
+
+
+def _find_images(origin: Path, part: str) -> Images:
+    name = images_folder(part)
+    for root in (origin, origin / "images"):
+        if (root / name).is_dir():
+            return _list_folder(root / name)
+        if (root / f"{name}.zip").is_file():
+            return _list_zip(root / f"{name}.zip")
+    raise Problem(f"{origin} has no {name}/ and no {name}.zip", PUBLISHED, DOWNLOAD)
+
+
+def _list_folder(folder: Path) -> Images:
+    with os.scandir(folder) as entries:
+        files = sorted((each.name, each.stat()) for each in entries if not each.name.startswith("."))
+    listing = repr([(name, facts.st_size, facts.st_mtime_ns) for name, facts in files])
+    sizes = {name: facts.st_size for name, facts in files}
+    return Images(str(folder), "", sizes, hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest())
+
+
+def _list_zip(path: Path) -> Images:
+    with opened(path) as archive:
+        files = [each for each in archive.infolist() if not each.is_dir()]
+    prefixes = {each.filename.rpartition("/")[0] for each in files}
+    if len(prefixes) != 1:
+        raise Problem(f"{path} has images in {len(prefixes)} folders", f"one folder, {path.stem}/", AGAIN)
+    prefix = f"{prefixes.pop()}/".lstrip("/")
+    sizes = {each.filename[len(prefix) :]: each.file_size for each in files}
+    facts = path.stat()
+    return Images(str(path), prefix, sizes, repr((path.name, facts.st_size, facts.st_mtime_ns)))
+
+
+def _find_annotations(origin: Path, part: str) -> Place:
+    wanted = json_file(part)
+    for path in (origin / wanted, origin / Path(wanted).name):
+        if path.is_file():
+            return Place(str(path), "", path.stat().st_size)
+    path = origin / ANNOTATIONS_ZIP
+    if not path.is_file():
+        raise Problem(f"{origin} has no {wanted} and no {ANNOTATIONS_ZIP}", PUBLISHED, DOWNLOAD)
+    with opened(path) as archive:
+        found = [each for each in archive.infolist() if each.filename.endswith(Path(wanted).name)]
+    if not found:
+        raise Problem(f"{path} has no {wanted}", "the zip of COCO 2017's train and val annotations", AGAIN)
+    return Place(str(path), found[0].filename, found[0].file_size)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a zip, and name it in whatever is wrong with it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise Problem(f"{path} is no whole zip: {error}", "the whole file", AGAIN) from None
+
+
+@contextmanager
+def opened_text(place: Place) -> Iterator[IO[str]]:
+    """Open a JSON file as text."""
+    if not place.member:
+        with open(place.path, encoding="utf-8") as file:
+            yield file
+        return
+    with opened(Path(place.path)) as archive, archive.open(place.member) as member:
+        yield io.TextIOWrapper(member, encoding="utf-8")
+
+
+def read_all(images: Images, names: Sequence[str]) -> Iterator[Tuple[str, bytes]]:
+    """Yield name and bytes of some images of a part; damaged members of a zip have no bytes."""
+    if not images.is_zip:
+        for name in names:
+            yield name, _read_file(images.place(name))
+        return
+    with opened(Path(images.container)) as archive:
+        for name in names:
+            try:
+                yield name, archive.read(images.prefix + name)
+            except (zipfile.BadZipFile, EOFError, zipfile.zlib.error):  # type: ignore[attr-defined]
+                yield name, b""
+
+
+def _read_file(place: Place) -> bytes:
+    try:
+        data = Path(place.path).read_bytes()
+    except OSError as error:
+        found = f"{place} cannot be read: {error.strerror or error}"
+        raise Problem(found, "a readable image", "fix it and give the same command again", FAILED) from None
+    if len(data) != place.size:
+        raise Problem(
+            f"{place} changed while the data set was made: {len(data):,} bytes, it had {place.size:,}",
+            "a source that stays as it is",
+            "give the same command again when nothing writes to the source",
+            FAILED,
+        )
+    return data

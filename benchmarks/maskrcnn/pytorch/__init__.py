@@ -1,0 +1,1 @@
+"""Mask R-CNN in PyTorch."""

@@ -1,0 +1,166 @@
+"""ResNet with its batch-norm folded into the convolutions, and the feature pyramid on it.
+
+Batch-norm keeps the statistics and weights of the pre-training, as in maskrcnn_benchmark, so that scale *
+convolution(x) + shift is one convolution with other weights and a bias. The submissions train the convolution and leave
+scale and shift alone; here ``scale`` stays a buffer by which a convolution's weight is multiplied: one small product a
+step, and the same gradient. Without given weights the shift is trained as a bias.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+LEVELS = 5
+"""Of the pyramid: strides 4, 8, 16, 32, 64."""
+RESIDUAL = 0.25
+"""Share of its usual size that a residual branch's last convolution begins with where there are no trained weights:
+without a normalization the sum of many branches would grow."""
+
+
+class Convolution(nn.Module):
+    """Convolution with a frozen affine map of each channel behind it."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1, gain: float = 1.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, size, size))
+        nn.init.kaiming_normal_(self.weight, mode="fan_in", nonlinearity="relu")
+        self.weight.data.mul_(gain)
+        self.register_buffer("scale", torch.ones(outputs, 1, 1, 1))
+        self.shift = nn.Parameter(torch.zeros(outputs))
+        self.stride, self.padding = stride, size // 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, outputs, h, w) of ``x`` (B, inputs, H, W)."""
+        return functional.conv2d(x, self.weight * self.scale, self.shift, self.stride, self.padding)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 with a residual connection (arXiv 1512.03385, figure 5)."""
+
+    def __init__(self, inputs: int, width: int, outputs: int, stride: int, stride_in_1x1: bool) -> None:
+        super().__init__()
+        first, second = (stride, 1) if stride_in_1x1 else (1, stride)
+        self.conv1 = Convolution(inputs, width, 1, first)
+        self.conv2 = Convolution(width, width, 3, second)
+        self.conv3 = Convolution(width, outputs, 1, gain=RESIDUAL)
+        self.downsample = Convolution(inputs, outputs, 1, stride) if inputs != outputs or stride > 1 else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, outputs, h, w) of ``x`` (B, inputs, H, W)."""
+        y = functional.relu(self.conv1(x), inplace=True)
+        y = functional.relu(self.conv2(y), inplace=True)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return functional.relu(self.conv3(y) + shortcut, inplace=True)
+
+
+class ResNet(nn.Module):
+    """Stages 1 (the stem) to 5; gives the outputs of stages 2 to 5."""
+
+    def __init__(self, stages: Sequence[int], width: int, stride_in_1x1: bool, frozen: int) -> None:
+        super().__init__()
+        self.conv1 = Convolution(3, width, 7, 2)
+        layers, inputs = [], width
+        for number, blocks in enumerate(stages):
+            inner, outputs = width << number, 4 * width << number
+            stage = []
+            for block in range(blocks):
+                stride = 2 if number > 0 and block == 0 else 1
+                stage.append(Bottleneck(inputs, inner, outputs, stride, stride_in_1x1))
+                inputs = outputs
+            layers.append(nn.Sequential(*stage))
+        self.layers = nn.ModuleList(layers)
+        self.widths = [4 * width << number for number in range(len(stages))]
+        self.frozen = frozen
+        for part in (self.conv1, *self.layers)[:frozen]:
+            part.requires_grad_(False)
+
+    def forward(self, images: torch.Tensor) -> List[torch.Tensor]:
+        """Strides 4, 8, 16 and 32 of ``images`` (B, 3, H, W)."""
+        found = []
+        x = functional.relu(self.conv1(images), inplace=True)
+        x = functional.max_pool2d(x, 3, 2, 1)
+        for layer in self.layers:
+            x = layer(x)
+            found.append(x)
+        return found
+
+
+class Pyramid(nn.Module):
+    """Feature pyramid (arXiv 1612.03144) with a fifth level of every second pixel of the fourth."""
+
+    def __init__(self, widths: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Conv2d(each, width, 1) for each in widths)
+        self.outer = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in widths)
+        for layer in (*self.inner, *self.outer):
+            # As maskrcnn_benchmark: uniform in fan-in, bias 0.
+            nn.init.kaiming_uniform_(layer.weight, a=1)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, features: List[torch.Tensor]) -> List[torch.Tensor]:
+        """Levels of strides 4 to 64, (B, width, h, w) each."""
+        x = self.inner[-1](features[-1])
+        levels = [self.outer[-1](x)]
+        for feature, inner, outer in zip(features[-2::-1], list(self.inner)[-2::-1], list(self.outer)[-2::-1]):
+            side = inner(feature)
+            x = side + functional.interpolate(x, size=side.shape[-2:], mode="nearest")
+            levels.insert(0, outer(x))
+        levels.append(functional.max_pool2d(levels[-1], 1, 2))
+        return levels
+
+
+# -- trained weights ----------------------------------------------------------------------------------
+
+
+def load(network: ResNet, weights: Dict[str, Any]) -> None:
+    """Take ``weights`` by torchvision's or Detectron's names, with each batch-norm's values.
+
+    Raises KeyError with the name that is missing and ValueError where a shape differs.
+    """
+    found = {name: torch.as_tensor(value) for name, value in weights.items()}
+    for ours, convolution, norm in _names(network, detectron="conv1_w" in found):
+        layer = network.get_submodule(ours)
+        _copy(layer.weight, found[convolution], convolution)
+        scale, shift = _affine(found, norm)
+        _copy(layer.scale, scale.reshape(-1, 1, 1, 1), norm)
+        _copy(layer.shift, shift, norm)
+        layer.shift.requires_grad_(False)
+
+
+def _copy(target: torch.Tensor, value: torch.Tensor, name: str) -> None:
+    if target.shape != value.shape:
+        raise ValueError(f"{name} has the shape {tuple(value.shape)}, this backbone needs {tuple(target.shape)}")
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def _affine(found: Dict[str, torch.Tensor], norm: str) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return scale and shift of a batch-norm; Detectron's files hold them, with the statistics folded in."""
+    if norm.endswith("_bn"):
+        return found[f"{norm}_s"], found[f"{norm}_b"]
+    # As maskrcnn_benchmark's FrozenBatchNorm2d has no epsilon, and torchvision's networks were trained with 1e-5.
+    scale = found[f"{norm}.weight"] * (found[f"{norm}.running_var"] + 1e-5).rsqrt()
+    return scale, found[f"{norm}.bias"] - found[f"{norm}.running_mean"] * scale
+
+
+def _names(network: ResNet, detectron: bool) -> List[Tuple[str, str, str]]:
+    """Module, name of its weight and of its batch-norm in the file."""
+    names = [("conv1", "conv1_w", "res_conv1_bn") if detectron else ("conv1", "conv1.weight", "bn1")]
+    for stage, layer in enumerate(network.layers):
+        for number, block in enumerate(layer):
+            for part, letter in (("conv1", "a"), ("conv2", "b"), ("conv3", "c"), ("downsample", "1")):
+                if getattr(block, part) is None:
+                    continue
+                ours = f"layers.{stage}.{number}.{part}"
+                if detectron:
+                    branch = f"res{stage + 2}_{number}_branch{'2' + letter if letter != '1' else '1'}"
+                    names.append((ours, f"{branch}_w", f"{branch}_bn"))
+                    continue
+                theirs = f"layer{stage + 1}.{number}."
+                weight, norm = ("downsample.0", "downsample.1") if letter == "1" else (part, f"bn{part[-1]}")
+                names.append((ours, f"{theirs}{weight}.weight", f"{theirs}{norm}"))
+    return names

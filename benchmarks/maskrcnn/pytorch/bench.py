@@ -1,0 +1,79 @@
+"""How fast the step and the evaluation are, next to a plain PyTorch loop, in one run.
+
+    $ python -m benchmarks.maskrcnn.pytorch.bench --config config.json --data DATA
+
+The plain loop is in plain.py. Speeds are images/s. The last line of the output is the result as JSON.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from itertools import cycle
+from pathlib import Path
+from typing import Dict, Iterator, List
+
+import torch
+
+from benchmarks.common import bench
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.ranks import Ranks
+from benchmarks.detection.annotations import DataSet, open_data
+from benchmarks.maskrcnn.pytorch.config import Config
+from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, TrainingInput, evaluation_input
+from benchmarks.maskrcnn.pytorch.evaluation import in_images
+from benchmarks.maskrcnn.pytorch.plain import plain_step
+from benchmarks.maskrcnn.pytorch.proposals import Found
+from benchmarks.maskrcnn.pytorch.train import train_step
+from benchmarks.maskrcnn.pytorch.training import Training, build
+
+TITLES = {
+    "bare": "plain PyTorch loop, images/s",
+    "synthetic": "training step, one batch again and again, images/s",
+    "real": "training step, real data, images/s",
+    "input": "input pipeline alone, images/s",
+    "detect": "detections and masks of evaluation images, images/s",
+}
+RATE = 1e-4
+"""So small that the weights, and with them the number of proposals, hardly change."""
+
+
+def evaluated(training: Training, data: DataSet, batches: Iterator[EvaluationBatch]) -> None:
+    """Detect, and draw the masks, of one batch."""
+    batch = next(batches)
+    found, masks = training.detect(batch)
+    in_images(data, batch, Found(*(each.cpu() for each in found)), masks.cpu().numpy())
+
+
+def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
+    """Build what is measured."""
+    data = open_data(folder)
+    classes = len(data.categories) + 1
+    training = build(config, classes, ranks, {})
+    orders, opened = Orders(config, data.train, ranks), ExitStack()
+    real, alone, first = (opened.enter_context(closing(TrainingInput(orders, ranks, 0))) for _ in range(3))
+    # A real batch: of noise the losses would have other numbers of objects.
+    batch = first.next()
+    some: List[EvaluationBatch] = [each for each, _ in zip(evaluation_input(config, data, ranks), range(2))]
+    again = cycle(some)
+
+    def step(batch: Batch) -> torch.Tensor:
+        return train_step(training, batch, RATE)
+
+    loops: Dict[str, bench.Loop] = {
+        "bare": bench.repeated(plain_step(config, classes, ranks, batch, RATE)),
+        "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
+        "real": bench.training_loop(pytorch, config, ranks, step, real.next),
+        "input": bench.repeated(alone.next),
+        "detect": bench.repeated(lambda: evaluated(training, data, again)),
+    }
+    title = (
+        f"Mask R-CNN, stages {config.stages}, width {config.stem_width}, short side {config.short_side}, batch "
+        f"{config.batch_size}, {config.precision}, one {config.device}"
+    )
+    return bench.Subject(
+        title, config.batch_size, loops, TITLES, samples={"detect": len(some[0].positions)}, close=opened.close
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(bench.main(__doc__, Config, pytorch, prepare))

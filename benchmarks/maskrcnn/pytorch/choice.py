@@ -1,0 +1,131 @@
+"""Which implementation of suppression, RoIAlign and mask projection a run uses: plain, Triton's or torchvision's.
+
+torchvision is in NGC's images, and is never required. What gives other values than the plain path is not used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+import torch
+
+from benchmarks.common import kernels
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.kernels import Operator
+from benchmarks.common.ranks import Ranks
+from benchmarks.detection.pytorch import nms
+from benchmarks.detection.pytorch import operators as of_detection
+from benchmarks.maskrcnn.pytorch import operators
+from benchmarks.maskrcnn.pytorch.config import Config
+from benchmarks.maskrcnn.pytorch.model import BOX_BINS, MASK_SIZE
+
+OPERATORS: Dict[str, Operator] = {**of_detection.OPERATORS, **operators.OPERATORS}
+
+
+class Chosen(NamedTuple):
+    """The implementations of a run."""
+
+    names: Dict[str, str]
+    suppress: nms.Suppress = nms.keep_of_groups
+    roi_align: Callable[..., torch.Tensor] = operators.roi_align
+    project_masks: Callable[..., torch.Tensor] = operators.project_masks
+
+
+def torchvision_operators(found: Any) -> Dict[str, Any]:
+    """Return the operators that the module ``found``, torchvision.ops, offers; empty where it is None."""
+    if found is None:
+        return {}
+
+    def suppress(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
+        group, place = alive.nonzero(as_tuple=True)
+        # The order within a group is that of the scores; torchvision takes any number that falls.
+        kept = found.batched_nms(boxes[group, place].float(), -place.float(), group, threshold)
+        result = torch.zeros_like(alive)
+        result[group[kept], place[kept]] = True
+        return result
+
+    def roi_align(levels: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
+        level = operators.levels_of(rois)
+        result = levels[0].new_zeros(len(rois), levels[0].shape[1], bins, bins)
+        for number, feature in enumerate(levels):
+            mine = (level == number).nonzero().squeeze(1)
+            listed = torch.cat((images[mine].to(rois.dtype).unsqueeze(1), rois[mine]), 1).to(feature.dtype)
+            scale = 0.25 / (1 << number)
+            pooled = found.roi_align(feature, listed, bins, scale, operators.SAMPLES, aligned=False)
+            result = result.index_copy(0, mine, pooled.to(result.dtype))
+        return result.contiguous(memory_format=torch.channels_last)
+
+    return {"suppression": suppress, "roi_align": roi_align}
+
+
+def find_torchvision() -> Any:
+    """Return the module torchvision.ops, or None where it is not installed or lacks its compiled part."""
+    try:
+        found = importlib.import_module("torchvision.ops")
+        found.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
+    # Next to a PyTorch of another build it fails in many ways.
+    except Exception:
+        return None
+    return found
+
+
+def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Optional[Any] = None) -> Chosen:
+    """Choose by measuring on the sizes of a step; ``saved`` is a checkpoint's choice, ``found`` torchvision.ops.
+
+    Raises ValueError where torchvision's operators are wanted and are not there.
+    """
+    theirs = torchvision_operators(found or find_torchvision())
+    if config.kernels == "torchvision" and not theirs:
+        raise ValueError("kernels=torchvision: torchvision is not installed, or not for this PyTorch; use kernels=auto")
+    dtype, names = pytorch.DTYPES[config.precision], dict(saved)
+    if not names:
+        wanted = "plain" if config.kernels == "torchvision" else config.kernels
+        names = kernels.choose(OPERATORS, wanted, ranks, dtype, sizes_of(config))
+    for name in theirs if not saved else ():
+        if config.kernels == "torchvision":
+            names[name] = "torchvision"
+        elif config.kernels == "auto":
+            names[name] = faster(name, names[name], theirs[name], sizes_of(config)[name], ranks, dtype)
+    implementations: List[Any] = [
+        theirs[name] if names[name] == "torchvision" else kernels.implementation(OPERATORS[name], names[name])
+        for name in OPERATORS
+    ]
+    return Chosen(names, *implementations)
+
+
+def faster(name: str, best: str, theirs: Any, sizes: Mapping[str, Any], ranks: Ranks, dtype: torch.dtype) -> str:
+    """Return ``torchvision`` where it is right and faster than ``best``; rank 0 prints what was measured."""
+    operator, device = OPERATORS[name], ranks.context
+
+    def seconds(implementation: Any) -> float:
+        return kernels.seconds(operator.example(implementation, device, dtype, **sizes))
+
+    def seconds_of_theirs() -> float:
+        error = kernels.distance_of(operator, theirs, device, dtype)
+        if error > kernels.tolerance(device, dtype):
+            raise ArithmeticError(f"wrong by {error:.3g} of the largest value")
+        return seconds(theirs)
+
+    ours = kernels.implementation(operator, best)
+    chosen, words = kernels.fastest({best: partial(seconds, ours), "torchvision": seconds_of_theirs}, device)
+    if ranks.rank == 0:
+        found = ", ".join(f"{key} {text}" for key, text in words.items())
+        print(f"kernels: {name} {chosen} ({found})", file=sys.stderr, flush=True)
+    return chosen
+
+
+def sizes_of(config: Config) -> Dict[str, Mapping[str, Any]]:
+    """Return the sizes of a training step, by operator."""
+    groups = config.batch_size * len(config.anchor_sizes)
+    rois = config.batch_size * config.rois_per_image
+    side = max(32, config.short_side // 32 * 8)
+    positive = max(1, int(rois * config.roi_positive))
+    align = {"batch": config.batch_size, "rois": rois, "channels": config.fpn_width, "side": side, "bins": BOX_BINS}
+    return {
+        "suppression": {"groups": groups, "count": config.candidates_train},
+        "roi_align": align,
+        "project_masks": {"rois": positive, "points": 40, "size": MASK_SIZE},
+    }

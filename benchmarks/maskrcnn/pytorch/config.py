@@ -1,0 +1,136 @@
+"""Hyperparameters of Mask R-CNN in PyTorch: one flat, frozen dataclass; standard library only.
+
+The defaults are what NVIDIA's submissions of v0.5 to v0.7 have in common (maskrcnn_benchmark/config/defaults.py and
+e2e_mask_rcnn_R_50_FPN_1x.yaml), and ours where those say nothing. "Epoch" is one pass over the training images that
+have an object, "step" one update, "RoI" a proposed box that the heads look at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Literal, Tuple
+
+from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that train.py needs to know, except where the data and the results are."""
+
+    # The run
+    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
+    seed: int = 0  # draws weights, the order of the images and the samples of anchors and RoIs; new for each experiment
+    box_target: float = 0.377  # AP of boxes at which the run stops, with mask_target
+    mask_target: float = 0.339  # AP of masks
+    epochs: int = 26  # gives up after so many
+    stop_at_target: bool = True  # false trains all epochs
+
+    # The backbone (ResNet, He et al. 2016; FPN, Lin et al. 2017)
+    backbone: str = ""  # file with its weights: R-50.pkl of Detectron, or a state_dict by torchvision's names; "": none
+    stages: Tuple[int, ...] = (3, 4, 6, 3)  # bottleneck blocks of the stages 2 to 5
+    stem_width: int = 64  # of the first convolution; stage 2 has four times as many channels, each next one twice
+    frozen_stages: int = 2  # of 5 (the first is the stem), counted from the input, that are not trained
+    stride_in_1x1: bool = True  # of a bottleneck: as R-50.pkl; false: in the 3x3, as torchvision's weights
+    fpn_width: int = 256  # channels of each level of the pyramid
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and optimizer stay in fp32
+
+    # The region proposals (Ren et al. 2015)
+    anchor_sizes: Tuple[int, ...] = (32, 64, 128, 256, 512)  # pixels, one for each level of strides 4 to 64
+    anchor_ratios: Tuple[float, ...] = (0.5, 1.0, 2.0)  # height to width
+    anchor_high: float = 0.7  # IoU from which an anchor is an object
+    anchor_low: float = 0.3  # IoU below which it is background
+    anchors_per_image: int = 256  # that the loss samples
+    anchor_positive: float = 0.5  # largest share of objects in them
+    candidates_train: int = 2000  # anchors of each level and image that enter the suppression
+    candidates_test: int = 1000
+    proposals_train: int = 2000  # that leave it, over all levels and all images of a rank's batch
+    proposals_test: int = 1000  # over all levels of an image
+    proposal_overlap: float = 0.7  # IoU above which the lower score is suppressed
+
+    # The heads (He et al. 2017, arXiv 1703.06870)
+    roi_overlap: float = 0.5  # IoU from which a RoI is an object
+    rois_per_image: int = 512  # that the losses sample
+    roi_positive: float = 0.25  # largest share of objects in them
+    box_width: int = 1024  # of the two layers of the box head
+    mask_width: int = 256  # channels of the mask head
+    mask_layers: int = 4  # convolutions of the mask head
+    score_threshold: float = 0.05  # least score of a detection
+    detection_overlap: float = 0.5  # IoU above which the lower score of a class is suppressed
+    detections: int = 100  # of an image, at most
+
+    # The loss
+    loss_scale: float = 65536.0  # for fp16: first factor on the loss; halved where gradients overflow
+    loss_scale_interval: int = 1000  # steps without overflow after which it is doubled
+
+    # The optimizer
+    batch_size: int = 4  # images per rank and step
+    optimizer: Literal["sgd"] = "sgd"  # with momentum
+    optimizer_kernel: Literal["auto", "fused", "plain"] = "auto"  # auto: measured before the first step
+    learning_rate: float = 0.02  # base value, after warm-up, for the global batch; biases have twice as much
+    momentum: float = 0.9
+    weight_decay: float = 0.0001  # not of biases
+    gradient_clip: float = 0.0  # largest norm of the whole gradient; 0: not clipped, as submitted
+    warmup_steps: int = 500
+    warmup_factor: float = 0.0  # climb of the rate per step; 0: from a third of the base value
+    decay_steps: Tuple[int, ...] = (60000, 80000)  # steps at which the rate is multiplied by decay_factor
+    decay_factor: float = 0.1
+
+    # The input
+    short_side: int = 800  # pixels to which the shorter side of an image is resized
+    long_side: int = 1333  # unless the longer one would exceed this
+    bucket_step: int = 128  # lengths of the longer side are padded to multiples: few shapes, compiled or captured once
+    pixel_mean: Tuple[float, ...] = (102.9801, 115.9465, 122.7717)  # of the channels, in 0..255
+    pixel_std: Tuple[float, ...] = (1.0, 1.0, 1.0)
+    bgr: bool = True  # order of the channels, as R-50.pkl has it
+    flip: float = 0.5  # share of the images that are mirrored
+    objects: int = 100  # of an image that are kept, at most; COCO's images have up to 93 besides crowds
+    threads: int = 4  # that decode images, per rank
+    prefetch: int = 4  # batches read ahead; 0 reads in the loop
+
+    # How it is computed
+    kernels: Literal["auto", "plain", "triton", "torchvision"] = "auto"  # auto: measured before the first step
+    compile: Literal["none", "default", "max-autotune-no-cudagraphs"] = "none"  # backbone, pyramid and heads
+    warm_up_steps: int = 1  # on noise, before the clock, for each bucket of a GPU: takes memory, opens connections
+
+    # Evaluation
+    eval_batch_size: int = 8  # images per rank
+    eval_workers: int = 2  # processes that judge detections next to the training
+    concurrent_evaluation: bool = True  # train on while they do; false: wait for them, as v0.5
+
+    # Reports
+    log_interval: int = 20  # steps per record in the metrics stream
+    checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
+
+    @property
+    def targets(self) -> Dict[str, float]:
+        """Target of each quality, by the names of benchmark.toml."""
+        return {"box_ap": self.box_target, "mask_ap": self.mask_target}
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work; ValueError says which keys contradict each other."""
+        precision_on_cpu(self, "fp32", "bf16", "fp16")
+        at_least(self, 1, "batch_size", "eval_batch_size", "epochs", "log_interval", "stem_width", "fpn_width")
+        at_least(self, 1, "box_width", "mask_width", "mask_layers", "candidates_train", "candidates_test", "objects")
+        at_least(self, 1, "proposals_train", "proposals_test", "detections", "anchors_per_image", "rois_per_image")
+        at_least(self, 1, "threads", "eval_workers", "loss_scale_interval")
+        at_least(self, 0, "frozen_stages", "warmup_steps", "warm_up_steps", "prefetch", "checkpoint_interval")
+        at_least(self, 0, "warmup_factor", "weight_decay", "gradient_clip")
+        at_least(self, 32, "short_side", "bucket_step")
+        above_zero(self, "learning_rate", "loss_scale", "decay_factor")
+        fraction(self, "box_target", "mask_target", "anchor_high", "anchor_positive", "roi_overlap", "roi_positive")
+        fraction(self, "proposal_overlap", "detection_overlap")
+        refuse(
+            ("stages needs the blocks of four stages, each at least 1", len(self.stages) != 4 or min(self.stages) < 1),
+            ("anchor_sizes needs one size for each of five levels", len(self.anchor_sizes) != 5),
+            ("anchor_low must not be above anchor_high", self.anchor_low > self.anchor_high),
+            ("pixel_mean and pixel_std need three values", len(self.pixel_mean) != 3 or len(self.pixel_std) != 3),
+            ("long_side must not be below short_side", self.long_side < self.short_side),
+            ("bucket_step must be a multiple of 32, the stride of the fifth stage", self.bucket_step % 32 != 0),
+            ("flip must be in 0..1", not 0 <= self.flip <= 1),
+            ("frozen_stages must be at most 5", self.frozen_stages > 5),
+            ("decay_steps must rise", list(self.decay_steps) != sorted(self.decay_steps)),
+            (
+                "device=cpu runs no Triton kernels: set kernels=auto or kernels=plain",
+                self.device == "cpu" and self.kernels == "triton",
+            ),
+        )

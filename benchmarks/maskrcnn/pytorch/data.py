@@ -1,0 +1,223 @@
+"""Batches of images and objects: read, decoded, resized, mirrored and padded on threads, in the order of a seed.
+
+Pillow decodes with libjpeg-turbo and resizes without holding Python's lock, so threads suffice; see the benchmark's
+README for what was measured.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Callable, Generator, Iterator, List, NamedTuple, Tuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.common.ranks import Ranks
+from benchmarks.common.read_ahead import read_ahead
+from benchmarks.detection.annotations import DataSet, Part
+from benchmarks.maskrcnn import order
+from benchmarks.maskrcnn.order import GlobalBatch, Shape
+from benchmarks.maskrcnn.pytorch.config import Config
+from benchmarks.maskrcnn.pytorch.operators import Outlines, outlines_of
+
+
+class Batch(NamedTuple):
+    """Images of a rank, padded to one shape, and their objects, padded to one number."""
+
+    images: torch.Tensor
+    """uint8 (B, 3, H, W), in channels_last."""
+    sizes: torch.Tensor
+    """float32 (B, 2): width and height before the padding."""
+    boxes: torch.Tensor
+    """float32 (B, G, 4): left, top, right, bottom in pixels."""
+    labels: torch.Tensor
+    """int64 (B, G): 1 to C; 0 where no object is."""
+    outlines: Outlines
+    seeds: torch.Tensor
+    """int64 (B,): of what is sampled of each image."""
+
+    def to(self, device: torch.device) -> "Batch":
+        """Copy to a device."""
+        if device.type == "cpu":
+            return self
+        moved = {name: getattr(self, name).pin_memory().to(device, non_blocking=True) for name in self._fields[:4]}
+        return Batch(**moved, outlines=self.outlines.to(device), seeds=self.seeds.to(device))
+
+
+class Image8(NamedTuple):
+    """One image that is ready for a batch, and its objects."""
+
+    pixels: np.ndarray
+    """uint8 (h, w, 3)"""
+    boxes: np.ndarray
+    labels: np.ndarray
+    polygons: List[List[np.ndarray]]
+
+
+def read_image(part: Part, position: int, size: Tuple[int, int], mirrored: bool, config: Config) -> np.ndarray:
+    """Return uint8 (h, w, 3) of an image, resized to ``size`` (width, height)."""
+    with Image.open(part.path(position)) as opened:
+        image = opened.convert("RGB").resize(size, Image.BILINEAR)
+    pixels = np.asarray(image)
+    pixels = pixels[:, ::-1] if mirrored else pixels
+    return pixels[:, :, ::-1] if config.bgr else pixels
+
+
+def read_objects(part: Part, position: int, size: Tuple[int, int], mirrored: bool, most: int) -> Image8:
+    """Return the objects of an image but crowds, in pixels of the resized image, without its pixels.
+
+    Objects that are empty once their boxes are cut to the image are left out, as the submissions do.
+    """
+    first, last = int(part.offsets[position]), int(part.offsets[position + 1])
+    kept = [number for number in range(first, last) if not part.crowds[number]]
+    scale = np.array(size, dtype=np.float32) / part.sizes[position]
+    boxes = np.asarray(part.boxes[kept], dtype=np.float32).reshape(-1, 4)
+    ltrb = np.concatenate((boxes[:, :2], boxes[:, :2] + boxes[:, 2:]), axis=1) * np.tile(scale, 2)
+    ltrb = ltrb.clip(0, np.tile(np.array(size, dtype=np.float32), 2))
+    polygons = [[each * scale for each in part.polygons(number)] for number in kept]
+    if mirrored:
+        ltrb = np.stack((size[0] - ltrb[:, 2], ltrb[:, 1], size[0] - ltrb[:, 0], ltrb[:, 3]), axis=1)
+        polygons = [[np.stack((size[0] - each[:, 0], each[:, 1]), 1) for each in some] for some in polygons]
+    there = np.flatnonzero((ltrb[:, 2] > ltrb[:, 0]) & (ltrb[:, 3] > ltrb[:, 1]))[:most]
+    labels = np.asarray(part.labels[kept], dtype=np.int64)[there]
+    return Image8(np.zeros((0, 0, 3), np.uint8), ltrb[there], labels, [polygons[number] for number in there])
+
+
+def assembled(images: List[Image8], shape: Shape, seeds: np.ndarray, config: Config) -> Batch:
+    """Pad images and objects to a batch; the padding has the mean colour, which the network takes for 0."""
+    count = len(images)
+    pixels = np.empty((count, *shape, 3), dtype=np.uint8)
+    pixels[:] = np.rint(np.clip(config.pixel_mean, 0, 255)).astype(np.uint8)
+    boxes = np.zeros((count, config.objects, 4), dtype=np.float32)
+    labels = np.zeros((count, config.objects), dtype=np.int64)
+    polygons: List[List[torch.Tensor]] = []
+    for number, each in enumerate(images):
+        height, width, _ = each.pixels.shape
+        pixels[number, :height, :width] = each.pixels
+        boxes[number, : len(each.boxes)] = each.boxes
+        labels[number, : len(each.labels)] = each.labels
+        polygons += [[torch.from_numpy(np.ascontiguousarray(p)) for p in some] for some in each.polygons]
+        polygons += [[] for _ in range(config.objects - len(each.boxes))]
+    sizes = np.array([each.pixels.shape[1::-1] for each in images], dtype=np.float32).reshape(-1, 2)
+    return Batch(
+        torch.from_numpy(pixels).permute(0, 3, 1, 2),
+        torch.from_numpy(sizes),
+        torch.from_numpy(boxes),
+        torch.from_numpy(labels),
+        outlines_of(polygons),
+        torch.from_numpy(seeds),
+    )
+
+
+class Orders:
+    """The batches of each epoch, from the sizes of the training images alone."""
+
+    def __init__(self, config: Config, part: Part, ranks: Ranks) -> None:
+        self.config, self.part = config, part
+        self.resized = order.resized(np.asarray(part.sizes), config.short_side, config.long_side)
+        self.shapes = order.shapes(self.resized, config.short_side, config.long_side, config.bucket_step)
+        self.size = config.batch_size * ranks.size
+        self.of_epoch: Callable[[int], List[GlobalBatch]] = lru_cache(maxsize=2)(self._of_epoch)
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        return -(-len(self.part.with_objects) // self.size)
+
+    def _of_epoch(self, epoch: int) -> List[GlobalBatch]:
+        return order.batches(self.shapes, self.part.with_objects, self.size, self.config.seed, epoch)
+
+
+class TrainingInput:
+    """This rank's batches from a step on; ``next`` returns one on the device, ``close`` ends the threads."""
+
+    def __init__(self, orders: Orders, ranks: Ranks, position: int) -> None:
+        self._orders, self._ranks, self._config = orders, ranks, orders.config
+        tasks = iter(range(position, self._config.epochs * orders.steps))
+        self._batches: Generator[Batch, None, None] = read_ahead(
+            self.make, tasks, self._config.prefetch, self._config.threads
+        )
+        self.close = self._batches.close
+
+    def next(self) -> Batch:
+        """Return the next batch."""
+        return next(self._batches).to(self._ranks.context)
+
+    def make(self, step: int) -> Batch:
+        """Read this rank's share of a step's images."""
+        config = self._config
+        epoch, number = divmod(step, self._orders.steps)
+        batch = self._orders.of_epoch(epoch)[number]
+        mine = batch.positions[self._ranks.rank * config.batch_size :][: config.batch_size]
+        random = np.random.RandomState([config.seed & 0xFFFFFFFF, 1, step])
+        # Drawn for the images of all ranks, so that it does not matter which rank has one.
+        drawn = random.random_sample(self._orders.size)[self._ranks.rank * config.batch_size :]
+        seeds = random.randint(0, 1 << 31, self._orders.size)[self._ranks.rank * config.batch_size :][: len(mine)]
+        images = [
+            self._image(int(position), bool(value < config.flip)) for position, value in zip(mine.tolist(), drawn)
+        ]
+        return assembled(images, batch.shape, seeds.astype(np.int64), config)
+
+    def _image(self, position: int, mirrored: bool) -> Image8:
+        part, (width, height) = self._orders.part, self._orders.resized[position].tolist()
+        found = read_objects(part, position, (width, height), mirrored, self._config.objects)
+        return found._replace(pixels=read_image(part, position, (width, height), mirrored, self._config))
+
+
+class EvaluationBatch(NamedTuple):
+    """Images of a rank that are evaluated; those behind ``positions`` only fill the batch."""
+
+    images: torch.Tensor
+    sizes: torch.Tensor
+    positions: np.ndarray
+    """int64: of the images in ``data.val``."""
+
+
+def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[EvaluationBatch]:
+    """Yield this rank's batches, as many as every rank has; each image comes once over all ranks."""
+    part = data.val
+    sizes = order.resized(np.asarray(part.sizes), config.short_side, config.long_side)
+    wanted = order.shapes(sizes, config.short_side, config.long_side, config.bucket_step)
+
+    def make(batch: GlobalBatch) -> EvaluationBatch:
+        mine = batch.positions[ranks.rank :: ranks.size]
+        fills = config.eval_batch_size - len(mine) if config.device == "gpu" else int(len(mine) == 0)
+        read = np.concatenate((mine, np.resize(batch.positions, fills)))
+        images = [
+            Image8(read_image(part, position, tuple(sizes[position].tolist()), False, config), *_no_objects())
+            for position in read.tolist()
+        ]
+        made = assembled(images, batch.shape, np.zeros(len(read), np.int64), config)
+        return EvaluationBatch(made.images, made.sizes, mine)
+
+    listed = order.evaluation(wanted, config.eval_batch_size * ranks.size)
+    for each in read_ahead(make, listed, config.prefetch, config.threads):
+        yield each._replace(images=each.images.to(ranks.context), sizes=each.sizes.to(ranks.context))
+
+
+def _no_objects() -> Tuple[np.ndarray, np.ndarray, List[List[np.ndarray]]]:
+    return np.zeros((0, 4), np.float32), np.zeros(0, np.int64), []
+
+
+def synthetic_batch(config: Config, classes: int, shape: Shape, device: torch.device, objects: int = 7) -> Batch:
+    """One batch of noise of ``shape``, laid out as a real one, with objects in the form of diamonds."""
+    random = np.random.RandomState(config.seed & 0xFFFFFFFF)
+    height, width = shape
+    objects = min(objects, config.objects)
+    images = []
+    for _ in range(config.batch_size):
+        pixels = random.randint(0, 256, (height, width, 3)).astype(np.uint8)
+        corner = random.rand(objects, 2) * (width / 2, height / 2)
+        size = (0.1 + 0.4 * random.rand(objects, 2)) * (width, height)
+        boxes = np.concatenate((corner, corner + size), 1).astype(np.float32)
+        labels = random.randint(1, classes, objects).astype(np.int64)
+        images.append(Image8(pixels, boxes, labels, [[_diamond(box)] for box in boxes]))
+    seeds = random.randint(0, 1 << 31, config.batch_size).astype(np.int64)
+    return assembled(images, shape, seeds, config).to(device)
+
+
+def _diamond(box: np.ndarray) -> np.ndarray:
+    left, top, right, bottom = box
+    x, y = (left + right) / 2, (top + bottom) / 2
+    return np.array([[x, top], [right, y], [x, bottom], [left, y]], dtype=np.float32)

@@ -1,0 +1,192 @@
+"""operators.py in Triton. Compiled for GPUs and run in Triton's interpreter; never run on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence, Tuple
+
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.common.kernels import OPTIONS, Specification, power_of_two
+from benchmarks.maskrcnn.pytorch.operators import SAMPLES, Outlines, pixels, placed
+
+ALIGN_WARPS, DRAW_WARPS = 4, 4
+
+
+@triton.jit
+def _axis(low, extent, step, length):
+    """A point's two pixels, the share of the second, and whether the point is inside; see operators._axis_taps."""
+    point = low + extent * step
+    inside = (point >= -1) & (point <= length)
+    point = tl.minimum(tl.maximum(point, 0.0), (length - 1).to(tl.float32))
+    before = tl.minimum(point.to(tl.int32), length - 1)
+    after = tl.minimum(before + 1, length - 1)
+    return before, after, point - before.to(tl.float32), inside
+
+
+@triton.jit
+def align_forward(
+    table, rois, places, pooled, CHANNELS: tl.constexpr, BINS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One bin of one RoI, all channels: the mean of its points, each between four pixels."""
+    program = tl.program_id(0).to(tl.int64)
+    roi = program // (BINS * BINS)
+    row = (program // BINS % BINS).to(tl.int32)
+    column = (program % BINS).to(tl.int32)
+    left = tl.load(rois + roi * 4)
+    top = tl.load(rois + roi * 4 + 1)
+    width = tl.maximum(tl.load(rois + roi * 4 + 2) - left, 1.0)
+    height = tl.maximum(tl.load(rois + roi * 4 + 3) - top, 1.0)
+    start = tl.load(places + roi * 3)
+    rows = tl.load(places + roi * 3 + 1).to(tl.int32)
+    columns = tl.load(places + roi * 3 + 2).to(tl.int32)
+    channel = tl.arange(0, BLOCK)
+    mask = channel < CHANNELS
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(SAMPLES):
+        y0, y1, of_y, y_inside = _axis(top, height, (row * SAMPLES + i + 0.5) / (BINS * SAMPLES), rows)
+        for j in tl.static_range(SAMPLES):
+            x0, x1, of_x, x_inside = _axis(left, width, (column * SAMPLES + j + 0.5) / (BINS * SAMPLES), columns)
+            share = tl.where(y_inside & x_inside, 1.0 / (SAMPLES * SAMPLES), 0.0)
+            here = table + start * CHANNELS + channel
+            a = tl.load(here + (y0 * columns + x0) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+            b = tl.load(here + (y0 * columns + x1) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+            c = tl.load(here + (y1 * columns + x0) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+            d = tl.load(here + (y1 * columns + x1) * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+            total += share * ((1 - of_y) * ((1 - of_x) * a + of_x * b) + of_y * ((1 - of_x) * c + of_x * d))
+    tl.store(pooled + program * CHANNELS + channel, total.to(pooled.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def align_backward(
+    of_table, rois, places, gradient, CHANNELS: tl.constexpr, BINS: tl.constexpr, SAMPLES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One bin of one RoI: its gradient goes to the pixels of its points, in fp32 and in any order."""
+    program = tl.program_id(0).to(tl.int64)
+    roi = program // (BINS * BINS)
+    row = (program // BINS % BINS).to(tl.int32)
+    column = (program % BINS).to(tl.int32)
+    left = tl.load(rois + roi * 4)
+    top = tl.load(rois + roi * 4 + 1)
+    width = tl.maximum(tl.load(rois + roi * 4 + 2) - left, 1.0)
+    height = tl.maximum(tl.load(rois + roi * 4 + 3) - top, 1.0)
+    start = tl.load(places + roi * 3)
+    rows = tl.load(places + roi * 3 + 1).to(tl.int32)
+    columns = tl.load(places + roi * 3 + 2).to(tl.int32)
+    channel = tl.arange(0, BLOCK)
+    mask = channel < CHANNELS
+    given = tl.load(gradient + program * CHANNELS + channel, mask=mask, other=0.0).to(tl.float32)
+    for i in tl.static_range(SAMPLES):
+        y0, y1, of_y, y_inside = _axis(top, height, (row * SAMPLES + i + 0.5) / (BINS * SAMPLES), rows)
+        for j in tl.static_range(SAMPLES):
+            x0, x1, of_x, x_inside = _axis(left, width, (column * SAMPLES + j + 0.5) / (BINS * SAMPLES), columns)
+            some = given * tl.where(y_inside & x_inside, 1.0 / (SAMPLES * SAMPLES), 0.0)
+            here = of_table + start * CHANNELS + channel
+            tl.atomic_add(
+                here + (y0 * columns + x0) * CHANNELS, some * (1 - of_y) * (1 - of_x), mask=mask, sem="relaxed"
+            )
+            tl.atomic_add(here + (y0 * columns + x1) * CHANNELS, some * (1 - of_y) * of_x, mask=mask, sem="relaxed")
+            tl.atomic_add(here + (y1 * columns + x0) * CHANNELS, some * of_y * (1 - of_x), mask=mask, sem="relaxed")
+            tl.atomic_add(here + (y1 * columns + x1) * CHANNELS, some * of_y * of_x, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def draw_masks(edges, polygons, offsets, rois, objects, drawn, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """One RoI: count for each pixel's middle the edges to its left, polygon by polygon."""
+    roi = tl.program_id(0).to(tl.int64)
+    pixel = tl.arange(0, BLOCK)
+    x = (pixel % SIZE).to(tl.float32) + 0.5
+    y = (pixel // SIZE).to(tl.float32) + 0.5
+    left = tl.load(rois + roi * 4)
+    top = tl.load(rois + roi * 4 + 1)
+    width = tl.maximum(tl.load(rois + roi * 4 + 2) - left, 1.0)
+    height = tl.maximum(tl.load(rois + roi * 4 + 3) - top, 1.0)
+    owner = tl.load(objects + roi)
+    first = tl.load(offsets + tl.maximum(owner, 0))
+    last = tl.where(owner < 0, first, tl.load(offsets + tl.maximum(owner, 0) + 1))
+    inside = tl.zeros([BLOCK], tl.int32)
+    parity = tl.zeros([BLOCK], tl.int32)
+    current = tl.zeros([], tl.int32)
+    for edge in range(first, last):
+        number = tl.load(polygons + edge)
+        inside = tl.where(number != current, inside | parity, inside)
+        parity = tl.where(number != current, 0, parity)
+        current = number
+        x0 = (tl.load(edges + edge * 4) - left) / width * SIZE
+        y0 = (tl.load(edges + edge * 4 + 1) - top) / height * SIZE
+        x1 = (tl.load(edges + edge * 4 + 2) - left) / width * SIZE
+        y1 = (tl.load(edges + edge * 4 + 3) - top) / height * SIZE
+        # A level edge crosses no row, whatever its slope.
+        slope = (x1 - x0) / tl.where(y1 == y0, 1.0, y1 - y0)
+        crossing = x0 + (y - y0) * slope
+        crosses = (tl.minimum(y0, y1) <= y) & (y < tl.maximum(y0, y1)) & (x >= crossing)
+        parity = parity ^ crosses.to(tl.int32)
+    inside = inside | parity
+    tl.store(drawn + roi * (SIZE * SIZE) + pixel, inside.to(tl.uint8), mask=pixel < SIZE * SIZE)
+
+
+# -- launched -----------------------------------------------------------------------------------------
+
+
+class _Align(torch.autograd.Function):
+    """RoIAlign of the table of all levels' pixels."""
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, rois: torch.Tensor, places: torch.Tensor, bins: int) -> torch.Tensor:
+        channels = table.shape[1]
+        ctx.constants = {"CHANNELS": channels, "BINS": bins, "SAMPLES": SAMPLES, "BLOCK": power_of_two(channels)}
+        ctx.save_for_backward(rois, places)
+        ctx.shape, ctx.dtype = table.shape, table.dtype
+        pooled = table.new_empty(len(rois), bins, bins, channels)
+        if len(rois):
+            align_forward[(len(rois) * bins * bins,)](
+                table.contiguous(), rois, places, pooled, **ctx.constants, num_warps=ALIGN_WARPS, **OPTIONS
+            )
+        return pooled
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
+        rois, places = ctx.saved_tensors
+        of_table = torch.zeros(ctx.shape, dtype=torch.float32, device=rois.device)
+        bins = ctx.constants["BINS"]
+        if len(rois):
+            align_backward[(len(rois) * bins * bins,)](
+                of_table, rois, places, gradients[0].contiguous(), **ctx.constants, num_warps=ALIGN_WARPS, **OPTIONS
+            )
+        return of_table.to(ctx.dtype), None, None, None
+
+
+def roi_align(features: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
+    """See operators.roi_align."""
+    where = placed(rois, images, len(features[0]), [(each.shape[2], each.shape[3]) for each in features])
+    scaled = (rois * where.scale.unsqueeze(1)).float().contiguous()
+    places = torch.stack((where.start, where.height, where.width), 1).contiguous()
+    return _Align.apply(pixels(features), scaled, places, bins).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor, size: int) -> torch.Tensor:
+    """See operators.project_masks."""
+    drawn = torch.zeros(len(rois), size, size, dtype=torch.uint8, device=rois.device)
+    if len(rois) and len(outlines.edges):
+        draw_masks[(len(rois),)](
+            outlines.edges.contiguous(), outlines.polygons, outlines.offsets, rois.float().contiguous(), objects, drawn,
+            SIZE=size, BLOCK=power_of_two(size * size), num_warps=DRAW_WARPS, **OPTIONS,
+        )  # fmt: skip
+    return drawn.bool()
+
+
+def specifications() -> List[Specification]:
+    """Every kernel at the sizes of the submissions, in each type of the activations."""
+    found = []
+    for variant in ("fp16", "bf16", "fp32"):
+        sizes = {"CHANNELS": 256, "BINS": 7, "SAMPLES": SAMPLES, "BLOCK": 256}
+        inputs = {"rois": "*fp32", "places": "*i64"}
+        forward = {"table": f"*{variant}", **inputs, "pooled": f"*{variant}", **sizes}
+        backward = {"of_table": "*fp32", **inputs, "gradient": f"*{variant}", **sizes}
+        found.append(Specification(align_forward, variant, forward, ALIGN_WARPS))
+        found.append(Specification(align_backward, variant, backward, ALIGN_WARPS))
+    outline = {"edges": "*fp32", "polygons": "*i32", "offsets": "*i64"}
+    arguments = {**outline, "rois": "*fp32", "objects": "*i64", "drawn": "*u8", "SIZE": 28, "BLOCK": 1024}
+    return [*found, Specification(draw_masks, "fp32", arguments, DRAW_WARPS)]

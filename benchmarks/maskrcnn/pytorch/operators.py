@@ -1,0 +1,260 @@
+"""What is made of sampled points: RoIAlign of a pyramid, and masks of polygons. PyTorch's operators alone.
+
+The Triton kernels are in kernels.py; benchmarks/common/kernels.py compares and chooses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Sequence, Tuple
+
+import torch
+from torch.nn import functional
+
+from benchmarks.common import kernels
+from benchmarks.common.kernels import Operator
+
+SAMPLES = 2
+"""Points of a bin in each direction (POOLER_SAMPLING_RATIO)."""
+CANONICAL_SIZE, CANONICAL_LEVEL = 224, 4
+"""A RoI of 224 x 224 takes the level of stride 16 (arXiv 1612.03144, equation 1)."""
+FIRST_LEVEL, POOLED_LEVELS = 2, 4
+"""Strides 4 to 32; the fifth level has proposals alone."""
+
+
+def levels_of(rois: torch.Tensor) -> torch.Tensor:
+    """Return the level int64 (...), 0 for stride 4, from which RoIs (..., 4) are pooled."""
+    size = ((rois[..., 2] - rois[..., 0]) * (rois[..., 3] - rois[..., 1])).clamp(min=0).sqrt()
+    level = torch.floor(CANONICAL_LEVEL + torch.log2(size / CANONICAL_SIZE + 1e-6))
+    return level.clamp(FIRST_LEVEL, FIRST_LEVEL + POOLED_LEVELS - 1).long() - FIRST_LEVEL
+
+
+# -- RoIAlign -----------------------------------------------------------------------------------------
+
+
+def roi_align(features: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
+    """Pool each RoI from its level: means of bilinear samples (arXiv 1703.06870, section 3).
+
+    A bin of a RoI is a sum of 16 pixels with weights: four points, each between four pixels. That is a row of
+    embedding_bag, whose table are the pixels of all levels, so that nothing larger than the result exists.
+
+    Args:
+        features: of strides 4, 8, 16, 32, each (B, C, h, w), best in channels_last.
+        rois: (R, 4) in pixels of the images.
+        images: int64 (R,), the image of each RoI.
+        bins: of the result in each direction.
+
+    Returns:
+        (R, C, bins, bins), in channels_last.
+    """
+    channels = features[0].shape[1]
+    shapes = [(each.shape[2], each.shape[3]) for each in features]
+    places, weights = taps(rois, placed(rois, images, len(features[0]), shapes), bins)
+    pooled = functional.embedding_bag(
+        places.view(-1, places.shape[-1]),
+        pixels(features),
+        per_sample_weights=weights.view(-1, weights.shape[-1]).to(features[0].dtype),
+        mode="sum",
+    )
+    return pooled.view(len(rois), bins, bins, channels).permute(0, 3, 1, 2)
+
+
+def pixels(features: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(pixels, C): all pixels of ``features`` (B, C, h, w), one level after the other, image by image, row by row."""
+    return torch.cat([each.permute(0, 2, 3, 1).reshape(-1, each.shape[1]) for each in features])
+
+
+class Placed(NamedTuple):
+    """Where RoIs are in the table of ``pixels``, each (R,)."""
+
+    start: torch.Tensor
+    """int64: row of the first pixel of the RoI's level and image."""
+    height: torch.Tensor
+    """int64: of the level."""
+    width: torch.Tensor
+    scale: torch.Tensor
+    """Of the level: its pixels per pixel of the image."""
+
+
+def placed(rois: torch.Tensor, images: torch.Tensor, batch: int, shapes: Sequence[Tuple[int, int]]) -> Placed:
+    """Return where ``rois`` (R, 4) are; ``shapes`` are (h, w) of the levels, of ``batch`` images each."""
+    level = levels_of(rois)
+    heights, widths = (torch.tensor(each, device=rois.device)[level] for each in zip(*shapes))
+    starts = torch.tensor([0, *(batch * height * width for height, width in shapes[:-1])], device=rois.device)
+    start = starts.cumsum(0)[level] + images * heights * widths
+    return Placed(start, heights, widths, 0.25 / (1 << level).to(rois.dtype))
+
+
+def taps(rois: torch.Tensor, where: Placed, bins: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return rows int64 and weights, each (R, bins, bins, 16), of the table of ``pixels``."""
+    y, of_y = _axis_taps(rois[:, 1] * where.scale, rois[:, 3] * where.scale, where.height, bins)
+    x, of_x = _axis_taps(rois[:, 0] * where.scale, rois[:, 2] * where.scale, where.width, bins)
+    rows = where.start[:, None, None] + y * where.width[:, None, None]
+    places = rows[:, :, None, :, None] + x[:, None, :, None, :]
+    weights = of_y[:, :, None, :, None] * of_x[:, None, :, None, :]
+    return places.flatten(3), weights.flatten(3)
+
+
+def _axis_taps(
+    low: torch.Tensor, high: torch.Tensor, length: torch.Tensor, bins: int
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Pixels int64 and weights, each (R, bins, 4), of an axis: two points a bin, each between two pixels.
+
+    As ROIAlign of maskrcnn_benchmark has it: a RoI is at least 1 wide, a point is at most 1 outside, pixel n is at n.
+    """
+    size = (high - low).clamp(min=1)
+    fractions = (torch.arange(bins * SAMPLES, device=low.device, dtype=low.dtype) + 0.5) / (bins * SAMPLES)
+    points = (low.unsqueeze(-1) + size.unsqueeze(-1) * fractions).view(len(low), bins, SAMPLES)
+    last = (length - 1)[..., None, None]
+    outside = (points < -1) | (points > last + 1)
+    points = torch.minimum(points.clamp(min=0), last.to(points.dtype))
+    before = torch.minimum(points.long(), last)
+    after = torch.minimum(before + 1, last)
+    share = points - before
+    weights = torch.stack((1 - share, share), dim=-1).masked_fill(outside.unsqueeze(-1), 0.0) / SAMPLES
+    return torch.stack((before, after), dim=-1).flatten(-2), weights.flatten(-2)
+
+
+# -- masks of polygons --------------------------------------------------------------------------------
+
+
+class Outlines(NamedTuple):
+    """Polygons of a batch's objects as edges, in pixels of the resized images."""
+
+    edges: torch.Tensor
+    """float32 (E, 4): x, y of an edge's beginning and end; an object's polygons and their edges follow each other."""
+    polygons: torch.Tensor
+    """int32 (E,): number of the edge's polygon in its object, from 0."""
+    offsets: torch.Tensor
+    """int64 (B * G + 1,): edges of the objects."""
+
+    def to(self, device: torch.device) -> "Outlines":
+        """Copy to a device."""
+        return Outlines(*(each.to(device, non_blocking=True) for each in self))
+
+
+def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor, size: int) -> torch.Tensor:
+    """Draw the objects' outlines in the grids of RoIs: a pixel is 1 where its middle is inside one of the polygons.
+
+    A ray to the left of each middle counts the edges that it crosses: odd is inside. Each edge crosses the middle of
+    some rows, and switches what is right of that point: one addition per edge and row, then sums along the rows.
+
+    Args:
+        outlines: of the batch.
+        rois: (R, 4) in pixels.
+        objects: int64 (R,), the object of each RoI; -1 gives zeros.
+        size: pixels of the grid in each direction.
+
+    Returns:
+        bool (R, size, size).
+    """
+    device, count = rois.device, len(rois)
+    first = outlines.offsets[objects.clamp(min=0)]
+    lengths = (outlines.offsets[objects.clamp(min=0) + 1] - first).masked_fill(objects < 0, 0)
+    owner = torch.repeat_interleave(torch.arange(count, device=device), lengths)
+    if not len(owner):
+        return torch.zeros(count, size, size, dtype=torch.bool, device=device)
+    edge = torch.arange(len(owner), device=device) - (lengths.cumsum(0) - lengths)[owner] + first[owner]
+    begins, ends = _in_grid(outlines.edges[edge], rois[owner], size)
+    # Each pair of a RoI and a polygon has a plane of its own.
+    polygon = outlines.polygons[edge].long()
+    starts_plane = torch.ones_like(owner, dtype=torch.bool)
+    starts_plane[1:] = (owner[1:] != owner[:-1]) | (polygon[1:] != polygon[:-1])
+    plane = starts_plane.cumsum(0) - 1
+    rows = torch.arange(size, device=device) + 0.5
+    low = torch.minimum(begins[:, 1], ends[:, 1]).unsqueeze(1)
+    high = torch.maximum(begins[:, 1], ends[:, 1]).unsqueeze(1)
+    crosses = (low <= rows) & (rows < high)
+    slope = (ends[:, 0] - begins[:, 0]) / (ends[:, 1] - begins[:, 1])
+    x = begins[:, :1] + (rows - begins[:, 1:]) * slope.unsqueeze(1)
+    which, row = crosses.nonzero(as_tuple=True)
+    # The first pixel whose middle is not left of the crossing.
+    column = (x[which, row] - 0.5).ceil().clamp(0, size).long()
+    planes = starts_plane.sum()
+    switches = torch.zeros(int(planes), size, size + 1, dtype=torch.int32, device=device)
+    switches.index_put_((plane[which], row, column), torch.ones_like(column, dtype=torch.int32), accumulate=True)
+    drawn = switches[..., :size].cumsum(-1) % 2
+    result = torch.zeros(count, size, size, dtype=torch.int32, device=device)
+    result.index_add_(0, owner[starts_plane], drawn.to(torch.int32))
+    return result > 0
+
+
+def _in_grid(edges: torch.Tensor, rois: torch.Tensor, size: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Begin and end, (E, 2) each, of ``edges`` (E, 4) in the grid of each one's RoI."""
+    extent = (rois[:, 2:] - rois[:, :2]).clamp(min=1)
+    begins = (edges[:, :2] - rois[:, :2]) / extent * size
+    ends = (edges[:, 2:] - rois[:, :2]) / extent * size
+    return begins, ends
+
+
+def outlines_of(objects: Sequence[Sequence[torch.Tensor]]) -> Outlines:
+    """Return the edges of objects, each given by its polygons (points, 2)."""
+    edges: List[torch.Tensor] = [torch.zeros(0, 4)]
+    numbers: List[torch.Tensor] = [torch.zeros(0, dtype=torch.int32)]
+    lengths = []
+    for polygons in objects:
+        lengths.append(sum(len(each) for each in polygons))
+        for number, points in enumerate(polygons):
+            edges.append(torch.cat((points, points.roll(-1, 0)), dim=1))
+            numbers.append(torch.full((len(points),), number, dtype=torch.int32))
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    return Outlines(torch.cat(edges), torch.cat(numbers), offsets)
+
+
+# -- compared and chosen ------------------------------------------------------------------------------
+
+
+def _align_example(
+    align: Any, device: torch.device, dtype: torch.dtype, batch: int, rois: int, channels: int, side: int, bins: int
+) -> kernels.Call:
+    numbers = torch.Generator(device).manual_seed(1)
+    levels = [
+        torch.randn(batch, channels, side >> n, side >> n, generator=numbers, device=device)
+        .to(dtype, memory_format=torch.channels_last)
+        .requires_grad_()
+        for n in range(POOLED_LEVELS)
+    ]
+    corner, size = (torch.rand(rois, 2, generator=numbers, device=device) * 4 * side for _ in range(2))
+    boxes = torch.cat((corner - 8, corner + size * size / (4 * side) + 1), 1)
+    images = torch.arange(rois, device=device) % batch
+    gradient = torch.randn(rois, channels, bins, bins, generator=numbers, device=device).to(dtype)
+
+    def call() -> kernels.Results:
+        pooled = align(levels, boxes, images, bins)
+        return [pooled.detach(), *torch.autograd.grad(pooled, levels, gradient)]
+
+    return call
+
+
+def _mask_example(
+    project: Any, device: torch.device, dtype: torch.dtype, rois: int, points: int, size: int
+) -> kernels.Call:
+    numbers = torch.Generator().manual_seed(1)
+    objects = []
+    for polygons in (1, 2, 0, 1):
+        outlines = [50 + 40 * torch.randn(points, 2, generator=numbers) for _ in range(polygons)]
+        objects.append(outlines)
+    drawn = outlines_of(objects).to(device)
+    corner = torch.rand(rois, 2, generator=numbers) * 60
+    boxes = torch.cat((corner, corner + 3 + 70 * torch.rand(rois, 2, generator=numbers)), 1).to(device)
+    which = (torch.arange(rois) % 5 - 1).to(device)
+    return lambda: [project(drawn, boxes, which, size).to(dtype)]
+
+
+MODULE = "benchmarks.maskrcnn.pytorch.kernels"
+OPERATORS = {
+    "roi_align": Operator(
+        roi_align,
+        f"{MODULE}:roi_align",
+        _align_example,
+        (
+            {"batch": 2, "rois": 7, "channels": 20, "side": 24, "bins": 3},
+            {"batch": 1, "rois": 0, "channels": 16, "side": 8, "bins": 2},
+        ),
+    ),
+    "project_masks": Operator(
+        project_masks,
+        f"{MODULE}:project_masks",
+        _mask_example,
+        ({"rois": 9, "points": 7, "size": 11}, {"rois": 0, "points": 3, "size": 4}),
+    ),
+}

@@ -1,0 +1,24 @@
+"""What `encore selftest` checks of Mask R-CNN in PyTorch; see benchmarks/common/selftest.py."""
+
+from __future__ import annotations
+
+from benchmarks.common import selftest
+from benchmarks.common.selftest import Suite, Tolerance
+from benchmarks.maskrcnn.pytorch.config import Config
+
+ROUNDED = Tolerance(0.01, 0.05)
+SUITE = Suite(
+    module="benchmarks.maskrcnn.pytorch",
+    config_class=Config,
+    # What is proposed depends on the last bits of the scores.
+    device=Tolerance(0.1, 0.1),
+    settings={"epochs": 1},
+    two_ranks=Tolerance(0.1, 0.1),
+    resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
+    varied={"precision": Tolerance(0.1, 0.1), "kernels": ROUNDED, "compile": ROUNDED, "optimizer_kernel": ROUNDED},
+    left_out=("kernels=torchvision",),
+    programs={"kernels": "benchmarks.common.compare_kernels"},
+)
+
+if __name__ == "__main__":
+    raise SystemExit(selftest.main(SUITE))

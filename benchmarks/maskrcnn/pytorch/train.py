@@ -1,0 +1,80 @@
+"""Train Mask R-CNN in PyTorch: images in, boxes and masks judged by COCO's AP, MLPerf events out.
+
+    $ python -m benchmarks.maskrcnn.pytorch.train --config config.json --data DATA --output OUT
+    $ torchrun --nproc-per-node 8 -m benchmarks.maskrcnn.pytorch.train --config config.json --data DATA --output OUT
+
+OUT gets result.txt (MLPerf log), metrics.jsonl, detections, heartbeat/ and checkpoint/; a run that finds a checkpoint
+there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import List, Optional
+
+import torch
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.mllog import MLLog, samples
+from benchmarks.common.run import Run
+from benchmarks.common.stopping import end_process
+from benchmarks.detection.annotations import DataSet, open_data
+from benchmarks.detection.detections import Detections
+from benchmarks.detection.evaluator import Evaluator
+from benchmarks.maskrcnn import events
+from benchmarks.maskrcnn.pytorch.config import Config
+from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput
+from benchmarks.maskrcnn.pytorch.evaluation import detections
+from benchmarks.maskrcnn.pytorch.training import Training, build, content, warm_up
+from benchmarks.maskrcnn.schedule import learning_rate
+
+QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}
+"""Name of the quality of each kind of comparison."""
+LOG_NAMES = {"box_ap": "BBOX", "mask_ap": "SEGM"}
+"""In the log's eval_accuracy (compliance checker, maskrcnn)."""
+
+
+def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
+    """Forward, backward and update; returns the sum of this rank's losses, still on the device."""
+    losses = training.losses(batch)
+    loss = torch.stack(list(losses.values())).sum()
+    training.updates.scaled(loss).backward()
+    training.update(rate)
+    return loss.detach()
+
+
+def detect(training: Training, data: DataSet, run: Run) -> Optional[Detections]:
+    """Return the detections of all ranks in all evaluation images on rank 0; None elsewhere or if it is to stop."""
+    training.network.eval()
+    found = detections(training, data, run)
+    training.network.train()
+    return found
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True, names=LOG_NAMES))
+    config, ranks = run.config, run.ranks
+    data = run.open(lambda: open_data(run.data))
+    with run.initialization():
+        training = run.open(lambda: build(config, len(data.categories) + 1, ranks, run.saved))
+        warm_up(training)
+    run.log(events.hyperparameters(config, ranks.size))
+    orders = Orders(config, data.train, ranks)
+    # No image, nor the size of one, is read before run_start.
+    with ExitStack() as owned, run.timed(lambda: events.timeline(config, orders.steps)):
+        batches = owned.enter_context(closing(TrainingInput(orders, ranks, run.position)))
+        run.log(samples(len(data.train.with_objects), len(data.val)))
+        run.keep(partial(content, training))
+        run.use(Evaluator(data, QUALITIES, run.output, config.eval_workers))
+        for _ in run.blocks():
+            for number in run.steps():
+                rate = learning_rate(config, number)
+                run.report(train_step(training, run.wait_for(batches.next), rate), rate)
+            if run.evaluates():
+                run.evaluated_later(detect(training, data, run))
+    return run.finish()
+
+
+if __name__ == "__main__":
+    end_process(main)

@@ -1,0 +1,260 @@
+"""What a step works on: built, warmed up, and carried through checkpoints."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+import torch
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.ranks import Ranks
+from benchmarks.common.torch_optimizers import Build
+from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates
+from benchmarks.maskrcnn.order import all_shapes
+from benchmarks.maskrcnn.pytorch import anchors, backbone, losses, targets, weights
+from benchmarks.maskrcnn.pytorch.choice import Chosen, choose
+from benchmarks.maskrcnn.pytorch.config import Config
+from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, synthetic_batch
+from benchmarks.maskrcnn.pytorch.model import BOX_BINS, MASK_BINS, MASK_SIZE, MaskRCNN, Scored
+from benchmarks.maskrcnn.pytorch.operators import POOLED_LEVELS
+from benchmarks.maskrcnn.pytorch.proposals import Found, Limits, Proposals, detect, propose, trimmed
+
+
+class Rois(NamedTuple):
+    """Sampled boxes of a batch and what the heads should say of them; see targets.Sample for the slots."""
+
+    boxes: torch.Tensor
+    """(B, S, 4)"""
+    labels: torch.Tensor
+    """int64 (B, S): 0 for background."""
+    offsets: torch.Tensor
+    """(B, S, 4): of the object from the box."""
+    objects: torch.Tensor
+    """int64 (B, S): number of the object in the batch, -1 for background."""
+    filled: torch.Tensor
+    """bool (B, S)"""
+
+
+class Training:
+    """Network, its updates, and how a batch goes through them."""
+
+    def __init__(self, config: Config, classes: int, ranks: Ranks, kernel: str, operators: Mapping[str, str]) -> None:
+        """``classes`` counts the background."""
+        self.config, self.ranks, self.classes = config, ranks, classes
+        self.network = MaskRCNN(config, classes)
+        if config.backbone:
+            backbone.load(self.network.backbone, weights.read(Path(config.backbone)))
+        self.network.to(ranks.context, memory_format=torch.channels_last)
+        matrices, biases = parameters(self.network)
+        self._biases = biases
+        rule = ScaleRule(config.loss_scale, config.loss_scale_interval)
+        self.updates = Updates(
+            [*matrices, *biases],
+            sgd_candidates(config, matrices),
+            kernel,
+            ranks,
+            clip=config.gradient_clip or None,
+            scale=rule if config.precision == "fp16" else None,
+        )
+        self.operators: Chosen = choose(config, ranks, operators)
+        self._forward, self._boxes, self._masks = (
+            _compiled(module, config) for module in (self.network, self.network.boxes, self.network.masks)
+        )
+        # On a GPU all shapes are fixed and nothing is waited for; a CPU computes what is there.
+        self._is_static = ranks.context.type == "cuda"
+        self._anchors: Callable[[Tuple[Tuple[int, int], ...]], List[torch.Tensor]] = lru_cache(maxsize=64)(
+            partial(self._anchors_of)
+        )
+
+    def _anchors_of(self, shapes: Tuple[Tuple[int, int], ...]) -> List[torch.Tensor]:
+        config = self.config
+        return anchors.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, self.ranks.context)
+
+    # -- training -----------------------------------------------------------------------------------------
+
+    def losses(self, batch: Batch) -> Dict[str, torch.Tensor]:
+        """Return the five losses of this rank's images by name; their sum is trained."""
+        present = batch.labels > 0
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            levels, scored = self._forward(batch.images)
+        grid = self._anchors(tuple((level.shape[2], level.shape[3]) for level in levels))
+        found = self._proposal_losses(scored, torch.cat(grid), batch, present)
+        rois = self._sampled(self._proposals(scored, grid, batch.sizes, training=True), batch, present)
+        found.update(self._box_losses(levels, rois))
+        found["mask"] = self._mask_loss(levels, rois, batch)
+        return found
+
+    def _proposal_losses(
+        self, scored: Scored, grid: torch.Tensor, batch: Batch, present: torch.Tensor
+    ) -> Dict[str, torch.Tensor]:
+        config = self.config
+        quality = targets.overlaps(batch.boxes, grid.unsqueeze(0))
+        matched = targets.match(quality, present, config.anchor_high, config.anchor_low, rescue=True)
+        usable = targets.inside(grid, batch.sizes)
+        sampled = targets.sample(matched, usable, batch.seeds, config.anchors_per_image, config.anchor_positive)
+        wanted = anchors.encode(
+            targets.of_objects(batch.boxes, targets.take(matched, sampled.positions)),
+            grid[sampled.positions],
+            anchors.RPN_WEIGHTS,
+        )
+        logits = targets.take(torch.cat(scored.scores, 1), sampled.positions).float()
+        offsets = targets.take(torch.cat(scored.offsets, 1), sampled.positions).float()
+        return {
+            "objectness": losses.objectness(logits, sampled.positive, sampled.filled),
+            "proposals": losses.boxes(offsets, wanted, sampled.positive, sampled.filled, losses.RPN_BETA),
+        }
+
+    def _proposals(
+        self, scored: Scored, grid: Sequence[torch.Tensor], sizes: torch.Tensor, training: bool
+    ) -> Proposals:
+        config = self.config
+        limits = Limits(config.candidates_test, config.proposals_test, False, config.proposal_overlap)
+        if training:
+            limits = Limits(config.candidates_train, config.proposals_train, True, config.proposal_overlap)
+        found = propose(scored.scores, scored.offsets, grid, sizes, limits, self.operators.suppress)
+        return found if self._is_static else trimmed(found)
+
+    @torch.no_grad()
+    def _sampled(self, proposals: Proposals, batch: Batch, present: torch.Tensor) -> Rois:
+        config = self.config
+        # The objects themselves are proposed too, so that the heads see what is right from the beginning. They come
+        # first: how many columns there are behind the last proposal changes nothing that is drawn.
+        boxes = torch.cat((batch.boxes, proposals.boxes), 1)
+        usable = torch.cat((present, proposals.valid), 1)
+        quality = targets.overlaps(batch.boxes, boxes)
+        matched = targets.match(quality, present, config.roi_overlap, config.roi_overlap, rescue=False)
+        drawn = targets.sample(matched, usable, batch.seeds + 1, config.rois_per_image, config.roi_positive)
+        boxes, matched = targets.take(boxes, drawn.positions), targets.take(matched, drawn.positions)
+        labels = targets.of_objects(batch.labels, matched).masked_fill(~drawn.positive, 0)
+        wanted = anchors.encode(targets.of_objects(batch.boxes, matched), boxes, anchors.HEAD_WEIGHTS)
+        first = torch.arange(len(boxes), device=boxes.device).unsqueeze(1) * batch.boxes.shape[1]
+        objects = (matched + first).masked_fill(~drawn.positive, -1)
+        return Rois(boxes, labels, wanted, objects, drawn.filled)
+
+    def _box_losses(self, levels: List[torch.Tensor], rois: Rois) -> Dict[str, torch.Tensor]:
+        labels, filled = rois.labels.flatten(), rois.filled.flatten()
+        images = _images(rois.boxes)
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            pooled = self.operators.roi_align(levels[:POOLED_LEVELS], rois.boxes.flatten(0, 1), images, BOX_BINS)
+            logits, offsets = self._boxes(pooled)
+        of_class = targets.take(offsets.float(), labels.unsqueeze(1)).squeeze(1)
+        return {
+            "classes": losses.classes(logits.float(), labels, filled),
+            "boxes": losses.boxes(of_class, rois.offsets.flatten(0, 1), labels > 0, filled, 1.0),
+        }
+
+    def _mask_loss(self, levels: List[torch.Tensor], rois: Rois, batch: Batch) -> torch.Tensor:
+        slots = min(int(self.config.rois_per_image * self.config.roi_positive), rois.boxes.shape[1])
+        boxes, labels, objects = (each[:, :slots].flatten(0, 1) for each in (rois.boxes, rois.labels, rois.objects))
+        images = _images(rois.boxes[:, :slots])
+        if not self._is_static:
+            there = (labels > 0).nonzero().squeeze(1)
+            boxes, labels, objects, images = boxes[there], labels[there], objects[there], images[there]
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            pooled = self.operators.roi_align(levels[:POOLED_LEVELS], boxes, images, MASK_BINS)
+            logits = self._masks(pooled, labels)
+        wanted = self.operators.project_masks(batch.outlines, boxes, objects, MASK_SIZE)
+        return losses.masks(logits.float(), wanted, labels > 0)
+
+    def update(self, rate: float) -> None:
+        """Update the weights by the gradients, averaged over the ranks; biases learn twice as fast, as submitted."""
+        # A factor on a gradient without weight decay is one on its learning rate.
+        torch._foreach_mul_([bias.grad for bias in self._biases], 2.0)
+        self.updates.step(rate, self.ranks.size)
+
+    # -- evaluation ---------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def detect(self, batch: EvaluationBatch) -> Tuple[Found, torch.Tensor]:
+        """Return the detections of a batch and their masks' probabilities, float32 (D, 28, 28)."""
+        config = self.config
+        with pytorch.autocast(self.ranks.context, config.precision):
+            levels, scored = self._forward(batch.images)
+            grid = self._anchors(tuple((level.shape[2], level.shape[3]) for level in levels))
+            found = self._proposals(scored, grid, batch.sizes, training=False)
+            boxes = found.boxes.flatten(0, 1)
+            pooled = self.operators.roi_align(levels[:POOLED_LEVELS], boxes, _images(found.boxes), BOX_BINS)
+            logits, offsets = self._boxes(pooled)
+            shape = found.boxes.shape[:2]
+            detected = detect(
+                logits.view(*shape, -1),
+                offsets.view(*shape, -1, 4),
+                found,
+                batch.sizes,
+                config.score_threshold,
+                config.detection_overlap,
+                config.detections,
+                self.operators.suppress,
+            )
+            pooled = self.operators.roi_align(levels[:POOLED_LEVELS], detected.boxes, detected.images, MASK_BINS)
+            # The number differs from batch to batch: not the compiled head.
+            masks = self.network.masks(pooled, detected.labels)
+        return detected, masks.float().sigmoid()
+
+
+def _images(boxes: torch.Tensor) -> torch.Tensor:
+    """Return the image int64 (B * S,) of each of ``boxes`` (B, S, 4)."""
+    return torch.arange(len(boxes), device=boxes.device).repeat_interleave(boxes.shape[1])
+
+
+def _compiled(module: torch.nn.Module, config: Config) -> Callable[..., Any]:
+    return module if config.compile == "none" else torch.compile(module, mode=config.compile, dynamic=False)
+
+
+def parameters(network: MaskRCNN) -> Tuple[List[torch.nn.Parameter], List[torch.nn.Parameter]]:
+    """Return what is trained: weights, which decay, and biases, which do not and learn twice as fast."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return [each for each in trained if each.dim() > 1], [each for each in trained if each.dim() == 1]
+
+
+def sgd_candidates(config: Config, matrices: Sequence[torch.nn.Parameter]) -> Dict[str, Build]:
+    """Return SGD with momentum by implementation, for one flat tensor that begins with ``matrices``."""
+    border = sum(-(-each.numel() // ALIGNMENT) * ALIGNMENT for each in matrices)
+
+    def build(flat: Sequence[torch.nn.Parameter], **options: bool) -> torch.optim.Optimizer:
+        groups = []
+        for part, decay in ((slice(0, border), config.weight_decay), (slice(border, None), 0.0)):
+            piece = torch.nn.Parameter(flat[0].detach()[part])
+            piece.grad = flat[0].grad[part]
+            groups.append({"params": [piece], "weight_decay": decay})
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, **options)
+
+    return {"plain": partial(build, foreach=True), "fused": partial(build, fused=True)}
+
+
+def build(config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
+    """Build with what ``content`` saved, or with rank 0's fresh weights."""
+    with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        kernel = saved.get("kernel", config.optimizer_kernel)
+        training = Training(config, classes, ranks, kernel, saved.get("operators", {}))
+    if saved:
+        training.network.load_state_dict(saved["network"])
+        training.updates.restore(saved)
+    else:
+        pytorch.broadcast(training.network.state_dict().values())
+    return training
+
+
+def content(training: Training) -> Dict[str, Any]:
+    """What all ranks have in common, which is everything."""
+    names = {"operators": training.operators.names}
+    return {"network": training.network.state_dict(), **training.updates.content(), **names}
+
+
+def warm_up(training: Training) -> None:
+    """Take memory, compile and open connections on noise of each shape, the largest first; changes nothing."""
+    config = training.config
+    listed = all_shapes(config.short_side, config.long_side, config.bucket_step)
+    # A CPU has nothing to compile or to set aside for a shape.
+    for shape in listed if training.ranks.context.type == "cuda" else listed[-1:]:
+        batch = synthetic_batch(config, training.classes, shape, training.ranks.context)
+        for _ in range(config.warm_up_steps):
+            total = sum(training.losses(batch).values(), torch.zeros((), device=training.ranks.context))
+            training.updates.scaled(total).backward()
+    for parameter in training.network.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+    pytorch.total([0.0])

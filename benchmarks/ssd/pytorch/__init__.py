@@ -1,0 +1,1 @@
+"""SSD300 in PyTorch."""

@@ -1,0 +1,118 @@
+"""Hyperparameters of SSD in PyTorch: one flat, frozen dataclass; standard library only.
+
+The defaults are what NVIDIA's submission of v0.7 on a DGX-1 has (config_DGX1.sh, run_and_time.sh and the defaults of
+parse_config.py), and ours where that says nothing. "Epoch" is one pass over the training images with objects, "step"
+one update of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Literal, Tuple
+
+from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.ssd.maps import map_sizes
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that train.py needs to know, except where the data and the results are."""
+
+    # The run
+    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
+    seed: int = 0  # draws weights, image order, crops, flips and colours; a new one for each experiment
+    quality_target: float = 0.23  # mAP of boxes, as a share of 1, at which the run stops
+    epochs: int = 80  # gives up after so many
+    stop_at_target: bool = True  # false trains all epochs and judges the best of them
+
+    # The network
+    backbone: str = ""  # file with ResNet-34's weights in torchvision's names, in the data folder or anywhere; "": none
+    image_size: int = 300  # pixels a side
+    width: int = 64  # channels of the backbone's first stage; all others are multiples of it
+    blocks: Tuple[int, ...] = (3, 4, 6)  # residual blocks of the three stages; ResNet-34 has these
+    box_scales: Tuple[float, ...] = (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05)  # of each map and one more, of an image
+    layout: Literal["NHWC", "NCHW"] = "NHWC"  # order of the axes; NHWC is what tensor cores want
+    pad_channels: bool = True  # an empty fourth colour, and outputs in multiples of 8, which NHWC fp16 likes
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of products; weights and statistics stay fp32
+    bn_group: int = 1  # ranks over which a batch-norm takes its mean and variance
+
+    # The optimizer
+    batch_size: int = 120  # images per rank and step
+    optimizer: Literal["sgd"] = "sgd"  # with momentum
+    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: the fastest that is there
+    learning_rate: float = 0.00292  # for 32 images; the base value for the global batch is a multiple of 0.0025
+    warmup_steps: int = 650  # linear, from 0 with warmup_factor 0
+    warmup_factor: int = 0  # the rules' parameter: the first step has 1 - 2**-factor of the base value
+    decay_epochs: Tuple[int, ...] = (44, 55)  # the learning rate drops after these epochs
+    decay_steps: Tuple[int, ...] = ()  # in their place, steps of 32 images after which it drops, as v0.5 and v0.6
+    decay_factor: float = 0.1  # what it is multiplied with
+    momentum: float = 0.9
+    weight_decay: float = 1.6e-4  # L2 penalty added to the gradient of all weights
+    loss_scale: float = 128.0  # constant factor on the loss for fp16, as submitted
+
+    # Evaluation
+    eval_epochs: Tuple[int, ...] = (40, 50, 55, 60, 65, 70, 75, 80)  # evaluates after so many epochs
+    eval_steps: Tuple[int, ...] = ()  # in their place, steps of 32 images after which it evaluates, as v0.5 and v0.6
+    eval_batch_size: int = 160  # images per rank
+    concurrent_evaluation: bool = True  # train on while pycocotools compares; false waits, as v0.5 and v0.6
+    score_threshold: float = 0.05  # probability above which a box is a detection
+    nms_threshold: float = 0.5  # intersection over union above which the box with the lower score is removed
+    detections: int = 200  # per image at most, and per class before boxes are removed
+
+    # The input
+    crop: bool = True  # of training images: random, by the overlap with their objects
+    colour: bool = True  # twist saturation, contrast, brightness and hue of training images at random
+    flip: bool = True  # flip half of the training images left to right
+    decoder: Literal["cpu", "gpu"] = "gpu"  # what decodes training images with device=gpu; submitted: use-nvjpeg
+    dali_threads: int = 4  # CPU threads per rank; submitted: num-workers
+    dali_prefetch: int = 2  # batches kept ready
+    dali_batches: int = 1  # batches that DALI makes at once; submitted: input-batch-multiplier
+    dali_decoder_cache_mb: int = 0  # whole decoded images kept in GPU memory; 0 decodes only the crop
+    dali_hw_decoder_load: float = 0.0  # share of images for the GPU's JPEG unit, where it has one
+
+    # How it is computed
+    compile: Literal["auto", "none", "default", "max-autotune-no-cudagraphs"] = "auto"  # mode of torch.compile
+    cuda_graph: Literal["auto", True, False] = "auto"  # replay the whole step as one graph: no launches by the CPU
+    # "auto" is default and true with device=gpu, as far as the installed PyTorch has them, else none and false.
+    warm_up_steps: int = 3  # on noise, before the clock: compiles, chooses kernels, opens connections; 0 does none
+
+    # Reports
+    log_interval: int = 20  # steps per record in the metrics stream
+    checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
+
+    @property
+    def targets(self) -> Dict[str, float]:
+        """Target of each quality, by the names of benchmark.toml."""
+        return {"map": self.quality_target}
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work; ValueError says which keys contradict each other."""
+        precision_on_cpu(self, "fp32", "bf16", "fp16")
+        at_least(self, 1, "epochs", "width", "bn_group", "batch_size", "eval_batch_size", "detections", "log_interval")
+        at_least(self, 1, "dali_threads", "dali_prefetch", "dali_batches")
+        at_least(self, 0, "warmup_steps", "warmup_factor", "momentum", "weight_decay", "warm_up_steps")
+        at_least(self, 0, "checkpoint_interval", "dali_decoder_cache_mb", "dali_hw_decoder_load")
+        at_least(self, 32, "image_size")
+        above_zero(self, "learning_rate", "decay_factor", "loss_scale", "score_threshold")
+        fraction(self, "quality_target", "nms_threshold")
+        maps = len(map_sizes(self.image_size))
+        refuse(
+            (
+                f"image_size={self.image_size} has {maps} feature maps: box_scales needs at least {maps + 1} numbers",
+                len(self.box_scales) <= maps,
+            ),
+            ("blocks needs three numbers, each at least 1", len(self.blocks) != 3 or min(self.blocks) < 1),
+            ("box_scales must rise from above 0", sorted({0.0, *self.box_scales})[1:] != list(self.box_scales)),
+            ("eval_epochs must be at least 1", min((*self.eval_epochs, 1)) < 1),
+            ("dali_hw_decoder_load must be in 0..1", self.dali_hw_decoder_load > 1),
+            ("dali_decoder_cache_mb needs decoder=gpu", self.dali_decoder_cache_mb > 0 and self.decoder == "cpu"),
+            ("cuda_graph needs device=gpu", self.device == "cpu" and self.cuda_graph is True),
+            (
+                "a CUDA graph has no apex: set optimizer_kernel=auto or cuda_graph=false",
+                self.cuda_graph is True and self.optimizer_kernel == "apex",
+            ),
+            (
+                "device=cpu has no apex: set optimizer_kernel=auto",
+                self.device == "cpu" and self.optimizer_kernel == "apex",
+            ),
+        )

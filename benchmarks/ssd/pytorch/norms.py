@@ -1,0 +1,86 @@
+"""Batch-norm over groups of ranks, for small batches on many nodes (bn_group of the submissions since v0.6)."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.common.ranks import Ranks
+
+Norm = Callable[[int], nn.Module]
+"""Makes a batch-norm for so many channels."""
+
+
+def group_of(size: int, ranks: Ranks) -> Optional[Any]:
+    """Return this rank's group of ``size`` neighbours; None where each rank is alone. All ranks call it together.
+
+    Raises:
+        SystemExit: the ranks do not divide into such groups.
+    """
+    if ranks.size % size:
+        raise SystemExit(
+            f"bn_group={size} with {ranks.size} ranks\n"
+            f"  expected: a divisor of {ranks.size}\n  do this: set bn_group=1, or take another number of ranks"
+        )
+    if size == 1:
+        return None
+    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks.size, size)]
+    return groups[ranks.rank // size]
+
+
+def norm_of(group: Optional[Any], device: torch.device) -> Norm:
+    """Return what makes the network's batch-norms."""
+
+    def make(channels: int) -> nn.Module:
+        if group is None:
+            norm: nn.Module = nn.BatchNorm2d(channels)
+        elif device.type == "cuda":
+            norm = nn.SyncBatchNorm(channels, process_group=group)
+        else:
+            norm = GroupBatchNorm(channels, group)
+        # Only an average without momentum needs this count, which costs a kernel per layer and step.
+        norm.num_batches_tracked = None
+        return norm
+
+    return make
+
+
+class GroupBatchNorm(nn.BatchNorm2d):
+    """What nn.SyncBatchNorm computes, which PyTorch has on GPUs alone."""
+
+    def __init__(self, channels: int, group: Any) -> None:
+        super().__init__(channels)
+        self._group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(x)
+        axes, count = (0, 2, 3), x.numel() // x.shape[1] * dist.get_world_size(self._group)
+        mean = Sum.apply(x.float().sum(axes), self._group) / count
+        centred = x.float() - mean[:, None, None]
+        variance = Sum.apply(centred.square().sum(axes), self._group) / count
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+
+
+class Sum(torch.autograd.Function):
+    """The sum of a tensor over a group of ranks, whose gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(context: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
+        context.group = group
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total, group=context.group)
+        return total, None

@@ -1,0 +1,34 @@
+"""What `encore selftest` checks of SSD in PyTorch; see benchmarks/common/selftest.py."""
+
+from __future__ import annotations
+
+from benchmarks.common import selftest
+from benchmarks.common.selftest import Suite, Tolerance
+from benchmarks.ssd.pytorch.config import Config
+
+ROUNDED = Tolerance(0.02, 0.05)
+ANOTHER_BATCH = Tolerance(0.1, 0.1)
+"""Batch-norm sees other images."""
+SUITE = Suite(
+    module="benchmarks.ssd.pytorch",
+    config_class=Config,
+    device=ROUNDED,
+    two_ranks=ANOTHER_BATCH,
+    resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
+    # Every evaluation is one that counts, and none ends the training.
+    settings={"compile": "none", "cuda_graph": False, "quality_target": 1.0, "concurrent_evaluation": False},
+    varied={
+        "precision": ROUNDED,
+        "layout": ROUNDED,
+        "pad_channels": ANOTHER_BATCH,
+        "optimizer_kernel": ROUNDED,
+        "decoder": ROUNDED,
+        "cuda_graph": ROUNDED,
+        "compile": ROUNDED,
+    },
+    left_out=("optimizer_kernel=apex", "compile=max-autotune-no-cudagraphs"),
+    programs={"optimizers": "benchmarks.common.compare_optimizers"},
+)
+
+if __name__ == "__main__":
+    raise SystemExit(selftest.main(SUITE))

@@ -1,0 +1,152 @@
+"""What a step works on: built over the ranks, compiled or captured as a CUDA graph, carried through checkpoints."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
+
+import torch
+from torch import nn
+
+from benchmarks.common import torch_abilities, torch_optimizers
+from benchmarks.common.cuda_graphs import Captured, repeated
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.ranks import Ranks
+from benchmarks.common.torch_updates import Updates
+from benchmarks.ssd.pytorch import model, norms, weights
+from benchmarks.ssd.pytorch.config import Config
+from benchmarks.ssd.pytorch.data import Batch, TrainingInput, synthetic_batch
+from benchmarks.ssd.pytorch.default_boxes import default_boxes
+from benchmarks.ssd.pytorch.detection import Found, detect
+from benchmarks.ssd.pytorch.loss import multibox_loss
+
+Step = Callable[["Training", Batch], torch.Tensor]
+"""``whole_step`` of train.py."""
+
+
+class NetworkWithLoss(nn.Module):
+    """What is compiled as one graph: a batch to its loss."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: torch.Tensor, offsets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return multibox_loss(self.network(images), offsets, labels)
+
+
+class Training:
+    """The network on this rank's device, the updates of its weights, and how a batch goes through them."""
+
+    def __init__(self, config: Config, classes: int, ranks: Ranks, kernel: str, backbone: Optional[Path]) -> None:
+        """Draw or load the weights, the same on all ranks; ``classes`` count the background."""
+        self.config, self.classes, self.ranks = config, classes, ranks
+        norm = norms.norm_of(norms.group_of(config.bn_group, ranks), ranks.context)
+        network = model.build(config, classes, norm)
+        if backbone is not None:
+            weights.load_backbone(network, backbone)
+        self.network = network.to(device=ranks.context, memory_format=model.memory_format(config))
+        self.defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).float().to(ranks.context)
+        apex = None if config.cuda_graph else torch_optimizers.find_apex()
+        candidates = torch_optimizers.sgd_candidates(config.learning_rate, config.momentum, config.weight_decay, apex)
+        if config.cuda_graph:
+            candidates = {"fused": candidates["fused"]}  # the one that reads its rate from the device
+        self.updates = Updates(list(self.network.parameters()), candidates, kernel, ranks)
+        self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
+        self.rate: Union[float, torch.Tensor] = 0.0
+        if config.cuda_graph:
+            self.rate = torch.zeros((), device=ranks.context)
+        self.graph: Optional[Captured] = None
+        whole = NetworkWithLoss(self.network)
+        self._loss = whole if config.compile == "none" else torch.compile(whole, mode=config.compile, dynamic=False)
+
+    def set_rate(self, rate: float) -> None:
+        """Give the next step its learning rate."""
+        if isinstance(self.rate, torch.Tensor):
+            self.rate.fill_(rate)
+        else:
+            self.rate = rate
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Mean over this rank's images."""
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            loss: torch.Tensor = self._loss(*batch)
+        return loss
+
+    @torch.no_grad()
+    def detect(self, images: torch.Tensor) -> Found:
+        """Return the detections in images (N, 3 or 4, S, S); the network is to be in evaluation mode."""
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            predictions = self.network(images)
+        return detect(predictions, self.defaults, self.config)
+
+
+def backbone_file(config: Config, data: Path) -> Optional[Path]:
+    """Return the file with the first weights, which a relative path has in the data folder."""
+    return data / config.backbone if config.backbone else None
+
+
+def build(
+    config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], step: Step, backbone: Optional[Path] = None
+) -> Training:
+    """Build with what ``content`` and ``own_content`` saved, or with rank 0's first weights, and warm up."""
+    config = torch_abilities.settle(config, ranks)
+    # A checkpoint's states of the generators are set when it is read.
+    with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
+        kernel = saved.get("kernel", config.optimizer_kernel)
+        training = Training(config, classes, ranks, kernel, None if saved else backbone)
+        pytorch.broadcast(training.network.parameters())
+        if config.warm_up_steps:
+            warm_up(training, step)
+    if saved:
+        training.network.load_state_dict(saved["network"])
+        training.updates.restore(saved)
+        _set_statistics(training.network, saved["statistics"])
+    return training
+
+
+def content(training: Training) -> Dict[str, Any]:
+    """What all ranks have in common, for a checkpoint."""
+    return {"network": training.network.state_dict(), **training.updates.content()}
+
+
+def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+    """What a rank has for itself: the state of its input, and its own running statistics."""
+    statistics: List[torch.Tensor] = [tensor.cpu() for tensor in model.statistics(training.network)]
+    return {**batches.content(), "statistics": statistics}
+
+
+def warm_up(training: Training, step: Step) -> None:
+    """Compile, choose kernels, connect the ranks and capture, all on noise and before the clock; changes nothing."""
+    config = training.config
+    batch = synthetic_batch(config, training.classes, training.ranks.context)
+    with _unchanged(training):
+        once = partial(_on_tensors, training, step)
+        repeat = repeated(once, config.warm_up_steps)
+        if config.cuda_graph:
+            training.graph = Captured(once, batch, repeat)
+        else:
+            repeat(*batch)
+
+
+def _on_tensors(training: Training, step: Step, *tensors: torch.Tensor) -> torch.Tensor:
+    return step(training, Batch(*tensors))
+
+
+@contextmanager
+def _unchanged(training: Training) -> Iterator[None]:
+    """Put back what is inside changes, in place, since a graph holds these very tensors."""
+    kept = [(tensor, tensor.clone()) for tensor in training.network.state_dict().values()]
+    yield
+    torch_optimizers.reset(training.updates.optimizer)
+    with torch.no_grad():
+        for tensor, value in kept:
+            tensor.copy_(value)
+
+
+@torch.no_grad()
+def _set_statistics(network: nn.Module, values: List[torch.Tensor]) -> None:
+    for buffer, value in zip(model.statistics(network), values):
+        buffer.copy_(value)

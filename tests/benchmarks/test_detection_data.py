@@ -1,0 +1,548 @@
+"""COCO from raw files to arrays: folders and zips, every kind of bad input, interruptions, and the generated scenes."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.detection import annotations, preparation, scenes, stream
+from benchmarks.detection.annotations import DataSet, open_data
+from encore import data, paths
+from encore.errors import EncoreError
+
+Image = pytest.importorskip("PIL.Image")
+
+IMAGES = {"train": 7, "val": 3}
+WIDTH, HEIGHT = 64, 48
+CATEGORIES = [{"id": 5, "name": "square"}, {"id": 2, "name": "corner"}, {"id": 90, "name": "crowd"}]
+CORNER = [[1.5, 1, 1.5, 9, 11, 9]]
+TWO_SQUARES = [[2, 3, 2, 13, 12, 13, 12, 3], [20, 3, 20, 13, 30, 13, 30, 3]]
+RLE = {"counts": [0, 48, 63 * 48], "size": [HEIGHT, WIDTH]}
+
+Content = dict[str, Any]
+
+
+def object_of(number: int, image: int, category: int, box: list[float], segmentation: Any, crowd: int = 0) -> Content:
+    facts = {"id": number, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3]}
+    return {**facts, "segmentation": segmentation, "iscrowd": crowd}
+
+
+def content_of(part: str) -> Content:
+    """Return a part's JSON: images in falling order of their ids, one without objects, one with three."""
+    count = IMAGES[part]
+    images = [
+        {"id": 10 * n, "file_name": f"{10 * n:012}.jpg", "width": WIDTH, "height": HEIGHT} for n in range(count, 0, -1)
+    ]
+    objects = [object_of(100 + n, 10 * n, 5, [2, 3, 28, 10], TWO_SQUARES) for n in range(2, count + 1)]
+    objects.insert(0, object_of(300, 20, 90, [0, 0, 1, 48], RLE, 1))
+    objects.insert(0, object_of(200, 20, 2, [1.5, 1, 9.5, 8], CORNER))
+    lists = {"images": images, "annotations": objects, "categories": list(CATEGORIES)}
+    return {"info": {}, "licenses": [], **lists}
+
+
+def write_json(root: Path, part: str, content: Content) -> None:
+    (root / "annotations").mkdir(exist_ok=True, parents=True)
+    (root / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(content))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small set laid out as COCO is published, in folders."""
+    root = tmp_path_factory.mktemp("published")
+    for part in IMAGES:
+        content = content_of(part)
+        write_json(root, part, content)
+        (root / f"{part}2017").mkdir()
+        for each in content["images"]:
+            picture = Image.effect_noise((WIDTH, HEIGHT), 40 + each["id"])
+            picture.convert("RGB").save(root / f"{part}2017" / each["file_name"])
+    return root
+
+
+@pytest.fixture
+def source(published: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change; the files keep their times."""
+    return Path(shutil.copytree(published, tmp_path / "raw"))
+
+
+@pytest.fixture(scope="module")
+def opened(published: Path, tmp_path_factory: pytest.TempPathFactory) -> DataSet:
+    folder = tmp_path_factory.mktemp("opened") / "data"
+    code, lines = run("--from", published, "--to", folder)
+    assert code == 0, lines
+    return open_data(folder)
+
+
+def run(*words: object, before: str = "", benchmark: str = "ssd") -> tuple[int, list[dict[str, Any]]]:
+    """Return exit code and JSON lines of the command line, after some lines of Python ``before`` it."""
+    driver = f"import sys\nfrom benchmarks.{benchmark} import prepare\n{before}\n"
+    driver += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
+    command = [sys.executable, "-c", driver, *map(str, words), "--workers", "1", "--progress", "json"]
+    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def notes(lines: list[dict[str, Any]]) -> str:
+    return "\n".join(line.get("note", "") for line in lines)
+
+
+def passport(folder: Path) -> Content:
+    content: Content = json.loads((folder / "dataset.json").read_text())
+    return content
+
+
+# -- what is written ------------------------------------------------------------------------------------
+
+
+def test_arrays_hold_what_the_json_file_has(opened: DataSet) -> None:
+    assert [each.id for each in opened.categories] == [2, 5, 90]
+    for part, count in ((opened.train, 7), (opened.val, 3)):
+        assert part.image_ids.tolist() == [10 * n for n in range(1, count + 1)]
+        assert part.files[0:2] == ["000000000010.jpg", "000000000020.jpg"]
+        assert all(part.path(position).is_file() for position in range(count))
+        assert (part.sizes == (WIDTH, HEIGHT)).all()
+        assert part.with_objects.tolist() == list(range(1, count))
+        assert part.offsets.tolist() == [0, 0, 3, *range(4, count + 2)]
+        # The second image: annotations 102, 200 and 300.
+        assert part.labels[:3].tolist() == [2, 1, 3]
+        assert part.crowds[:3].tolist() == [False, False, True]
+        assert part.boxes[1].tolist() == [1.5, 1, 9.5, 8]
+        assert part.areas[:3].tolist() == [280, 76, 48]
+        assert [polygon.ravel().tolist() for polygon in part.polygons(0)] == TWO_SQUARES
+        assert [polygon.ravel().tolist() for polygon in part.polygons(1)] == CORNER
+        assert part.polygons(2) == []
+        assert [polygon.ravel().tolist() for polygon in part.polygons(3)] == TWO_SQUARES
+
+
+def test_the_passport_states_the_counts(opened: DataSet) -> None:
+    assert opened.facts["counts"] == {
+        "categories": 3,
+        "images in train": 7,
+        "images with annotations in train": 6,
+        "objects in train": 8,
+        "crowds in train": 1,
+        "images in val": 3,
+        "images with annotations in val": 2,
+        "objects in val": 4,
+        "crowds in val": 1,
+    }
+    size = sum(path.stat().st_size for path in (opened.folder / "val2017").iterdir())
+    assert opened.passport["splits"]["val"]["unlisted_bytes"] == size
+
+
+def test_one_data_set_serves_both_benchmarks(published: Path, opened: DataSet, tmp_path: Path) -> None:
+    for benchmark in preparation.BENCHMARKS:
+        assert run("--verify", opened.folder, benchmark=benchmark)[0] == 0
+        assert data.check_data(opened.folder, benchmark).name == published.name
+    with pytest.raises(EncoreError, match="holds the data set"):
+        data.check_data(opened.folder, "gnmt")
+    # Where there is no flaw, none is left out, and the JSON files keep their bytes.
+    assert run("--from", published, "--to", tmp_path / "to", "--skip-flawed", benchmark="maskrcnn")[0] == 0
+    assert passport(tmp_path / "to") == passport(opened.folder) | {"how": passport(tmp_path / "to")["how"]}
+    code, lines = run("--from", published, "--to", opened.folder, benchmark="maskrcnn")
+    assert (code, "nothing to do" in notes(lines)) == (0, True)
+
+
+def test_the_names_of_the_arrays_are_written_twice_and_agree() -> None:
+    assert annotations.ARRAYS == preparation.ARRAYS
+
+
+@pytest.mark.parametrize("layout", ["zips", "images"])
+def test_other_layouts_give_the_same_data(source: Path, opened: DataSet, tmp_path: Path, layout: str) -> None:
+    if layout == "zips":
+        for name in ("train2017", "val2017"):
+            with zipfile.ZipFile(source / f"{name}.zip", "w") as archive:
+                for path in sorted((source / name).iterdir()):
+                    archive.write(path, f"{name}/{path.name}")
+            shutil.rmtree(source / name)
+        with zipfile.ZipFile(source / "annotations_trainval2017.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in (source / "annotations").iterdir():
+                archive.write(path, f"annotations/{path.name}")
+        shutil.rmtree(source / "annotations")
+    else:
+        (source / "images").mkdir()
+        for name in ("train2017", "val2017"):
+            (source / name).rename(source / "images" / name)
+    code, lines = run("--from", source, "--to", tmp_path / "to")
+    assert code == 0, lines
+    assert passport(tmp_path / "to")["id"] == opened.passport["id"]
+    assert run("--verify", tmp_path / "to")[0] == 0
+
+
+def test_images_are_linked_and_not_copied(published: Path, opened: DataSet) -> None:
+    name = opened.train.files[0]
+    assert (published / "train2017" / name).samefile(opened.train.path(0))
+
+
+# -- bad input ------------------------------------------------------------------------------------------
+
+OBJECT_FLAWS: dict[str, tuple[Content, str]] = {
+    "a box outside": (
+        {"bbox": [60, 1, 9.5, 8]},
+        "box outside its image: annotation {id}, [60, 1, 9.5, 8] in an image of 64 x 48",
+    ),
+    "a box far away": ({"bbox": [100, 100, 9, 9]}, "annotation {id}, [100, 100, 9, 9] in an image of 64 x 48"),
+    "a box without area": ({"bbox": [1, 1, 0, 8]}, "box without area: annotation {id}, [1, 1, 0, 8]"),
+    "an empty annotation": ({"segmentation": []}, "empty annotation: annotation {id} of image 20"),
+    "an empty box": ({"bbox": []}, "annotation {id}: bbox is no x, y, width and height"),
+    "no number": ({"bbox": [1, 1, float("nan"), 8]}, "annotation {id}: bbox is no x, y, width and height"),
+    "no box": ({"bbox": None}, "annotation {id}: 'NoneType' object is not iterable"),
+    "a wrong category": ({"category_id": 3}, "unknown category: annotation {id}, category 3"),
+    "a wrong image": ({"image_id": 3}, "annotation of an image without entry: annotation {id}, image 3"),
+    "two points": (
+        {"segmentation": [[1, 1, 2, 2]]},
+        "polygon of less than three points: annotation {id} of image 20",
+    ),
+    "half a point": (
+        {"segmentation": [[1, 1, 2, 2, 3, 3, 4]]},
+        "polygon that is no list of x, y pairs: annotation {id} of image 20",
+    ),
+    "text": ({"segmentation": [["1", "2", "3", "4", "5", "6"]]}, "annotation {id} of image 20"),
+    "an RLE of another size": (
+        {"segmentation": {**RLE, "size": [WIDTH, HEIGHT]}, "iscrowd": 1},
+        "RLE that does not fit its image: annotation {id} of image 20",
+    ),
+    "an RLE that ends early": (
+        {"segmentation": {**RLE, "counts": [0, 48]}, "iscrowd": 1},
+        "annotation {id} of image 20",
+    ),
+}
+
+
+def refuse_and_leave_out(source: Path, to: Path, *wanted: str) -> DataSet:
+    """Check that flaws are refused by name, and return the data set without them."""
+    code, lines = run("--from", source, "--to", to)
+    error = lines[-1]["error"]
+    assert code == 2
+    assert not [text for text in wanted if text not in error["found"]], error["found"]
+    assert "--skip-flawed" in error["remedy"]
+    assert not (to / "dataset.json").exists()
+    code, lines = run("--from", source, "--to", to, "--skip-flawed")
+    assert code == 0, lines
+    assert not [text for text in wanted if text not in notes(lines)]
+    opened = open_data(to)
+    # The JSON file, by which the evaluation judges, and the arrays have the same images and objects.
+    left = json.loads(opened.train.json.read_text())
+    assert sorted(each["id"] for each in left["images"]) == opened.train.image_ids.tolist()
+    assert len(left["annotations"]) == len(opened.train.boxes)
+    return opened
+
+
+def test_files_and_entries_that_do_not_match_are_named(source: Path, tmp_path: Path) -> None:
+    (source / "train2017" / "000000000030.jpg").rename(source / "train2017" / "stray.jpg")
+    opened = refuse_and_leave_out(
+        source,
+        tmp_path / "to",
+        f"1 images without file in {source}/train2017: 000000000030.jpg",
+        f"1 files in {source}/train2017 without entry in {source}/annotations/instances_train2017.json: stray.jpg",
+    )
+    assert (len(opened.train), len(opened.train.boxes)) == (6, 7)
+
+
+def test_images_that_cannot_be_used_are_named(source: Path, tmp_path: Path) -> None:
+    path = source / "train2017" / "000000000030.jpg"
+    path.write_bytes(path.read_bytes()[:-700])
+    (source / "train2017" / "000000000040.jpg").write_bytes(b"")
+    (source / "train2017" / "000000000050.jpg").write_bytes(b"<html>not found</html>")
+    content = content_of("train")
+    content["images"][0]["width"] = 65
+    write_json(source, "train", content)
+    opened = refuse_and_leave_out(
+        source,
+        tmp_path / "to",
+        "4 train: images with flaws: ",
+        "000000000030.jpg: damaged: image file is truncated",
+        "000000000040.jpg: damaged: no bytes",
+        "000000000050.jpg: damaged: no image of a format that Pillow reads",
+        "000000000070.jpg: 64 x 48 pixels, its entry has 65 x 48",
+    )
+    assert (len(opened.train), len(opened.train.boxes)) == (3, 4)
+
+
+def test_objects_with_flaws_are_named(source: Path, tmp_path: Path) -> None:
+    content = content_of("train")
+    wanted = []
+    for number, (fields, text) in enumerate(OBJECT_FLAWS.values(), 500):
+        content["annotations"].append({**object_of(number, 20, 2, [1.5, 1, 9.5, 8], CORNER), **fields})
+        wanted.append(text.format(id=number))
+    content["annotations"].append({"id": 600})
+    write_json(source, "train", content)
+    opened = refuse_and_leave_out(source, tmp_path / "to", *wanted, "annotation 600 has no image_id")
+    assert (len(opened.train), len(opened.train.boxes)) == (7, 8)
+
+
+def cut_json(root: Path) -> None:
+    path = root / "annotations" / "instances_val2017.json"
+    path.write_text(path.read_text()[:-300])
+
+
+def other_categories(root: Path) -> None:
+    write_json(root, "val", content_of("val") | {"categories": CATEGORIES[:2]})
+
+
+def twice(key: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        content = content_of("val")
+        content[key].append(content[key][-1])
+        write_json(root, "val", content)
+
+    return change
+
+
+def cut_zip(root: Path) -> None:
+    shutil.rmtree(root / "val2017")
+    (root / "val2017.zip").write_bytes(b"PK\x03\x04 and no end")
+
+
+REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "no images": (
+        lambda root: shutil.rmtree(root / "val2017"),
+        "{root} has no val2017/ and no val2017.zip",
+        "cocodataset.org",
+    ),
+    "no annotations": (
+        lambda root: shutil.rmtree(root / "annotations"),
+        "{root} has no annotations/instances_train2017.json and no annotations_trainval2017.zip",
+        "cocodataset.org",
+    ),
+    "a cut zip": (cut_zip, "{root}/val2017.zip is no whole zip", "download it again"),
+    "a cut JSON file": (cut_json, "instances_val2017.json cannot be read: ", "again"),
+    "other categories": (other_categories, "different categories: 90 crowd", "one list of categories"),
+    "an image id twice": (twice("images"), "has the image id 10 twice", "remove one"),
+    "an annotation id twice": (twice("annotations"), "has the annotation id 103 twice", "remove one"),
+    "a category id twice": (twice("categories"), "has the category id 90 twice", "remove one"),
+    "no objects": (
+        lambda root: write_json(root, "val", content_of("val") | {"annotations": []}),
+        "instances_val2017.json has no annotations",
+        "download it again",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_left_out_is_refused(source: Path, tmp_path: Path, case: str) -> None:
+    change, found, remedy = REFUSED[case]
+    change(source)
+    code, lines = run("--from", source, "--to", tmp_path / "to", "--skip-flawed")
+    error = lines[-1]["error"]
+    assert (code, found.format(root=source) in error["found"], remedy in error["remedy"]) == (2, True, True), error
+    assert not (tmp_path / "to" / "dataset.json").exists()
+
+
+def test_boxes_reach_out_by_a_pixel_in_published_sets(source: Path, tmp_path: Path) -> None:
+    content = content_of("train")
+    content["annotations"][0]["bbox"] = [54, 1, 10.75, 8]
+    write_json(source, "train", content)
+    code, lines = run("--from", source, "--to", tmp_path / "to")
+    assert code == 0, lines
+    assert "train: 1 boxes reach out of their image, by 0.75 pixels at most" in notes(lines)
+    assert "train: 1 of 7 images have no object" in notes(lines)
+    assert open_data(tmp_path / "to").train.boxes[1].tolist() == [54, 1, 10.75, 8]
+
+
+# -- COCO 2017 itself -----------------------------------------------------------------------------------
+
+AS_PUBLISHED = {
+    "images in train": 7,
+    "images in val": 3,
+    "images with annotations in train": 6,
+    "images with annotations in val": 2,
+    "categories": 3,
+}
+SMALLER = f"from benchmarks.detection import preparation\npreparation.PUBLISHED.update({AS_PUBLISHED})"
+"""Takes the small set's counts for those of COCO 2017."""
+
+
+def test_only_the_published_counts_are_coco(source: Path, tmp_path: Path) -> None:
+    code, lines = run("--from", source, "--to", tmp_path / "to", "--name", "coco2017")
+    assert (code, lines[-1]["error"]["found"]) == (2, "coco2017 with 7 images in train")
+    assert lines[-1]["error"]["expected"] == "118,287"
+    source = source.rename(tmp_path / "coco2017")
+    assert run("--from", source, "--to", tmp_path / "own")[0] == 0
+    assert passport(tmp_path / "own")["name"] == "coco2017-own"
+    assert run("--from", source, "--to", tmp_path / "whole", before=SMALLER)[0] == 0
+    assert passport(tmp_path / "whole")["name"] == "coco2017"
+    code, lines = run("--verify", tmp_path / "whole")
+    assert (code, lines[-1]["error"]["expected"]) == (2, "118,287")
+
+
+def test_known_flaws_of_the_published_set_are_reported_and_not_trained(source: Path, tmp_path: Path) -> None:
+    content = content_of("train")
+    content["annotations"] += [
+        object_of(901, 30, 5, [3, 3, 4, 0], TWO_SQUARES),
+        object_of(902, 30, 5, [60, 3, 9, 9], TWO_SQUARES),
+        object_of(903, 30, 5, [3, 3, 9, 9], [[1, 1, 2, 2], *CORNER]),
+    ]
+    write_json(source, "train", content)
+    before = (source / "annotations" / "instances_train2017.json").read_bytes()
+    code, lines = run("--from", source, "--to", tmp_path / "to", before=SMALLER)
+    assert code == 0, lines
+    for text in ("1 train: box without area: annotation 901", "box outside its image: annotation 902", "903"):
+        assert text in notes(lines)
+    train = open_data(tmp_path / "to").train
+    assert train.json.read_bytes() == before
+    assert len(train.boxes) == 8 + 2
+    assert [polygon.ravel().tolist() for polygon in train.polygons(5)] == CORNER
+    content["annotations"][0]["category_id"] = 3
+    write_json(source, "train", content)
+    code, lines = run("--from", source, "--to", tmp_path / "other", before=SMALLER)
+    assert (code, lines[-1]["error"]["found"]) == (2, "1 train: unknown category: annotation 200, category 3")
+
+
+# -- interruptions and changes --------------------------------------------------------------------------
+
+
+def test_images_that_were_done_are_not_read_again(source: Path, opened: DataSet, tmp_path: Path) -> None:
+    """The last image of train vanishes while the second of three tasks of images is done."""
+    victim = source / "train2017" / "000000000070.jpg"
+    small = "from benchmarks.detection import pictures\npictures.PART_IMAGES = 3"
+    vanish = f"{small}\nfrom benchmarks.detection import flaws\nimport pathlib\njudge = flaws.judge_objects\n"
+    vanish += (
+        f"def vanish(*args):\n    judge(*args)\n    pathlib.Path({str(victim)!r}).rename({str(tmp_path / 'kept')!r})\n"
+    )
+    code, lines = run("--from", source, "--to", tmp_path / "to", before=f"{vanish}\nflaws.judge_objects = vanish")
+    assert (code, f"{victim} cannot be read" in lines[-1]["error"]["found"]) == (1, True), lines
+    (tmp_path / "kept").rename(victim)
+    code, lines = run("--from", source, "--to", tmp_path / "to", before=small)
+    assert code == 0, lines
+    assert "resuming: 2 of 4 parts of images were finished before" in notes(lines)
+    assert "resuming: 2 of 2 parts of annotations were finished before" in notes(lines)
+    assert passport(tmp_path / "to")["id"] == opened.passport["id"]
+
+
+@pytest.mark.parametrize("how", [(), ("--quick",)], ids=["every byte", "quick"])
+def test_verify_names_changed_images(published: Path, tmp_path: Path, how: tuple[str, ...]) -> None:
+    to = tmp_path / "to"
+    assert run("--from", published, "--to", to)[0] == 0
+    for name, change in (("10", lambda data: data[:-1] + b"x"), ("20", lambda data: data[:-1])):
+        path = to / "train2017" / f"0000000000{name}.jpg"
+        changed = change(path.read_bytes())
+        path.unlink()  # a link to the source
+        path.write_bytes(changed)
+    (to / "val2017" / "000000000030.jpg").unlink()
+    code, lines = run("--verify", to, *how)
+    error = lines[-1]["error"]
+    found = [error["found"], *(each["found"] for each in error.get("more", ()))]
+    assert code == 2
+    names = [path.name for path in map(Path, (text.replace(":", " ").split()[0] for text in found))]
+    assert names == (["000000000010.jpg"] if not how else []) + ["000000000020.jpg", "000000000030.jpg"]
+
+
+def test_arrays_that_do_not_fit_are_refused(opened: DataSet, tmp_path: Path) -> None:
+    folder = shutil.copytree(opened.folder, tmp_path / "copy")
+    np.save(folder / "train_labels.npy", np.ones(5, np.int16))
+    with pytest.raises(Problem, match=r"train_labels\.npy has 5 entries"):
+        open_data(folder)
+
+
+# -- reading JSON piece by piece ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_pieces_of_any_size_give_the_same_entries(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CHUNK", chunk)
+    content = {"a": [], "b": [{"x": 1.5, "y": ["]", "}"]}, 12, 345], "c": {"d": None}, "e": "f\n", "g": 678}
+    text = json.dumps(content, indent=1)
+    wanted = [("b", each) for each in content["b"]] + [(key, content[key]) for key in "ceg"]  # type: ignore[attr-defined]
+    assert list(stream.entries(io.StringIO(text))) == wanted
+    assert list(stream.entries(io.StringIO(" {} "))) == []
+    for end in (1, len(text) // 2, len(text) - 1):
+        with pytest.raises(stream.BrokenJson):
+            list(stream.entries(io.StringIO(text[:end])))
+    with pytest.raises(stream.BrokenJson, match=r"'<' where { is expected, at character 0"):
+        list(stream.entries(io.StringIO("<html>")))
+
+
+def test_memory_does_not_grow_with_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stream, "CHUNK", 1 << 13)
+    path = tmp_path / "many.json"
+    path.write_text(json.dumps({"annotations": [object_of(n, n, 5, [2, 3, 4, 5], CORNER) for n in range(6_000)]}))
+    tracemalloc.start()
+    try:
+        with path.open() as file:
+            assert sum(1 for _ in stream.entries(file)) == 6_000
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size // 10
+    finally:
+        tracemalloc.stop()
+
+
+# -- the generated set ----------------------------------------------------------------------------------
+
+
+def painted(outline: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return the pixels whose middle is inside an outline, by the even-odd rule: an independent way to fill it."""
+    y, x = np.mgrid[:height, :width] + 0.5
+    inside = np.zeros((height, width), bool)
+    for (x1, y1), (x2, y2) in zip(outline, np.roll(outline, -1, axis=0), strict=True):
+        if y1 != y2:
+            crosses = (y > min(y1, y2)) & (y < max(y1, y2))
+            inside ^= crosses & (x < x1 + (y - y1) * (x2 - x1) / (y2 - y1))
+    return inside
+
+
+def test_outlines_are_filled_to_the_mask() -> None:
+    mask = np.zeros((12, 14), bool)
+    mask[2:5, 3:6] = mask[5:8, 6:9] = True  # two squares that touch by a corner
+    mask[9:12, 0:14] = True
+    ring = np.zeros((12, 14), bool)
+    ring[1:9, 2:10] = True
+    ring[3:6, 4:7] = False
+    found = scenes.outlines(mask)
+    assert len(found) == 3
+    assert (np.logical_or.reduce([painted(each, 12, 14) for each in found]) == mask).all()
+    (outer,) = scenes.outlines(ring)
+    ring[3:6, 4:7] = True  # a hole belongs to its object, as in COCO
+    assert (painted(outer, 12, 14) == ring).all()
+    generator = np.random.default_rng(3)
+    noise = generator.random((12, 14)) < 0.5
+    filled = np.logical_or.reduce([painted(each, 12, 14) for each in scenes.outlines(noise)])
+    assert (filled[noise]).all()
+
+
+def test_generated_scenes_hold_what_coco_has(pytorch_python: Path, in_pytorch: Any, tmp_path: Path) -> None:
+    command = [str(pytorch_python), "-m", "benchmarks.maskrcnn.prepare", "--scenes", "200", "--to"]
+    for name in ("one", "other"):
+        subprocess.run([*command, str(tmp_path / name)], cwd=paths.ROOT, check=True)
+    subprocess.run([*command, str(tmp_path / "seed"), "--seed", "1"], cwd=paths.ROOT, check=True)
+    ids = [passport(tmp_path / name)["id"] for name in ("one", "other", "seed")]
+    assert ids[0] == ids[1] != ids[2]
+    facts = passport(tmp_path / "one")
+    assert (facts["name"], facts["splits"]["train"]["count"], facts["splits"]["val"]["count"]) == (
+        "digit-scenes",
+        200,
+        24,
+    )
+    counts = facts["facts"]["counts"]
+    assert counts["categories"] == 10
+    assert 0 < counts["crowds in train"] < 40
+    assert 150 < counts["images with annotations in train"] < 200
+    assert in_pytorch("detection_data.py", str(tmp_path / "one")).split()[-1] == "ok"
+
+
+def test_train_and_val_show_different_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every digit is drawn as a tone of its own number; the two parts draw none in common."""
+    numbers = np.arange(1797)
+    every = scenes.Digits(np.ones((1797, 8, 8)) * numbers[:, None, None], numbers % 10)
+    seen: dict[str, set[int]] = {}
+
+    def take(folder: Path, part: str, digits: scenes.Digits, count: int, generator: np.random.Generator) -> None:
+        seen[part] = {int(image[0, 0]) for image in digits.images}
+
+    monkeypatch.setattr(scenes, "_load_digits", lambda: every)
+    monkeypatch.setattr(scenes, "_write_part", take)
+    scenes.write_scenes(tmp_path, 0)
+    assert {part: len(found) for part, found in seen.items()} == {"train": 1500, "val": 297}
+    assert not seen["train"] & seen["val"]

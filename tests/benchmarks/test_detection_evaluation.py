@@ -1,0 +1,219 @@
+"""Average precision of detections: by any number of ranks, and next to training in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks.detection import detections
+from benchmarks.detection.detections import Detections
+from encore import data, paths
+from encore.results import compliance
+from tests.conftest import logged, records
+from tests.trainings import PATIENCE, InFramework, result
+
+SPREADS = [0.2, 0.05, 0.0, 0.0]
+TARGETS = {"box_ap": 0.95, "mask_ap": 0.95}
+NAMES = {"box_ap": "BBOX", "mask_ap": "SEGM"}
+
+
+@pytest.fixture(scope="module")
+def scenes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small data set."""
+    folder = tmp_path_factory.mktemp("scenes") / "ssd"
+    data.prepare("ssd", folder, data.Preparation(), pytorch_python, lambda update: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(in_pytorch: InFramework, scenes: Path) -> Callable[[int], Any]:
+    """What a number of ranks finds, made once."""
+
+    @functools.cache
+    def evaluate(ranks: int) -> Any:
+        plainly = ("plain",) if ranks == 1 else ()
+        return result(in_pytorch("detection_evaluation.py", str(scenes), *plainly, ranks=ranks))
+
+    return evaluate
+
+
+def test_objects_as_detections_have_precision_one(evaluated: Callable[[int], Any]) -> None:
+    found = evaluated(1)
+    assert found["crowds"] > 0
+    assert found["perfect, in turn"]["ap"] == {"bbox": 1.0, "segm": 1.0}
+    assert found["nothing"] == {"bbox": 0.0}
+
+
+@pytest.mark.parametrize("case", ["perfect, in turn", "noisy, in turn"])
+def test_precision_is_that_of_pycocotools_to_the_last_bit(evaluated: Callable[[int], Any], case: str) -> None:
+    found = evaluated(1)[case]
+    assert found["ap"] == found["plainly"]
+    assert case.startswith("perfect") or 0.1 < found["ap"]["segm"] < found["ap"]["bbox"] < 0.9
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("case", ["perfect", "noisy"])
+@pytest.mark.parametrize("how", ["in turn", "the last rank"])
+def test_ranks_find_together_what_one_finds(evaluated: Callable[[int], Any], ranks: int, case: str, how: str) -> None:
+    alone = evaluated(1)[f"{case}, in turn"]
+    together = evaluated(ranks)[f"{case}, {how}"]
+    assert (together["ap"], together["digest"]) == (alone["ap"], alone["digest"])
+
+
+def test_an_image_of_two_ranks_is_noticed(evaluated: Callable[[int], Any]) -> None:
+    assert "was evaluated 2 times, by different ranks" in evaluated(2)["an image on all ranks"]
+
+
+def test_a_file_keeps_detections(tmp_path: Path) -> None:
+    boxes, labels = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32), np.array([3, 1], np.int16)
+    for masks in (None, [b"abc", b""]):
+        given = Detections(np.array([7, 9]), boxes, np.array([0.5, 0.25], np.float32), labels, masks)
+        detections.write(tmp_path / "some.npz", given)
+        read = detections.read(tmp_path / "some.npz")
+        assert read.masks == masks
+        for name, dtype in detections.DTYPES.items():
+            assert getattr(read, name).dtype == dtype
+            np.testing.assert_array_equal(getattr(read, name), getattr(given, name))
+
+
+class Started:
+    """A run of detection_run.py in the background, on one rank."""
+
+    def __init__(self, python: Path, scenes: Path, folder: Path, **options: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        content = {"targets": TARGETS, "spreads": SPREADS, "seconds": 0.02, "names": NAMES, **options}
+        program = paths.ROOT / "tests" / "in_framework" / "detection_run.py"
+        command = [python, program, scenes, folder, json.dumps(content)]
+        environment = {**os.environ, "PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1"}
+        self.folder = folder
+        self.process = subprocess.Popen(
+            list(map(str, command)), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def end(self) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, output
+
+    def evaluator(self) -> psutil.Process:
+        """The process that evaluates, once it was given detections."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and self.process.poll() is None:
+            children = psutil.Process(self.process.pid).children()
+            found = [child for child in children if "evaluation_worker" in " ".join(child.cmdline())]
+            if found and list((self.folder / "detections").glob("*.npz")):
+                return found[0]
+            time.sleep(0.01)
+        raise AssertionError(f"no evaluator: {self.process.communicate()[0]}")
+
+
+@contextlib.contextmanager
+def paused(evaluator: psutil.Process) -> Iterator[None]:
+    """Let an evaluator be in the middle of its work as long as this lasts."""
+    evaluator.suspend()
+    yield
+    with contextlib.suppress(psutil.NoSuchProcess):
+        evaluator.resume()
+
+
+def found_in(folder: Path) -> list[Any]:
+    return [(each["epoch"], each["qualities"]) for each in records(folder / "metrics.jsonl", "eval")]
+
+
+@pytest.fixture(scope="module")
+def whole(pytorch_python: Path, scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was left alone."""
+    started = Started(pytorch_python, scenes, tmp_path_factory.mktemp("whole"))
+    code, output = started.end()
+    assert code == 0, output
+    return started.folder
+
+
+def test_a_run_ends_at_both_targets(whole: Path) -> None:
+    evaluations = found_in(whole)
+    assert evaluations[-1] == (3, {"box_ap": 1.0, "mask_ap": 1.0})
+    assert [epoch for epoch, _ in evaluations] == [1, 2, 3]
+    assert records(whole / "metrics.jsonl", "end")[0]["outcome"] == "reached"
+    assert [path.name for path in (whole / "detections").iterdir()] == ["epoch_0003.npz"]
+
+
+def test_the_checker_takes_the_order_of_the_lines(whole: Path, tmp_path: Path) -> None:
+    events = {each["key"]: each["value"] for each in logged(whole / "result.txt")}
+    assert events["eval_accuracy"] == {"BBOX": 1.0, "SEGM": 1.0}
+    text = (whole / "result.txt").read_text(encoding="utf-8")
+    # 1.0 is no precision to the checker.
+    (tmp_path / "result_0.txt").write_text(text.replace('"BBOX": 1.0, "SEGM": 1.0', '"BBOX": 0.4, "SEGM": 0.35'))
+    report = compliance.check(tmp_path / "result_0.txt", "0.7.0")
+    assert report.passed, report.findings
+
+
+def test_pictures_are_of_the_last_evaluation(whole: Path) -> None:
+    lines = list(map(json.loads, (whole / "detections.jsonl").read_text(encoding="utf-8").splitlines()))
+    assert [(each["which"], each["epoch"]) for each in lines] == [("best", 3)] * 4 + [("worst", 3)] * 4
+    assert all(each["precision"] == 1.0 for each in lines)
+    for each in lines:
+        assert [thing["box"] for thing in each["found"]] and all(thing["runs"] for thing in each["truth"])
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_any_number_of_processes_finds_the_same(
+    pytorch_python: Path, scenes: Path, tmp_path: Path, whole: Path, workers: int
+) -> None:
+    code, output = Started(pytorch_python, scenes, tmp_path / "run", workers=workers).end()
+    assert code == 0, output
+    assert found_in(tmp_path / "run") == found_in(whole)
+
+
+def test_sigterm_ends_a_run_whose_evaluator_is_busy(
+    pytorch_python: Path, scenes: Path, tmp_path: Path, whole: Path
+) -> None:
+    """The resumed run has the results of all evaluations, also of the one that was interrupted."""
+    started = Started(pytorch_python, scenes, tmp_path / "run", seconds=0.2)
+    evaluator = started.evaluator()
+    with paused(evaluator):
+        started.process.send_signal(signal.SIGTERM)
+        code, output = started.end()
+        assert code == 0, output
+        assert not evaluator.is_running() or evaluator.status() == psutil.STATUS_ZOMBIE
+    assert records(tmp_path / "run" / "metrics.jsonl", "end")[0]["outcome"] == "interrupted"
+    assert not found_in(tmp_path / "run")
+    code, output = Started(pytorch_python, scenes, tmp_path / "run").end()
+    assert code == 0, output
+    assert found_in(tmp_path / "run") == found_in(whole)
+
+
+@pytest.mark.parametrize("concurrently", [True, False])
+def test_an_evaluator_that_dies_ends_the_run(
+    pytorch_python: Path, scenes: Path, tmp_path: Path, whole: Path, concurrently: bool
+) -> None:
+    started = Started(pytorch_python, scenes, tmp_path / "run", concurrently=concurrently)
+    evaluator = started.evaluator()
+    evaluator.kill()
+    code, output = started.end()
+    assert code == 1, output
+    assert "ended with signal 9 (SIGKILL)\n  expected: the average precision" in output
+    assert "do this: look for its message above" in output and "Traceback" not in output
+    code, output = Started(pytorch_python, scenes, tmp_path / "run", concurrently=concurrently).end()
+    assert code == 0, output
+    assert found_in(tmp_path / "run") == found_in(whole)
+
+
+def test_an_evaluator_ends_with_its_training(pytorch_python: Path, scenes: Path, tmp_path: Path) -> None:
+    started = Started(pytorch_python, scenes, tmp_path / "run", seconds=0.2, workers=2)
+    evaluator = started.evaluator()
+    family = [evaluator, *evaluator.children()]
+    started.process.kill()
+    started.end()
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
+    assert not alive
