@@ -112,10 +112,12 @@ class StepReports:
         sums = self._sums.send(loss, stop)
         return sums is not None and self._receive(sums)
 
-    def end(self, epoch: int) -> None:
-        """Wait for the reports in flight and write the speed since ``start``; ``epoch`` counts from 0."""
-        for sums in self._sums.drain():
-            self._receive(sums)
+    def end(self, epoch: int) -> bool:
+        """Wait for the reports in flight and write the speed since ``start``; return as ``add``.
+
+        ``epoch`` counts from 0.
+        """
+        stops = [self._receive(sums) for sums in self._sums.drain()]
         seconds = max(time.time() - self._since, 1e-9)
         fields: Dict[str, Any] = {
             "epoch": epoch + 1,
@@ -125,6 +127,7 @@ class StepReports:
         if self._stages:
             fields["stages"] = {name: round(spent, 4) for name, spent in self._stages.items()}
         self._metrics.write("epoch", **fields)
+        return any(stops)
 
     def _receive(self, sums: List[float]) -> bool:
         steps, rate = self._pending.pop(0)

@@ -280,7 +280,8 @@ class Run:
         self._part_is_open = False
         epoch, done = divmod(self.position - 1, self._timeline.steps_per_epoch)
         with self._leaving_together():
-            self._reports.end(epoch)
+            if self._reports.end(epoch) and not self._ended:
+                self._agree()
         if done + 1 == self._timeline.steps_per_epoch:
             if not self._timeline.evaluates_inside_epochs:
                 self._logs.log.epoch_stop(epoch)
@@ -349,10 +350,7 @@ class Run:
     # -- evaluations by an evaluator: see benchmarks/common/pending.py ------------------------------------
 
     def use(self, evaluator: Any) -> None:
-        """Let ``evaluator`` work up to the end of ``timed`` on what ``evaluated_later`` is given; before ``blocks``.
-
-        What a resumed run had begun to evaluate begins anew.
-        """
+        """Let ``evaluator`` work on what ``evaluated_later`` is given; what a resumed run had begun begins anew."""
         self._evaluates_later = True
         if self.ranks.rank == 0:
             self._pending.open(evaluator, self._reached and self._timeline.stops_at_target)

@@ -248,6 +248,15 @@ def test_a_run_stopped_between_two_records_has_the_same_mean_losses(tmp_path: Pa
     assert found == [(5, 2.0), (10, 7.0), (12, 10.5)]
 
 
+def test_epochs_of_one_step_can_be_stopped(tmp_path):
+    """What the ranks vote is read some steps later, or at the end of an epoch."""
+    timeline = timelines.by_epochs(SimpleNamespace(epochs=9, checkpoint_interval=0), 1, lambda epoch: epoch == 8)
+    first = Training(tmp_path, timeline, {"accuracy": 0.5})
+    assert first.go(NEVER, lambda step: step == 2 and signal.raise_signal(signal.SIGTERM)) == "interrupted"
+    assert first.run.position == 3
+    assert Training(tmp_path, timeline, {"accuracy": 0.5}).go(NEVER) == "not_reached"
+
+
 def test_checkpoints_are_kept_at_their_interval_and_found(tmp_path: Path) -> None:
     training = Training(tmp_path, by_epochs(5, interval=2), {"accuracy": 0.5})
     (tmp_path / "checkpoint" / "writing_00000004").mkdir(parents=True)  # left by a run that was killed

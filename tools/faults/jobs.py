@@ -87,7 +87,8 @@ def _end(cluster: Cluster, job: str) -> None:
     while time.monotonic() < end:
         if cluster.state(job) == "PENDING" and cluster.is_idle():
             time.sleep(3)  # slurmd refuses the credential of a job that it ended in the same second
-            cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+            with contextlib.suppress(AssertionError):  # it may have started by itself meanwhile
+                cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
         elif cluster.state(job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") and cluster.is_idle():
             return
         time.sleep(0.5)
