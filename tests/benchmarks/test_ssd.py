@@ -252,7 +252,7 @@ def small_run(encore: Encore, scenes: Path, tmp_path_factory: pytest.TempPathFac
 def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, small_run: Path) -> None:
     assert "0 errors" in encore("check", str(small_run)).stdout
     values = {each["key"]: each["value"] for each in logged(small_run / "result_0.txt")}
-    assert values["opt_learning_rate_decay_boundary_epochs"] == [8, 10]
+    assert values["opt_learning_rate_decay_boundary_epochs"] == [12, 15]
     assert values["eval_accuracy"] >= 0.5
     last = evaluations(small_run / "experiment_0" / "metrics.jsonl")[-1]
     assert quality(last) == pytest.approx(values["eval_accuracy"])
