@@ -31,9 +31,9 @@ SHORT = ("epochs=2", "log_interval=1", "warmup_steps=8", "eval_batch_size=4", "b
 
 @pytest.fixture(scope="module")
 def parts(in_pytorch: InFramework) -> dict[str, Any]:
-    """What tests/in_framework/maskrcnn_parts.py found."""
+    """What tests/in_framework/maskrcnn_parts.py and maskrcnn_network.py found."""
     found: dict[str, Any] = result(in_pytorch("maskrcnn_parts.py"))
-    return found
+    return {**found, **result(in_pytorch("maskrcnn_network.py"))}
 
 
 def test_suppression_keeps_what_one_by_one_keeps(parts: dict[str, Any]) -> None:

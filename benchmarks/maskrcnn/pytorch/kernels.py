@@ -163,7 +163,7 @@ def roi_align(features: Sequence[torch.Tensor], rois: torch.Tensor, images: torc
     where = placed(rois, images, len(features[0]), [(each.shape[2], each.shape[3]) for each in features])
     scaled = (rois * where.scale.unsqueeze(1)).float().contiguous()
     places = torch.stack((where.start, where.height, where.width), 1).contiguous()
-    return _Align.apply(pixels(features), scaled, places, bins).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+    return _Align.apply(pixels(features), scaled, places, bins).permute(0, 3, 1, 2)
 
 
 def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor, size: int) -> torch.Tensor:

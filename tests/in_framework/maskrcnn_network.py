@@ -1,0 +1,200 @@
+"""Mask R-CNN's network: its precisions, shapes, trained weights, choice of operators, checkpoints and order."""
+
+import dataclasses
+import json
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from benchmarks.common.ranks import Ranks
+from benchmarks.detection.pytorch.nms import nms
+from benchmarks.maskrcnn import order
+from benchmarks.maskrcnn.pytorch import backbone, choice, operators
+from benchmarks.maskrcnn.pytorch.config import Config
+from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, synthetic_batch
+from benchmarks.maskrcnn.pytorch.train import train_step
+from benchmarks.maskrcnn.pytorch.training import build, content
+
+torch.set_num_threads(1)
+CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
+CONFIG = Config(device="cpu", precision="fp32", stages=(1, 1, 1, 1), stem_width=8, frozen_stages=0, fpn_width=16,
+                box_width=16, mask_width=16, mask_layers=1, anchor_sizes=(8, 16, 24, 32, 48), anchors_per_image=32,
+                candidates_train=40, candidates_test=20, proposals_train=60, proposals_test=15, rois_per_image=16,
+                detections=5, batch_size=2, optimizer_kernel="fused", gradient_clip=3.0, learning_rate=0.02,
+                warmup_steps=0, pixel_mean=(120.0,) * 3, pixel_std=(57.0,) * 3, short_side=64, long_side=96,
+                bucket_step=32, objects=6, score_threshold=0.01)  # fmt: skip
+SHAPE = (64, 96)
+
+
+def steps(**changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    training = build(config, 5, CPU, {})
+    batch = synthetic_batch(config, 5, SHAPE, CPU.context)
+    return training, [float(train_step(training, batch, 0.01)) for _ in range(5)]
+
+
+def precisions():
+    found = {}
+    for precision in ("fp32", "bf16", "fp16"):
+        training, found[precision] = steps(precision=precision, loss_scale=1024.0)
+        batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
+        detected, drawn = training.detect(EvaluationBatch(batch.images, batch.sizes, np.arange(2)))
+        counts = detected.images.bincount(minlength=2)
+        found[f"{precision} detects"] = bool(
+            drawn.shape == (len(detected.images), 28, 28)
+            and (counts <= 5).all()
+            and drawn.isfinite().all()
+            and all((torch.diff(detected.scores[detected.images == image]) <= 0).all() for image in (0, 1))
+        )
+    return found
+
+
+def fixed_shapes():
+    """What a GPU computes: empty slots and unused proposals change no loss."""
+    training, _ = steps()
+    batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
+    found = {name: float(loss.detach()) for name, loss in training.losses(batch).items()}
+    training._is_static = True
+    again = {name: float(loss.detach()) for name, loss in training.losses(batch).items()}
+    return max(abs(found[name] - again[name]) for name in found)
+
+
+def frozen():
+    training, _ = steps(frozen_stages=2)
+    network = training.network.backbone
+    first = build(dataclasses.replace(CONFIG, frozen_stages=2), 5, CPU, {}).network.backbone
+    return {
+        "same": all(
+            torch.equal(a, b) for a, b in zip(network.conv1.parameters(), first.conv1.parameters(), strict=True)
+        )
+        and all(
+            torch.equal(a, b) for a, b in zip(network.layers[0].parameters(), first.layers[0].parameters(), strict=True)
+        ),
+        "trained": not torch.equal(network.layers[1][0].conv1.weight, first.layers[1][0].conv1.weight),
+    }
+
+
+def folded():
+    """Batch-norm by hand behind each convolution, for a file of torchvision's and one of Detectron's."""
+    torch.manual_seed(5)
+    network = backbone.ResNet((1, 1, 1, 1), 4, False, 0).double()
+    theirs, detectron = {}, {}
+    for (ours, weight, norm), (_, blob, affine) in zip(
+        backbone._names(network, False), backbone._names(network, True), strict=True
+    ):
+        shape = network.get_submodule(ours).weight.shape
+        theirs[weight] = detectron[blob] = torch.randn(shape, dtype=torch.float64) * 0.2
+        for name in ("weight", "bias", "running_mean"):
+            theirs[f"{norm}.{name}"] = torch.randn(shape[0], dtype=torch.float64)
+        theirs[f"{norm}.running_var"] = torch.rand(shape[0], dtype=torch.float64) + 0.5
+        scale = theirs[f"{norm}.weight"] / (theirs[f"{norm}.running_var"] + 1e-5).sqrt()
+        detectron[f"{affine}_s"] = scale
+        detectron[f"{affine}_b"] = theirs[f"{norm}.bias"] - theirs[f"{norm}.running_mean"] * scale
+    backbone.load(network, theirs)
+    x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    found = network(x)
+    other = backbone.ResNet((1, 1, 1, 1), 4, False, 0).double()
+    backbone.load(other, detectron)
+
+    def norm(y, name):
+        values = [theirs[f"{name}.{each}"] for each in ("running_mean", "running_var", "weight", "bias")]
+        return functional.batch_norm(y, *values, eps=1e-5)
+
+    y = functional.max_pool2d(norm(functional.conv2d(x, theirs["conv1.weight"], None, 2, 3), "bn1").relu(), 3, 2, 1)
+    worst = 0.0
+    for stage in range(1, 5):
+        prefix, stride = f"layer{stage}.0.", 1 if stage == 1 else 2
+        a = norm(functional.conv2d(y, theirs[f"{prefix}conv1.weight"]), f"{prefix}bn1").relu()
+        b = norm(functional.conv2d(a, theirs[f"{prefix}conv2.weight"], None, stride, 1), f"{prefix}bn2").relu()
+        c = norm(functional.conv2d(b, theirs[f"{prefix}conv3.weight"]), f"{prefix}bn3")
+        shortcut = norm(
+            functional.conv2d(y, theirs[f"{prefix}downsample.0.weight"], None, stride), f"{prefix}downsample.1"
+        )
+        y = (c + shortcut).relu()
+        worst = max(worst, float((found[stage - 1] - y).detach().abs().max() / y.detach().abs().max()))
+    worst = max(worst, *(float((a - b).detach().abs().max()) for a, b in zip(found, other(x), strict=True)))
+    return {"largest error": worst, "shifts": any(each.shift.requires_grad for each in (network.conv1,))}
+
+
+def with_torchvision():
+    """The choice with torchvision's operators in place of which stand our own, and with wrong ones."""
+
+    class Operators:
+        @staticmethod
+        def batched_nms(boxes, scores, groups, threshold):
+            return nms(boxes, scores, groups, threshold)
+
+        @staticmethod
+        def roi_align(feature, rois, bins, scale, samples, aligned):
+            assert samples == 2 and not aligned
+            where = operators.Placed(
+                rois[:, 0].long() * feature.shape[2] * feature.shape[3],
+                torch.full((len(rois),), feature.shape[2]),
+                torch.full((len(rois),), feature.shape[3]),
+                torch.full((len(rois),), scale, dtype=rois.dtype),
+            )
+            places, weights = operators.taps(rois[:, 1:], where, bins)
+            values = operators.pixels([feature])[places] * weights.unsqueeze(-1).to(feature.dtype)
+            return values.sum(3).permute(0, 3, 1, 2)
+
+    class Wrong(Operators):
+        @staticmethod
+        def roi_align(*given, **options):
+            return 1.1 * Operators.roi_align(*given, **options)
+
+    wanted = choice.choose(dataclasses.replace(CONFIG, kernels="torchvision"), CPU, {}, Operators)
+    error = max(
+        choice.kernels.distance_of(choice.OPERATORS[name], function, CPU.context, torch.float32)
+        for name, function in choice.torchvision_operators(Operators).items()
+    )
+    wrong = choice.choose(CONFIG, CPU, {}, Wrong)
+    resumed = choice.choose(CONFIG, CPU, wanted.names, Operators)
+    return {
+        "wanted": wanted.names,
+        "error": error,
+        "wrong": wrong.names["roi_align"],
+        "resumed": resumed.names == wanted.names,
+    }
+
+
+def resumed():
+    training, _ = steps()
+    saved = {**content(training)}
+    saved = {name: (value if not isinstance(value, dict) else dict(value)) for name, value in saved.items()}
+    batch = synthetic_batch(CONFIG, 5, SHAPE, CPU.context)
+    again = build(CONFIG, 5, CPU, json_free(saved))
+    return [float(train_step(each, batch, 0.01)) for each in (training, again)]
+
+
+def json_free(saved):
+    return torch.utils._pytree.tree_map(lambda value: value.clone() if torch.is_tensor(value) else value, saved)
+
+
+def ordering():
+    random = np.random.RandomState(0)
+    sizes = random.randint(60, 200, (500, 2))
+    resized = order.resized(sizes, 80, 133)
+    wanted = order.shapes(resized, 80, 133, 32)
+    chosen = np.flatnonzero(random.rand(500) < 0.9)
+    batches = order.batches(wanted, chosen, 8, 3, 0)
+    flat = np.concatenate([each.positions for each in batches])
+    fits = all((resized[each.positions][:, ::-1] <= np.array(each.shape)).all() for each in batches)
+    rest = [np.bincount(flat, minlength=500)[chosen].min(), len(flat) - len(chosen)]
+    evaluated = np.concatenate([each.positions for each in order.evaluation(wanted, 16)])
+    return {
+        "steps": [len(batches), -(-len(chosen) // 8)],
+        "fits": fits,
+        "every image": bool(rest[0] >= 1 and rest[1] < 8),
+        "evaluated once": sorted(evaluated.tolist()) == list(range(500)),
+        "same": all(np.array_equal(a.positions, b.positions)
+                    for a, b in zip(batches, order.batches(wanted, chosen, 8, 3, 0), strict=True)),
+        "another epoch": any(not np.array_equal(a.positions, b.positions)
+                             for a, b in zip(batches, order.batches(wanted, chosen, 8, 3, 1), strict=True)),
+        "known": bool({each.shape for each in batches} <= set(order.all_shapes(80, 133, 32))),
+        "published": order.resized(np.array([[640, 480], [480, 640], [500, 100]]), 800, 1333).tolist(),
+    }  # fmt: skip
+
+
+PARTS = (precisions, fixed_shapes, frozen, folded, with_torchvision, resumed, ordering)
+print(json.dumps({part.__name__: part() for part in PARTS}, default=lambda value: value.item()))
