@@ -278,7 +278,7 @@ def test_bench_shows_every_kind(encore: Encore, scenes: Path) -> None:
         ("cuda_graph=true", "cuda_graph needs device=gpu"),
         ("optimizer_kernel=apex", "device=cpu has no apex"),
         ("precision=tf32", "set precision=fp32 or precision=bf16"),
-        ("box_scales=[0.3, 0.2]", "box_scales must rise"),
+        ("box_scales=[0.3, 0.2, 0.4, 0.6, 0.8]", "box_scales must rise"),
         ("blocks=[3, 4]", "blocks needs three numbers"),
         ("nms_threshold=2.0", "nms_threshold must lie in 0..1"),
     ],

@@ -44,7 +44,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     return loss.detach()
 
 
-def detect(training: Training, data: DataSet, run: Run) -> Optional[Detections]:
+def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Detections]:
     """Return the detections of all ranks in all evaluation images on rank 0; None elsewhere or if it is to stop."""
     training.network.eval()
     found = detections(training, data, run)
@@ -72,7 +72,7 @@ def main(argv: Optional[List[str]] = None) -> int:
                 rate = learning_rate(config, number)
                 run.report(train_step(training, run.wait_for(batches.next), rate), rate)
             if run.evaluates():
-                run.evaluated_later(detect(training, data, run))
+                run.evaluated_later(evaluate(training, data, run))
     return run.finish()
 
 

@@ -48,7 +48,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     return whole_step(training, batch)
 
 
-def detections_of(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Detections]:
+def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Detections]:
     """Detections of all ranks in all validation images, each in one rank's share; None but on rank 0, or to stop."""
     pytorch.average_tensors(statistics(training.network))  # all ranks evaluate one network
     training.network.eval()
@@ -80,7 +80,7 @@ def main(argv: Optional[List[str]] = None) -> int:
                 rate = learning_rate(config, number, ranks.size, steps)
                 run.report(train_step(training, run.wait_for(batches.next), rate), rate)
             if run.evaluates():
-                run.evaluated_later(detections_of(training, evaluation, run))
+                run.evaluated_later(evaluate(training, evaluation, run))
     return run.finish()
 
 
