@@ -105,7 +105,7 @@ def test_network_has_the_submitted_sizes_in_every_layout(network: dict[str, Any]
 
 def test_every_precision_trains(network: dict[str, Any]) -> None:
     found = network["precisions"]
-    for name, tolerance in (("bf16", 0.03), ("fp16", 0.01)):
+    for name, tolerance in (("bf16", 0.08), ("fp16", 0.05)):
         assert found[name] == pytest.approx(found["fp32"], rel=tolerance)
         assert found[name] != found["fp32"]
     for name in ("fp32", "as on GPUs"):

@@ -67,14 +67,18 @@ def job_fault(harm: str, trial: Trial) -> Verdict:
             trial.ended(follower)
             return trial.judged(trial.run, Done(0, ""), {})
         trial.ended(follower)
-        again = _submitted(trial, hints.resume(trial.run))
-        _end(cluster, again)
+        again = trial.do(hints.resume(trial.run))
+        if "nothing is left to run" not in again.output:  # by itself, without reaching the target
+            _end(cluster, _number(again))
         return trial.judged(trial.run, Done(3, ""), {})
 
 
 def _submitted(trial: Trial, command: str) -> str:
     """Submit, and return the job's number."""
-    done = trial.do(command)
+    return _number(trial.do(command))
+
+
+def _number(done: Done) -> str:
     found = re.search(r"submitted as job (\d+)", done.output)
     if found is None:
         raise RuntimeError(done.output)
