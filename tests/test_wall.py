@@ -101,6 +101,8 @@ def test_every_implementation_has_the_same_files() -> None:
     for choice in catalogue.choices().values():
         assert wanted <= {path.name for path in choice.folder.iterdir()}, choice.folder
         assert catalogue.systems(choice)
+        # `encore list` shows it, and another number of ranks scales the learning rate by its rule.
+        assert all("optimizer" in system.config for system in catalogue.systems(choice)), choice.folder
         assert (choice.folder.parent / "prepare.py").exists()
         assert (choice.folder.parent / "events.py").exists()
         assert (choice.folder.parent / "README.md").exists()
