@@ -29,6 +29,8 @@ CHOICES = {
     "dlrm": "dlrm",
     "rnn_translator": "gnmt",
     "gnmt": "gnmt",
+    "object_detection": "maskrcnn",
+    "maskrcnn": "maskrcnn",
     "single_stage_detector": "ssd",
     "ssd": "ssd",
     "translation": "transformer",
@@ -368,6 +370,39 @@ def expected_of_ssd(each: Submitted) -> dict[str, Any]:
 @pytest.mark.parametrize("each", [each for each in SUBMITTED if each.choice.name == "ssd"], ids=name_of)
 def test_ssd_has_the_submitted_values(each: Submitted) -> None:
     found, expected = resolved(each.ours, each.choice), expected_of_ssd(each)
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def expected_of_maskrcnn(each: Submitted) -> dict[str, Any]:
+    """Return our keys with the values of the submitted command, which overrides those of its configuration file."""
+    words = each.arguments["config_file"].split()[1:]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    ranks = each.ours.nodes * each.ours.gpus_per_node
+    assert given["SOLVER.WARMUP_METHOD"] == "mlperf_linear"
+    per_rank = given.get("DATALOADER.IMAGES_PER_BATCH_TRAIN")
+    batch = int(per_rank) if per_rank else int(given["SOLVER.IMS_PER_BATCH"]) // ranks
+    expected = {
+        "batch_size": batch,
+        "learning_rate": float(given["SOLVER.BASE_LR"]),
+        "warmup_steps": int(given["SOLVER.WARMUP_ITERS"]),
+        "warmup_factor": float(given["SOLVER.WARMUP_FACTOR"]),
+        "decay_steps": tuple(map(int, given["SOLVER.STEPS"].strip("()").split(","))),
+        "proposals_train": int(given["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"]),
+        # Whole epochs that hold the submitted number of updates.
+        "epochs": math.ceil(int(given["SOLVER.MAX_ITER"]) * batch * ranks / 117_266),
+        "precision": {"float16": "fp16"}[given["DTYPE"]] if "DTYPE" in given else "fp16",
+        "box_target": float(each.arguments.get("min_bbox_map", 0.377)),
+        "mask_target": float(each.arguments.get("min_mask_map", 0.339)),
+    }
+    if "TEST.IMS_PER_BATCH" in given:
+        expected["eval_batch_size"] = int(given["TEST.IMS_PER_BATCH"]) // ranks
+    return expected
+
+
+@pytest.mark.parametrize("each", [each for each in SUBMITTED if each.choice.name == "maskrcnn"], ids=name_of)
+def test_mask_rcnn_has_the_submitted_values(each: Submitted) -> None:
+    found, expected = resolved(each.ours, each.choice), expected_of_maskrcnn(each)
+    assert "DTYPE" in each.arguments["config_file"] or "fp16" in each.flags
     assert {name: found.get(name) for name in expected} == expected
 
 

@@ -23,6 +23,7 @@ LATER = "NVIDIA/benchmarks"
 # Round of the repository, folder, and the system of this project's for each configuration.
 SOURCES = (
     ("v0.5", f"{V05}/image_classification/mxnet", "DGX1:dgx1 DGX1_multi:dgx1_n80 DGX2:dgx2 DGX2_multi:dgx2_n32"),
+    ("v0.5", f"{V05}/object_detection/pytorch", "DGX1:dgx1 DGX1_multi:dgx1_n8 DGX2:dgx2 DGX2_multi:dgx2_n4"),
     ("v0.5", f"{V05}/recommendation/pytorch", "DGX1:dgx1 DGX2:dgx2"),
     ("v0.5", f"{V05}/rnn_translator/pytorch", "DGX1:dgx1 DGX1_multi:dgx1_n32 DGX2:dgx2 DGX2_multi:dgx2_n16"),
     ("v0.5", f"{V05}/single_stage_detector/pytorch", "DGX1:dgx1 DGX1_multi:dgx1_n8 DGX2:dgx2 DGX2_multi:dgx2_n8"),
@@ -36,6 +37,11 @@ SOURCES = (
         "v0.6",
         f"{LATER}/gnmt/implementations/pytorch",
         "DGX1:dgx1 DGX1_multi:dgx1_n48 DGX2:dgx2 DGX2_multi:dgx2_n24 DGX2_multi_16x16x32:dgx2_n16",
+    ),
+    (
+        "v0.6",
+        f"{LATER}/maskrcnn/implementations/pytorch",
+        "DGX1:dgx1 DGX1_multi:dgx1_n24 DGX2:dgx2 DGX2_multi_4x16x2:dgx2_n4 DGX2_multi:dgx2_n12",
     ),
     (
         "v0.6",
@@ -62,6 +68,12 @@ SOURCES = (
         "DGX1:dgx1 DGX2:dgx2 DGX2_multi_16x16x32:dgx2_n16 DGX2_multi_64x16x16:dgx2_n64 DGXA100:dgxa100"
         " DGXA100_multi_2x8x192_dist:dgxa100_n2 DGXA100_multi_32x8x32_dist:dgxa100_n32"
         " DGXA100_multi_128x8x16_dist:dgxa100_n128",
+    ),
+    (
+        "v0.7",
+        f"{LATER}/maskrcnn/implementations/pytorch",
+        "DGX1:dgx1 DGX2:dgx2 DGX2_multi_4x16x2:dgx2_n4 DGX2_multi:dgx2_n16 DGXA100:dgxa100"
+        " DGXA100_2x8x6:dgxa100_n2 DGXA100_multi_4x8x4:dgxa100_n4 DGXA100_multi:dgxa100_n32",
     ),
     (
         "v0.7",
@@ -112,8 +124,12 @@ def extract(mirror: Path, folder: str, into: Path) -> None:
     for name in git(mirror, "ls-tree", "--name-only", f"HEAD:{folder}").splitlines():
         if name == "Dockerfile" or re.fullmatch(r"config_.*\.sh|run_and_time\.sh|run_training\.sh", name):
             (into / name).write_text(git(mirror, "show", f"HEAD:{folder}/{name}"))
-    for name in ("python", "bindpcie", "bind.sh", "ompi_bind_DGX1.sh", "ompi_bind_DGX2.sh", "sleep"):
-        (into / name).write_text("#!/bin/true\n" if name == "sleep" else STUB.format(folder=into))
+    for name in ("python", "bindpcie", "bind.sh", "ompi_bind_DGX1.sh", "ompi_bind_DGX2.sh"):
+        (into / name).write_text(STUB.format(folder=into))
+    # Some scripts link the data set into the root, and try the cluster's shared folder.
+    for name, does in {"sleep": "true", "ln": "true", "mktemp": f"echo {into}/temporary"}.items():
+        (into / name).write_text(f"#!/bin/sh\n{does}\n")
+    for name in ("python", "bindpcie", "bind.sh", "ompi_bind_DGX1.sh", "ompi_bind_DGX2.sh", "sleep", "ln", "mktemp"):
         (into / name).chmod(0o755)
 
 
