@@ -70,15 +70,16 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
         f"systems of {choice.name}", "round", "system", "kind", "nodes x GPUs", "batch", "optimizer", "epochs"
     )
     for system in systems:
-        ranks = system.nodes * system.gpus_per_node
+        # A file may leave out what is a default of the implementation.
+        resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
         table.add_row(
             system.round,
             system.system,
             system.kind,
             f"{system.nodes} x {system.gpus_per_node}" if system.accelerator else "any",
-            str(system.config["batch_size"] * ranks),
-            system.config["optimizer"],
-            str(system.config["epochs"]),
+            str(resolved.get("batch_size") * resolved.ranks),
+            resolved.get("optimizer"),
+            str(resolved.get("epochs")),
         )
     print_fitted(console(), table, least=("kind", "optimizer"))
     console().print("batch: samples per step over all GPUs; `encore show` prints each value's source", style="dim")

@@ -37,9 +37,8 @@ LANGUAGES = {"", "bash", "json", "python", "text", "toml"}
 PROGRAMS = ("encore", "./run.sh", "make", "python", "horovodrun")
 """A block without a language holds commands if it begins with one of these."""
 FOREIGN_OPTIONS = {
-    "--bind-to", "--check-build", "--container-env", "--container-image", "--container-mounts", "--delay-allreduce", "--gloo",
-    "--mpi",
-    "--no-deps", "--nv", "--shm-size", "--signal", "--strict",
+    "--bind-to", "--check-build", "--container-env", "--container-image", "--container-mounts", "--delay-allreduce",
+    "--gloo", "--mpi", "--no-deps", "--nv", "--shm-size", "--signal", "--strict",
 }  # fmt: skip
 """Options of other people's programs that the pages mention."""
 FOREIGN_MESSAGES = {"GPU is not enabled", "cannot find the checkout on"}

@@ -10,7 +10,8 @@ import pytest
 from rich.table import Column
 from typer.testing import CliRunner
 
-from encore.cli import layout
+from encore import catalogue
+from encore.cli import layout, show
 from encore.cli.app import app
 from encore.run import status
 from encore.run.status import Row
@@ -86,3 +87,11 @@ def test_what_has_no_room_is_named(shown: list[Sequence[Column]], tmp_path: Path
     screen = layout.Console(width=20, record=True, file=io.StringIO())
     layout.print_fitted(screen, table)
     assert "also shows: figure" in screen.export_text()
+
+
+@pytest.mark.parametrize("name", catalogue.choices())
+def test_every_benchmark_lists_its_systems(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where a system's file leaves the optimizer or the epochs to the implementation's defaults."""
+    show.list_(name, as_json=False)
+    shown = capsys.readouterr().out
+    assert [each.system for each in catalogue.systems(catalogue.choose(name)) if each.system not in shown] == []

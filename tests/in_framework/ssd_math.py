@@ -9,9 +9,8 @@ import torch
 from nvidia.dali import fn, pipeline_def
 
 from benchmarks.detection.pytorch import boxes
-from benchmarks.ssd.maps import map_sizes
 from benchmarks.ssd.pytorch import coding, detection, loss
-from benchmarks.ssd.pytorch.config import Config
+from benchmarks.ssd.pytorch.config import Config, map_sizes
 from benchmarks.ssd.pytorch.data import corners
 from benchmarks.ssd.pytorch.default_boxes import default_boxes
 

@@ -8,10 +8,28 @@ one update of the weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Literal, Tuple
+from typing import Dict, List, Literal, Tuple
 
 from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
-from benchmarks.ssd.maps import map_sizes
+
+FIRST_STRIDE = 8
+"""Pixels between positions of the first map."""
+HALVED = 4
+"""Maps that come from the one before by a stride, the first one included; later ones lose a border of 1."""
+MOST = 6
+"""Feature maps."""
+
+
+def map_sizes(image_size: int) -> List[int]:
+    """Return the positions a side of each feature map: at most six, as long as one has a position."""
+    sizes = [-(-image_size // FIRST_STRIDE)]
+    while len(sizes) < MOST:
+        last = sizes[-1]
+        following = -(-last // 2) if len(sizes) < HALVED else last - 2
+        if following < 1:
+            break
+        sizes.append(following)
+    return sizes
 
 
 @dataclass(frozen=True)

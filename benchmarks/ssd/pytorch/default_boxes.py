@@ -12,7 +12,8 @@ from typing import List, Tuple
 
 import numpy as np
 
-from benchmarks.ssd.maps import FIRST_STRIDE, HALVED, RATIOS, map_sizes
+from benchmarks.ssd.maps import RATIOS
+from benchmarks.ssd.pytorch.config import FIRST_STRIDE, HALVED, map_sizes
 
 
 def _cells(image_size: int, number: int, size: int) -> float:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.ssd.maps import HALVED, boxes_per_position, map_sizes
-from benchmarks.ssd.pytorch.config import Config
+from benchmarks.ssd.maps import boxes_per_position
+from benchmarks.ssd.pytorch.config import HALVED, Config, map_sizes
 from benchmarks.ssd.pytorch.norms import Norm
 
 MULTIPLE = 8
