@@ -472,3 +472,11 @@ def test_a_system_for_one_gpu_follows_a_submission_in_proportion(family: str, so
             assert one.get(name) == whole.get(name)
         assert not one.is_submitted
         assert one.division == "open"
+
+
+@pytest.mark.parametrize("name", catalogue.choices())
+def test_every_system_runs_on_another_number_of_gpus(name: str) -> None:
+    choice = catalogue.choose(name)
+    for system in catalogue.systems(choice):
+        found = configuration.resolve(choice, system, 1, 2 * system.gpus_per_node, [])
+        assert found.get("batch_size") >= 1 and found.get("learning_rate") > 0
