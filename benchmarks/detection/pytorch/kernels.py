@@ -56,8 +56,9 @@ def greedy(bits, alive, kept, count, words, WORDS: tl.constexpr, BITS: tl.conste
         is_removed = (tl.sum(tl.where(word == own, removed, 0), axis=0) >> (row % BITS)) & 1
         stays = tl.load(alive + group * count + row).to(tl.int32) * (1 - is_removed)
         tl.store(kept + group * count + row, stays.to(tl.uint8))
-        mask = (word >= own) & (word < words) & (stays > 0)
-        removed |= tl.load(bits + (group * count + row) * words + word, mask=mask, other=0)
+        if stays > 0:
+            mask = (word >= own) & (word < words)
+            removed |= tl.load(bits + (group * count + row) * words + word, mask=mask, other=0)
 
 
 def keep_of_groups(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
