@@ -53,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
         if item.get_closest_marker("gpu") and not node.gpus():
             item.add_marker(without_gpu)
+    # The longest groups begin first: none of them runs alone at the end.
+    items.sort(key=lambda item: group_of(item) not in {"cluster", "engine", "study"})
 
 
 @pytest.fixture(scope="session", autouse=True)
