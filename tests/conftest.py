@@ -43,6 +43,8 @@ def group_of(item: pytest.Item) -> str:
     return {"docker": "engine"}.get(shared or "", shared) or item.nodeid.split("::")[0]
 
 
+# Before pytest-xdist's, which reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests by the fixtures that they use; skip those that need a GPU where there is none."""
     without_gpu = pytest.mark.skip(reason="NO GPU: nothing was tested on one")
