@@ -31,20 +31,6 @@ MARKS = {
 """Which fixtures give a test its mark: nobody can forget it. `gpu` is written at the test."""
 
 
-GROUPS = ("cluster", "docker", "engine", "study")
-"""Fixtures that are made once: all of the tests that use one run in the same process, one after another."""
-
-
-def group_of(item: pytest.Item) -> str:
-    """Return what runs in one process where several run tests: what shares a costly fixture, else a file's tests."""
-    fixtures = set(getattr(item, "fixturenames", ()))
-    shared = next((name for name in GROUPS if name in fixtures), None)
-    # Docker's daemon and Podman's tests are one suite.
-    return {"docker": "engine"}.get(shared or "", shared) or item.nodeid.split("::")[0]
-
-
-# Before pytest-xdist's, which reads the groups.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests by the fixtures that they use; skip those that need a GPU where there is none."""
     without_gpu = pytest.mark.skip(reason="NO GPU: nothing was tested on one")
@@ -52,11 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, fixtures in MARKS.items():
             if fixtures & set(getattr(item, "fixturenames", ())):
                 item.add_marker(mark)
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
         if item.get_closest_marker("gpu") and not node.gpus():
             item.add_marker(without_gpu)
-    # The longest groups begin first: none of them runs alone at the end.
-    items.sort(key=lambda item: group_of(item) not in {"cluster", "engine", "study"})
 
 
 @pytest.fixture(scope="session", autouse=True)
