@@ -49,6 +49,8 @@ def runs_on_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     file.write_text('runtime = "host"\n', encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ENCORE_CLUSTER", str(file))
+        # Steps of several trainings on two cores can take many seconds.
+        patch.setenv("ENCORE_STOP_SECONDS", "60")
         yield
 
 

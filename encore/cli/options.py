@@ -40,6 +40,14 @@ DropCaches = Annotated[
     bool | None, typer.Option(help="Drop the page cache before each run; default: not for a small data set.")
 ]
 HangSeconds = Annotated[float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")]
+StopSeconds = Annotated[
+    float | None,
+    typer.Option(
+        min=1.0,
+        envvar="ENCORE_STOP_SECONDS",
+        help="Time for a checkpoint to be begun when a run is stopped; default: 8, in a Slurm job 20.",
+    ),
+]
 Runtime = Annotated[
     str | None, typer.Option(help="auto, host, docker, podman, apptainer, enroot or pyxis; default: auto.")
 ]

@@ -22,7 +22,7 @@ from encore.machine import preflight
 from encore.results.words import with_names
 from encore.run import hints, judge, passport, planning, run_folder, runner, slurm_job, supervise
 from encore.run.run_folder import Experiment, RunFolder
-from encore.run.supervise import Outcome
+from encore.run.supervise import Limits, Outcome
 from encore.ssh import hosts
 
 RUN_EPILOG = """
@@ -64,6 +64,7 @@ def run(
     environment: options.Environment = None,
     drop_caches: options.DropCaches = None,
     hang_seconds: options.HangSeconds = 600.0,
+    stop_seconds: options.StopSeconds = None,
     runtime: options.Runtime = None,
     image: options.Image = None,
     python: options.Python = None,
@@ -84,13 +85,13 @@ def run(
     as_json: options.Json = False,
 ) -> None:
     """Train a benchmark, follow it, and judge the result."""
-    screen = console(stderr=as_json, soft_wrap=True)
+    screen, limits = console(stderr=as_json, soft_wrap=True), Limits(hang_seconds, stop_seconds)
     if cluster is not None:
         # A run that resumes after a requeue is planned from its folder, with the same cluster file.
         os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
     if resume is not None:
-        refuse_with_resume(context, "run folder", "hang_seconds", "cluster")
-        _resume(screen, resume.absolute(), hang_seconds, dry_run, as_json)
+        refuse_with_resume(context, "run folder", "hang_seconds", "stop_seconds", "cluster")
+        _resume(screen, resume.absolute(), limits, dry_run, as_json)
         return
     if benchmark is None:
         raise EncoreError("no benchmark given", expected="encore run BENCHMARK GPUS")
@@ -101,7 +102,7 @@ def run(
     begun = _begun(plan)
     if begun is not None:
         screen.print(f"resuming {begun}")
-        _resume(screen, begun, hang_seconds, dry_run, as_json)
+        _resume(screen, begun, limits, dry_run, as_json)
         return
     if plan.target.why != "asked for":
         screen.print(f"runtime {plan.target.runtime}: {plan.target.why}")
@@ -110,7 +111,7 @@ def run(
         screen.print(f"[yellow]warning[/] {check.name}: {check.found}")
     folder, python = runner.prepare_and_create(plan, hooks(screen, None, None))
     with RunView(screen) as view:
-        ending = runner.execute(plan, folder, python, hooks(screen, view, folder), hang_seconds)
+        ending = runner.execute(plan, folder, python, hooks(screen, view, folder), limits)
     finish(screen, folder, ending, as_json)
 
 
@@ -170,7 +171,7 @@ def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> No
         )
 
 
-def _resume(screen: Console, path: Path, hang_seconds: float, dry_run: bool, as_json: bool) -> None:
+def _resume(screen: Console, path: Path, limits: Limits, dry_run: bool, as_json: bool) -> None:
     folder = run_folder.open_run(path)
     if dry_run:
         for experiment in folder.experiments():
@@ -178,7 +179,7 @@ def _resume(screen: Console, path: Path, hang_seconds: float, dry_run: bool, as_
                 typer.echo(runner.as_shell(runner.resumed_command(folder, experiment)))
         return
     with RunView(screen) as view:
-        ending = runner.resume(folder, hooks(screen, view, folder), hang_seconds)
+        ending = runner.resume(folder, hooks(screen, view, folder), limits)
     finish(screen, folder, ending, as_json)
 
 

@@ -21,6 +21,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.run import hints, judge, planning
 from encore.run.run_folder import RunFolder
 from encore.run.runner import Hooks
+from encore.run.supervise import Limits
 from encore.scaling import sweep_folder as sweeps
 from encore.scaling.batch import connect
 from encore.scaling.grid import Grid, GridPoint, points, request_of
@@ -66,6 +67,7 @@ def sweep(
     environment: options.Environment = None,
     drop_caches: options.DropCaches = None,
     hang_seconds: options.HangSeconds = 600.0,
+    stop_seconds: options.StopSeconds = None,
     runtime: options.Runtime = None,
     image: options.Image = None,
     python: options.Python = None,
@@ -82,7 +84,7 @@ def sweep(
     screen = console(stderr=as_json, soft_wrap=True)
     wanted = _numbers("--predict", predict) if predict is not None else ()
     if resume is not None:
-        refuse_with_resume(context, "study folder", "submit", "hang_seconds", "predict")
+        refuse_with_resume(context, "study folder", "submit", "hang_seconds", "stop_seconds", "predict")
         study = sweeps.open_study(resume)
         if dry_run:
             _print_grid(study.grid, study, as_json)
@@ -95,7 +97,7 @@ def sweep(
         folder = (results or paths.default_results()).absolute()
         _refuse(screen, grid, folder, submit, predicts=bool(wanted))
         study = sweeps.create(grid, folder)
-    _run(screen, study, hang_seconds, submit, wanted, as_json)
+    _run(screen, study, Limits(hang_seconds, stop_seconds), submit, wanted, as_json)
 
 
 def _grid(given: Mapping[str, Any]) -> Grid:
@@ -172,7 +174,7 @@ def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
     print_fitted(console(), table)
 
 
-def _here(screen: Console, hang_seconds: float) -> Here:
+def _here(screen: Console, limits: Limits) -> Here:
     """Report runs on this machine line by line, under the name of their point."""
 
     def hooks_of(point: GridPoint, folder: RunFolder | None) -> Hooks:
@@ -180,14 +182,12 @@ def _here(screen: Console, hang_seconds: float) -> Here:
             screen.print(f"point {point.key}: {folder.path}")
         return hooks(screen, RunView(screen) if folder is not None else None, folder)
 
-    return Here(hooks_of, hang_seconds)
+    return Here(hooks_of, limits)
 
 
-def _run(
-    screen: Console, study: Study, hang_seconds: float, submit: bool, predict: tuple[int, ...], as_json: bool
-) -> None:
+def _run(screen: Console, study: Study, limits: Limits, submit: bool, predict: tuple[int, ...], as_json: bool) -> None:
     screen.print(f"study folder: {study.path}")
-    code = sweeps.run(study, _here(screen, hang_seconds), submitter(study.grid), submit)
+    code = sweeps.run(study, _here(screen, limits), submitter(study.grid), submit)
     if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
         screen.print(
             f"resume with: {hints.command('sweep', '--resume', study.path.absolute())}", markup=False, highlight=False

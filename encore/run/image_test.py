@@ -15,6 +15,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 from encore.run import planning, run_folder, runner
 from encore.run.passport import SECRET
+from encore.run.supervise import Limits
 
 LABELS = (
     "org.opencontainers.image.revision",
@@ -126,7 +127,7 @@ def _training(choice: Choice, engine: Engine) -> str:
         )
         try:
             run, python = runner.prepare_and_create(plan, quiet)
-            code = runner.execute(plan, run, python, quiet, hang_seconds=120).code
+            code = runner.execute(plan, run, python, quiet, Limits(hang_seconds=120.0)).code
         except EncoreError as error:
             return str(error)
         return "" if code in (ExitCode.REACHED, ExitCode.NOT_REACHED) else _reason(run)

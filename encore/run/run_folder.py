@@ -11,6 +11,8 @@ results/20261120T101500Z-resnet-mxnet-cpu/
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import platform
 import shutil
@@ -26,9 +28,9 @@ from encore.files import read_json, write_json
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
 STAMP = "%Y%m%dT%H%M%SZ"
 """Time at the start of a run folder's name, in UTC."""
-SCHEMA = 1
+SCHEMA = 2
 """Of run.json."""
-NEEDED = ("name", "round", "system", "nodes", "ranks_per_node", "runtime", "data", "seeds", "configuration")
+NEEDED = ("name", "round", "system", "nodes", "ranks_per_node", "runtime", "data", "seeds", "configuration", "sha256")
 """What every run.json has."""
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
@@ -118,9 +120,9 @@ class RunFolder:
                 remedy="use the version of Encore that made it",
             )
         missing = [name for name in NEEDED if name not in content]
-        if missing:
+        if missing or content["sha256"] != _checksum(content):
             raise EncoreError(
-                f"{path} lacks {', '.join(missing)}",
+                f"{path} lacks {', '.join(missing)}" if missing else f"{path} was changed after it was written",
                 expected="the passport of a run, as Encore wrote it",
                 remedy="restore it, or start a new run",
             )
@@ -130,7 +132,7 @@ class RunFolder:
         """Add to run.json the variables of the libraries as rank 0 saw them in the first experiment."""
         passport = self.passport()
         if seen and "rank_environment" not in passport:
-            write_json(self.path / "run.json", {**passport, "rank_environment": dict(seen)})
+            write_passport(self.path, {**passport, "rank_environment": dict(seen)})
 
     def experiments(self) -> list[Experiment]:
         """Return experiments in order."""
@@ -161,6 +163,16 @@ class RunFolder:
                 expected="a seed for each experiment",
                 remedy="restore run.json, or start a new run",
             )
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def write_passport(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write run.json with a checksum of all its fields, so that none of them changes unnoticed."""
+    write_json(folder / "run.json", {**content, "sha256": _checksum(content)})
 
 
 def _problem_of(experiment: Experiment | None, config: dict[str, Any]) -> str:
@@ -207,11 +219,11 @@ def create(
             folder = temporary / f"experiment_{number}"
             folder.mkdir()
             write_json(folder / "config.json", {**config, "seed": seed})
-        write_json(temporary / "run.json", passport(path))
+        write_passport(temporary, passport(path))
         while not _renamed(temporary, path) and not shared_stamp:
             # Another run of this second took the name meanwhile.
             path = free_name(results, name)
-            write_json(temporary / "run.json", passport(path))
+            write_passport(temporary, passport(path))
         shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -23,7 +23,7 @@ from encore.run.follow import Progress, read_progress
 from encore.run.ownership import Owner
 from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
-from encore.run.supervise import Outcome, Signals, run
+from encore.run.supervise import Limits, Outcome, Signals, run
 from encore.slurm import nodes, requeue, step
 from encore.slurm.allocation import Allocation
 from encore.ssh import connection, multi_host
@@ -196,7 +196,7 @@ def needs_of(plan: Plan, python: Path | None, mark: Path) -> list[Need]:
     return needs
 
 
-def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, hang_seconds: float) -> Ending:
+def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, limits: Limits) -> Ending:
     """Run every experiment that has not ended yet; stops at the first that fails or is interrupted.
 
     A task of a Slurm array runs the experiment of its own number alone.
@@ -207,7 +207,7 @@ def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, ha
             if experiment.state().status in run_folder.FINISHED:
                 continue
             with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
-                outcome = _run_experiment(plan, experiment, python, hooks, signals, hang_seconds, owner)
+                outcome = _run_experiment(plan, experiment, python, hooks, signals, limits, owner)
             if experiment.number == 0:  # One writer, where the tasks of an array share the folder.
                 folder.note_environment(passport.redact(read_progress(experiment.metrics).environment))
             hooks.ended(experiment, outcome)
@@ -234,7 +234,7 @@ def _run_experiment(
     python: Path | None,
     hooks: Hooks,
     signals: Signals,
-    hang_seconds: float,
+    limits: Limits,
     owner: Owner,
 ) -> Outcome:
     started = experiment.state().started or files.utc_now()
@@ -254,9 +254,9 @@ def _run_experiment(
         published = _last_written(experiment.log) if experiment.result.exists() else 0
         command = render(plan, experiment.folder, python)
         if plan.allocation is None:
-            outcome = run(command, experiment, owner, signals, hooks.progress, hang_seconds)
+            outcome = run(command, experiment, owner, signals, hooks.progress, limits)
         else:
-            outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, hang_seconds, owner)
+            outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, limits, owner)
         if not ownership.renew(experiment, owner):
             return outcome  # state and log are the new owner's
         experiment.set_state(replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now()))
@@ -278,11 +278,12 @@ def _run_in_slurm(
     experiment: Experiment,
     hooks: Hooks,
     signals: Signals,
-    hang_seconds: float,
+    limits: Limits,
     owner: Owner,
 ) -> Outcome:
+    limits = replace(limits, stop_seconds=limits.stop_seconds or slurm_job.STOP_SECONDS)
     for left in reversed(range(slurm_job.LAUNCHES)):
-        outcome = run(command, experiment, owner, signals, hooks.progress, hang_seconds, slurm_job.STOP_SECONDS)
+        outcome = run(command, experiment, owner, signals, hooks.progress, limits)
         if outcome.status != "failed":
             return outcome
         outcome = slurm_job.blame_lost_nodes(outcome, allocation)
@@ -312,7 +313,7 @@ def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
     return render(plan, experiment.folder, _python(plan) if plan.target.runtime == "host" else None)
 
 
-def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> Ending:
+def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
     """Resume a run: finished experiments stay, the others continue from their checkpoints.
 
     Nothing is written before the folder was found whole and without an owner.
@@ -339,4 +340,4 @@ def resume(folder: RunFolder, hooks: Hooks, hang_seconds: float) -> Ending:
     )
     python = ensure_python(plan, hooks)
     check_nodes(plan, python)
-    return execute(plan, folder, python, hooks, hang_seconds)
+    return execute(plan, folder, python, hooks, limits)

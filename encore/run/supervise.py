@@ -28,13 +28,23 @@ from encore.run.run_folder import Experiment, Status
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0
-"""Time for a checkpoint to begin after a signal, and for the ranks to end after it, before they are killed."""
+"""Between a signal and the killing of the ranks, outside of Slurm: an engine gives a container 10 s."""
 SRUN_SECONDS = 15.0
 """Time that srun gets to end the ranks of all nodes, before it is killed itself."""
 LAST_LINES = 15
 CLEAN_UP_SECONDS = 30.0
 ENGINE_FAILED = (125, 126, 127)
 """Exit codes of ``docker run`` and ``podman run`` for a container that did not start."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long ranks are waited for."""
+
+    hang_seconds: float = 600.0
+    """For a step of any rank; 0: without end."""
+    stop_seconds: float | None = None
+    """For a checkpoint to begin after a signal, and for the ranks to end after it; None: as the place has it."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,7 @@ def run(
     owner: Owner,
     signals: Signals,
     on_progress: Callable[[Progress], None],
-    hang_seconds: float,
-    stop_seconds: float = STOP_SECONDS,
+    limits: Limits,
 ) -> Outcome:
     """Execute ``command`` for ``experiment``, which ``owner`` owns; return when no process of it is left."""
     processes.adopt_orphans()
@@ -112,12 +121,14 @@ def run(
             # The terminal's Ctrl-C comes to us alone; we pass it on in order.
             start_new_session=True,
         )
-        watch = HangWatch(experiment.folder / "heartbeat", hang_seconds)
+        watch = HangWatch(experiment.folder / "heartbeat", limits.hang_seconds)
         telemetry = Telemetry(experiment.folder / "telemetry.jsonl")
         telemetry.start()
         try:
             processes.note_launcher(experiment.folder, child.pid)
-            outcome = _watch(child, experiment, owner, tail, signals, on_progress, watch, stop_seconds)
+            outcome = _watch(
+                child, experiment, owner, tail, signals, on_progress, watch, limits.stop_seconds or STOP_SECONDS
+            )
             return _engine_failure(command, child, experiment) or outcome
         finally:
             if _leave_none(child, experiment, others):

@@ -23,6 +23,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.machine.preflight import Check
 from encore.run import hints, passport, planning, run_folder, runner
 from encore.run.run_folder import RunFolder
+from encore.run.supervise import Limits
 from encore.scaling.grid import Grid, GridPoint, points, request_of
 
 STUDY = "study.json"
@@ -49,7 +50,7 @@ class Here:
 
     hooks: Callable[[GridPoint, RunFolder | None], runner.Hooks]
     """Reports what a run does; without a folder, what comes before it."""
-    hang_seconds: float
+    limits: Limits
 
 
 @dataclass(frozen=True)
@@ -179,10 +180,10 @@ def _alone(study: Study) -> Iterator[None]:
 def _run_here(study: Study, point: GridPoint, here: Here) -> ExitCode:
     existing = study.run_of(point)
     if existing is not None:
-        return runner.resume(existing, here.hooks(point, existing), here.hang_seconds).code
+        return runner.resume(existing, here.hooks(point, existing), here.limits).code
     plan = planning.asked(planning.make_plan(request_of(study.grid, point, study.folder(point))))
     folder, python = runner.prepare_and_create(plan, here.hooks(point, None))
-    return runner.execute(plan, folder, python, here.hooks(point, folder), here.hang_seconds).code
+    return runner.execute(plan, folder, python, here.hooks(point, folder), here.limits).code
 
 
 def _submit(study: Study, point: GridPoint, submitter: Submitter | None) -> None:

@@ -208,10 +208,14 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "does not hold the state",
     ),
     "no schema": (lambda run: (run / "run.json").write_text('{"seeds": [5, 6]}'), "has schema None"),
-    "another schema": (lambda run: (run / "run.json").write_text('{"schema": 2}'), "has schema 2"),
+    "another schema": (lambda run: (run / "run.json").write_text('{"schema": 1}'), "has schema 1"),
     "a passport without data": (
-        lambda run: (run / "run.json").write_text('{"schema": 1, "seeds": [5, 6]}'),
-        "lacks name, round, system, nodes, ranks_per_node, runtime, data, configuration",
+        lambda run: (run / "run.json").write_text('{"schema": 2, "seeds": [5, 6]}'),
+        "lacks name, round, system, nodes, ranks_per_node, runtime, data, configuration, sha256",
+    ),
+    "a changed passport": (
+        lambda run: (run / "run.json").write_text((run / "run.json").read_text().replace(" 6\n", " 7\n")),
+        "was changed after it was written",
     ),
 }
 
@@ -232,6 +236,6 @@ def test_runs_of_the_same_second_get_their_own_folders(tmp_path: Path, monkeypat
     for count in range(3):
         answers = iter(blind)
         monkeypatch.setattr(run_folder, "free_name", lambda results, name, answers=answers: next(answers))
-        made = run_folder.create(tmp_path, "x", lambda path: {"schema": 1, "path": path.name}, {}, {}, [count])
+        made = run_folder.create(tmp_path, "x", lambda path: {"schema": 2, "path": path.name}, {}, {}, [count])
         assert json.loads((made.path / "run.json").read_text())["path"] == made.path.name == blind[count].name
     assert sorted(path.name for path in tmp_path.iterdir()) == ["same", "same-2", "same-3"]

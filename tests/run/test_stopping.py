@@ -56,7 +56,7 @@ def stopped(folder: Path, number: signal.Signals, times: int = 1, job: str = "")
             signals.received, signals.times = number, times
 
     owner = ownership.this_process(job)
-    return supervise.run(command, Experiment(0, folder), owner, signals, stop, 600.0, STOP_SECONDS)
+    return supervise.run(command, Experiment(0, folder), owner, signals, stop, supervise.Limits(600.0, STOP_SECONDS))
 
 
 @pytest.mark.parametrize(("number", "job"), [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGUSR1, "12")])

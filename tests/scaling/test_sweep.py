@@ -16,13 +16,14 @@ from encore import catalogue
 from encore.errors import EncoreError, ExitCode
 from encore.run import planning, run_folder
 from encore.run.run_folder import ExperimentState
+from encore.run.supervise import Limits
 from encore.scaling import batch, sweep_folder, throughput
 from encore.scaling.grid import Grid, GridPoint, batch_settings, points, request_of
 from encore.scaling.sweep_folder import Here, Submitter
 from tests.conftest import TINY, Encore, Study, records
 from tests.trainings import PATIENCE, in_background, wait_for_step
 
-NOWHERE = Here(lambda point, folder: pytest.fail("a point was run"), 600.0)
+NOWHERE = Here(lambda point, folder: pytest.fail("a point was run"), Limits())
 
 
 def made_point(study: sweep_folder.Study, point: GridPoint, speed: float, status: Any = "not_reached") -> Path:
