@@ -13,11 +13,12 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 from benchmarks.common import configuration
 from benchmarks.common.metrics import MetricsStream, StepReports
 from benchmarks.common.ranks import Ranks
+from benchmarks.common.stopping import end_process
 
 TITLES = {
     "bare": "bare loop, synthetic data",
@@ -116,8 +117,18 @@ def main(
     framework: Any,
     prepare: Callable[[Any, Ranks, Path], Subject],
     epochs: bool = False,
-) -> int:
+) -> NoReturn:
     """Run the command line that every bench.py has; with ``epochs`` a step of the measurement is a whole epoch."""
+    end_process(lambda: _main(description, config_class, framework, prepare, epochs))
+
+
+def _main(
+    description: Optional[str],
+    config_class: Any,
+    framework: Any,
+    prepare: Callable[[Any, Ranks, Path], Subject],
+    epochs: bool,
+) -> int:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
     parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")

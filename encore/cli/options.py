@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -95,3 +95,8 @@ def known_round(name: str | None) -> str | None:
     if found not in ROUNDS:
         raise EncoreError(f"there is no round {name!r}", expected=", ".join(ROUNDS), remedy="name one of these")
     return found
+
+
+def as_path(given: Any) -> Path | None:
+    """Return a path of a command's parameters: some releases of typer leave it as text there."""
+    return None if given is None else Path(given)

@@ -117,27 +117,18 @@ def run(
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
     """Return the request in the options of ``encore run``, by their names above."""
-    same = (
-        "gpus",
-        "nodes",
-        "system",
-        "results",
-        "runs",
-        "seed",
-        "drop_caches",
-        "runtime",
-        "image",
-        "python",
-        "cluster",
-    )
+    same = ("gpus", "nodes", "system", "runs", "seed", "drop_caches", "runtime", "image")
     return planning.Request(
         name=given["benchmark"],
         round=given["round_name"],
-        data=given["data_folder"],
+        data=options.as_path(given["data_folder"]),
         settings=tuple(given["settings"] or ()),
         environment=tuple(given["environment"] or ()),
-        hosts=_hosts(given["host_list"], given["hostfile"]),
+        hosts=_hosts(given["host_list"], options.as_path(given["hostfile"])),
         launcher=given["launcher"],
+        results=options.as_path(given["results"]),
+        python=options.as_path(given["python"]),
+        cluster=options.as_path(given["cluster"]),
         **{name: given[name] for name in same},
     )
 

@@ -104,8 +104,8 @@ def _grid(given: Mapping[str, Any]) -> Grid:
     """Return the grid that the options ask for, by their names above."""
     if given["benchmark"] is None or given["gpus"] is None:
         raise EncoreError("no benchmark or no numbers of GPUs given", expected="encore sweep BENCHMARK --gpus 1,2,4")
-    data, cluster, precision = given["data_folder"], given["cluster"], given["precision"]
-    python = given["python"]
+    data, cluster, python = (options.as_path(given[name]) for name in ("data_folder", "cluster", "python"))
+    precision = given["precision"]
     same = ("global_batch", "runs", "system", "seed", "drop_caches", "runtime", "image")
     return Grid(
         benchmark=catalogue.choose(given["benchmark"]).name,

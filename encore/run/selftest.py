@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -33,6 +34,8 @@ from encore.run import planning, published_speed
 CHECK_SECONDS = 150.0
 """For one check; a compiler may take a minute of it."""
 LAST_LINES = 8
+FRAME = re.compile(r"\s*(frame #\d+:|C\+\+ CapturedTraceback)")
+"""A line of the stack that PyTorch prints with an error in C++."""
 BENCH, TELEMETRY, IMPORTS = "bench", "telemetry", "imports"
 """Checks that no implementation lists by itself."""
 FIRST = ("device", "defaults", BENCH, "overflow", "resume", "two ranks")
@@ -163,7 +166,8 @@ def _clean_up(command: Command) -> None:
 
 
 def _last(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple([line.rstrip() for line in lines if line.strip()][-LAST_LINES:])
+    # Where in C++ an error came up says less than the error, which is above that.
+    return tuple([line.rstrip() for line in lines if line.strip() and not FRAME.match(line)][-LAST_LINES:])
 
 
 def _json(lines: Sequence[str]) -> Any:

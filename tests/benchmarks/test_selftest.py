@@ -18,7 +18,14 @@ from benchmarks.common.selftest import Bench, Failed, Result, Skipped, Suite, To
 from benchmarks.dlrm import blocks
 from encore import catalogue, configuration
 
-LOSSES = [[2.0, 1.9, 1.8, 1.7, 1.0], [0.9, 0.8, 0.8, 0.8, 0.7]]
+
+def each_step(*epochs: list[float]) -> selftest.Losses:
+    """Return losses as they are read, each of one step."""
+    return [[(1, loss) for loss in epoch] for epoch in epochs]
+
+
+FIRST, LAST = [2.0, 1.9, 1.8, 1.7, 1.0], [0.9, 0.8, 0.8, 0.8, 0.7]
+LOSSES = each_step(FIRST, LAST)
 
 CHOICES = sorted(catalogue.choices())
 
@@ -41,14 +48,32 @@ def bench_of(name: str, folder: Path, device: str, **more: Any) -> Bench:
 
 def test_losses_that_agree_and_that_do_not() -> None:
     assert held_against(LOSSES, LOSSES, Tolerance(0.0, 0.0)).result == "OK"
-    late = [LOSSES[0], [0.9, 0.8, 0.8, 0.8, 1.1]]
+    late = each_step(FIRST, [0.9, 0.8, 0.8, 0.8, 1.1])
     assert held_against(late, LOSSES, Tolerance(0.01, 0.11)).result == "OK"
     assert held_against(late, LOSSES, Tolerance(0.01, 0.09)).result == "FAIL"
-    first = [[2.1, *LOSSES[0][1:]], LOSSES[1]]
+    first = each_step([2.1, *FIRST[1:]], LAST)
     assert held_against(first, LOSSES, Tolerance(0.04, 0.1)).result == "FAIL"
     assert held_against([LOSSES[0]], LOSSES, Tolerance(1, 1)).found == "steps per epoch [5] against [5, 5]"
-    nan = [[float("nan"), *LOSSES[0][1:]], LOSSES[1]]
+    nan = each_step([float("nan"), *FIRST[1:]], LAST)
     assert held_against(nan, LOSSES, Tolerance(1, 1)).result == "FAIL"
+
+
+def test_losses_of_whole_epochs_and_of_an_epoch_that_is_a_step_shorter() -> None:
+    whole: selftest.Losses = [[(5, sum(FIRST) / 5)], [(5, sum(LAST) / 5)]]
+    found = held_against(whole, LOSSES, Tolerance(0.0, 1e-9))
+    assert found.result == "OK" and "one loss for all steps" in found.found
+    assert held_against([whole[0], [(5, 1.0)]], LOSSES, Tolerance(0.0, 0.1)).result == "FAIL"
+    shorter = each_step(FIRST[:4], LAST[:4])
+    assert held_against(shorter, LOSSES, Tolerance(0.0, 0.2)).found == "steps per epoch [4, 4] against [5, 5]"
+    assert held_against(shorter, LOSSES, Tolerance(0.0, 0.2), fewer_steps=1).result == "OK"
+    assert held_against(LOSSES, shorter, Tolerance(0.0, 0.2), fewer_steps=1).result == "FAIL"
+
+
+def test_steps_are_counted_from_record_to_record(tmp_path: Path) -> None:
+    records = [(1, 3, 2.0), (1, 5, 1.0), (2, 10, 0.5)]
+    lines = [json.dumps({"kind": "step", "epoch": e, "step": s, "loss": x}) for e, s, x in records]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(['{"kind": "start"}', *lines]), encoding="utf-8")
+    assert selftest.read_losses(tmp_path) == [[(3, 2.0), (2, 1.0)], [(5, 0.5)]]
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -95,8 +120,15 @@ class Recorder:
 def test_what_a_gpu_is_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, trained = bench_of(name, tmp_path, "gpu", launch="torchrun --nproc-per-node=2"), Recorder()
     monkeypatch.setattr(bench, "losses", trained)
+    on_cpu: list[tuple[str, int]] = []
+
+    def interrupt(command: list[str], folder: Path, steps: int, environment: object) -> None:
+        on_cpu.append((json.loads((folder / "config.json").read_text(encoding="utf-8"))["device"], steps))
+
+    monkeypatch.setattr(selftest, "interrupt", interrupt)
+    monkeypatch.setattr(selftest, "read_losses", lambda folder: [LOSSES[0][:3]])
     assert selftest.check(bench, "device").result == "OK"
-    assert [settings for settings, *_ in trained.asked] == [{"device": "cpu"}, {}]
+    assert ([settings for settings, *_ in trained.asked], on_cpu) == ([{}], [("cpu", selftest.CPU_STEPS)])
     trained.asked.clear()
     found = selftest.check(bench, "defaults")
     fields = selftest.defaults(bench.suite)
@@ -104,7 +136,9 @@ def test_what_a_gpu_is_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.
     assert trained.asked[0][0]["loss_scale"] == fields["loss_scale"]
     trained.asked.clear()
     assert selftest.check(bench, "overflow").found.startswith("the training came to its end")
-    assert trained.asked[0][0] == {"precision": "fp16", "loss_scale": 1e30, "learning_rate": 1e30}
+    is_dynamic = any(name.startswith("loss_scale_") for name in fields)
+    scale = {} if is_dynamic else {"loss_scale": 1e30}
+    assert trained.asked[0][0] == {"precision": "fp16", **scale, "learning_rate": 1e30}
     trained.asked.clear()
     shared = selftest.check(bench, "two ranks")
     assert (shared.result == "SKIPPED") == bool(bench.suite.shares_gpu)

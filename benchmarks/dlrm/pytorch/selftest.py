@@ -40,7 +40,7 @@ SUITE = Suite(
     device=Tolerance(0.2, 0.1),
     settings={"batch_size": 4096, "eval_interval": 32, "warmup_steps": 4, "learning_rate": 0.5, "kernels": "plain"},
     two_ranks=ROUNDED,
-    resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
+    resume=Tolerance(1e-3, 0.01),  # a GPU adds in any order; 0.2 % on an H200
     varied={
         "precision": ROUNDED,
         "cuda_graph": ROUNDED,

@@ -34,9 +34,11 @@ from benchmarks.translation.pytorch.evaluation import quality, score_translation
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     """Forward, backward and update; returns the loss per token, of which the mean over the ranks is that of all."""
     loss = training.loss(batch)
-    training.updates.scaled(loss).backward()
-    # As submitted: the sum over a sentence's tokens, averaged over the sentences.
-    training.updates.step(rate, batch.sentences)
+    # As submitted: the sum over a sentence's tokens, averaged over the sentences; over this rank's before the scaling,
+    # so that the scale of fp16 means the same for any batch.
+    here = len(batch.source)
+    training.updates.scaled(loss / here).backward()
+    training.updates.step(rate, batch.sentences / here)
     return loss.detach() * (training.ranks.size / batch.all_tokens)
 
 

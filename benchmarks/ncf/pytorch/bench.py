@@ -117,4 +117,4 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
 
 
 if __name__ == "__main__":
-    raise SystemExit(bench.main(__doc__, Config, pytorch, prepare, epochs=True))
+    bench.main(__doc__, Config, pytorch, prepare, epochs=True)

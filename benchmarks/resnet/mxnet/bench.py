@@ -67,4 +67,4 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
 
 
 if __name__ == "__main__":
-    raise SystemExit(bench.main(__doc__, Config, mxnet, prepare))
+    bench.main(__doc__, Config, mxnet, prepare)

@@ -75,4 +75,4 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
 
 
 if __name__ == "__main__":
-    raise SystemExit(bench.main(__doc__, Config, tensorflow, prepare))
+    bench.main(__doc__, Config, tensorflow, prepare)
