@@ -128,6 +128,10 @@ class Config:
             ("bucket_step must be a multiple of 32, the stride of the fifth stage", self.bucket_step % 32 != 0),
             ("flip must be in 0..1", not 0 <= self.flip <= 1),
             ("frozen_stages must be at most 5", self.frozen_stages > 5),
+            (
+                "warmup_steps times warmup_factor must not be above learning_rate: the first rate would be negative",
+                self.warmup_steps * self.warmup_factor > self.learning_rate,
+            ),
             ("decay_steps must rise", list(self.decay_steps) != sorted(self.decay_steps)),
             (
                 "device=cpu runs no Triton kernels: set kernels=auto or kernels=plain",
