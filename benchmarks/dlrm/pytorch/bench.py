@@ -55,15 +55,16 @@ class PlainNetwork(nn.Module):
 
 
 def bare_step(config: Config, sizes: Sequence[int], ranks: Ranks, batch: Batch) -> Callable[[], None]:
-    """A step of a plain PyTorch loop with the same network and batch."""
+    """A step of a plain PyTorch loop with the same network and batch; its sparse gradients need int64."""
     network = PlainNetwork(config, sizes).to(ranks.context)
     optimizer = torch.optim.SGD(network.parameters(), lr=bench.RATE)
     scale = config.loss_scale if config.precision == "fp16" else 1.0
+    indices = batch.indices.long()
 
     def step() -> None:
         optimizer.zero_grad()
         with pytorch.autocast(ranks.context, config.precision):
-            logits = network(batch.numbers, batch.indices)
+            logits = network(batch.numbers, indices)
         loss = functional.binary_cross_entropy_with_logits(logits.float(), batch.labels)
         (loss * scale).backward()
         optimizer.step()

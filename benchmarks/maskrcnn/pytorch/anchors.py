@@ -67,9 +67,12 @@ def decode(offsets: torch.Tensor, anchors: torch.Tensor, weights: Sequence[float
 
 
 def clip(boxes: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """Return ``boxes`` (B, ..., 4) cut to images of ``sizes`` (B, 2), width and height."""
+    """Return ``boxes`` (B, ..., 4) cut to images of ``sizes`` (B, 2), width and height.
+
+    What is not a number becomes 0: a training that diverged ends by its loss, and not by an index outside a tensor.
+    """
     most = sizes.repeat(1, 2).view(-1, *[1] * (boxes.dim() - 2), 4).to(boxes.dtype)
-    return torch.minimum(boxes.clamp(min=0), most)
+    return torch.minimum(boxes.clamp(min=0).nan_to_num(0.0), most)
 
 
 def _centres(boxes: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

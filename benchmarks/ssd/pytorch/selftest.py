@@ -9,18 +9,20 @@ from benchmarks.ssd.pytorch.config import Config
 ROUNDED = Tolerance(0.02, 0.05)
 ANOTHER_BATCH = Tolerance(0.1, 0.1)
 """Batch-norm sees other images."""
+ANOTHER_DRAW = Tolerance(0.25, 0.1)
+"""Of the weights of a wider first layer."""
 SUITE = Suite(
     module="benchmarks.ssd.pytorch",
     config_class=Config,
     device=ROUNDED,
     two_ranks=ANOTHER_BATCH,
-    resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
+    resume=Tolerance(1e-3, 0.01),  # a GPU adds in any order; 0.2 % on an H200
     # Every evaluation is one that counts, and none ends the training.
     settings={"compile": "none", "cuda_graph": False, "quality_target": 1.0, "concurrent_evaluation": False},
     varied={
         "precision": ROUNDED,
         "layout": ROUNDED,
-        "pad_channels": ANOTHER_BATCH,
+        "pad_channels": ANOTHER_DRAW,
         "optimizer_kernel": ROUNDED,
         "decoder": ROUNDED,
         "cuda_graph": ROUNDED,

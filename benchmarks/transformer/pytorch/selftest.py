@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from benchmarks.common import selftest
 from benchmarks.common.selftest import Suite, Tolerance
 from benchmarks.transformer.pytorch.config import Config
+from benchmarks.translation import noise
+
+ENTRIES = 33708
+"""Of the submitted vocabulary."""
 
 ROUNDED = Tolerance(0.005, 0.01)
 ANOTHER_DRAW = Tolerance(0.05, 0.05)
@@ -25,6 +31,7 @@ SUITE = Suite(
     },
     left_out=("optimizer_kernel=apex",),
     settings={"dropout": 0.0, "stop_at_target": False},
+    real_sizes=partial(noise.write, benchmark="transformer", entries=ENTRIES),
     programs={"optimizers": "benchmarks.common.compare_optimizers"},
 )
 

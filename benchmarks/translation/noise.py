@@ -1,0 +1,33 @@
+"""A data set of noise with the sizes of a real one, to measure the speed of a step; nothing of it can be learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common.selftest import write_passport
+from benchmarks.translation import arrays, vocabulary
+
+PAIRS = 1 << 16
+TESTED = 128
+LONGEST = 50
+"""Tokens of a sentence, evenly from 4 on: WMT's have 28 on average."""
+
+
+def write(folder: Path, benchmark: str, entries: int, pairs: int = PAIRS) -> None:
+    """Write sentences of random tokens of a vocabulary of so many ``entries``."""
+    random = np.random.RandomState(0)
+    counts = {"train": pairs, "test": TESTED}
+    for part, count in counts.items():
+        for side in arrays.SIDES:
+            offsets = np.concatenate(([0], np.cumsum(random.randint(4, LONGEST, count)))).astype(np.int64)
+            np.save(str(folder / f"{part}_{side}_offsets.npy"), offsets)
+            tokens = random.randint(vocabulary.EOS + 1, entries, offsets[-1])
+            np.save(str(folder / f"{part}_{side}.npy"), tokens.astype(np.uint16))
+    (folder / arrays.VOCABULARY).write_text("".join(f"w{n}\n" for n in range(entries - len(vocabulary.SPECIAL))))
+    (folder / arrays.CODES).write_text("")
+    for name in (arrays.SOURCES, arrays.REFERENCES):
+        (folder / name).write_text("w1 w2\n" * counts["test"])
+    facts = {"vocabulary": entries, "kind": vocabulary.BPE, "detokenized": False}
+    write_passport(folder, benchmark, counts, {**facts, "source_language": "qaa", "target_language": "qab"})
