@@ -39,7 +39,7 @@ def suppressed(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> t
 def suppression(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]:
     """Return torchvision's on a GPU that has it, where a loop over boxes takes half a minute a step; else that loop."""
     theirs = find_torchvision() if device.type == "cuda" else None
-    return suppressed if theirs is None else theirs.nms  # type: ignore[no-any-return]
+    return suppressed if theirs is None else theirs.nms
 
 
 def roi_align(features: List[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
