@@ -120,6 +120,8 @@ class Benchmark(_Strict):
     default_round: str
     log_format: Literal["mllog", "v0.5"] = "mllog"
     """Dialect of the result log: mlperf-logging's, or that of v0.5, which is older."""
+    rates: tuple[str, ...] = ("learning_rate",)
+    """Keys in units of the learning rate, which follow the global batch with it."""
     implementations: dict[str, Implementation]
     rounds: dict[str, Round]
     full_data: FullData

@@ -12,6 +12,7 @@ import json
 import math
 import sys
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -190,14 +191,16 @@ def _shorter_warmup(system: System, overrides: dict[str, Value]) -> dict[str, Va
     return {"warmup_epochs": Value(float(wanted.value), f"rule: {warmup:g}, and at most epochs")}
 
 
-def scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
+def scaled(
+    system: System, nodes: int, ranks_per_node: int, rates: Sequence[str] = ("learning_rate",)
+) -> dict[str, Value]:
     """Return the batch and learning rate for a number of ranks that the system file is not for.
 
     The batch of a rank stays, and the learning rate follows the global batch: in proportion for SGD
     (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with its square root for LARS, between the
     proportional rule and what was submitted (20 times the batch of DGX-1 at 2.9 times the rate in v0.7), and
     for Adam, near to what was (8 times the batch at 2.5 times the rate, GNMT in v0.7).
-    Systems that keep the global batch divide it among the ranks instead.
+    Systems that keep the global batch divide it among the ranks instead. ``rates`` are the keys in units of the rate.
     """
     submitted_ranks = system.nodes * system.gpus_per_node
     ranks = nodes * ranks_per_node
@@ -217,10 +220,10 @@ def scaled(system: System, nodes: int, ranks_per_node: int) -> dict[str, Value]:
         return {"batch_size": Value(total // ranks, f"rule: global batch {total} over {ranks} ranks{rounded}")}
     ratio = ranks / submitted_ranks
     factor = ratio if system.config["optimizer"] == "sgd" else math.sqrt(ratio)
-    rate = system.config["learning_rate"]
     how = "in proportion to" if system.config["optimizer"] == "sgd" else "with the square root of"
-    origin = f"rule: {rate:g} scaled {how} the global batch, {total} to {batch * ranks}"
-    return {"learning_rate": Value(float(f"{rate * factor:.6g}"), origin)}
+    rule = f"scaled {how} the global batch, {total} to {batch * ranks}"
+    submitted = {name: system.config[name] for name in rates if system.config.get(name)}
+    return {name: Value(float(f"{rate * factor:.6g}"), f"rule: {rate:g} {rule}") for name, rate in submitted.items()}
 
 
 def _deviations(
@@ -248,7 +251,7 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
             raise names.unknown(f"key in system {system.system}", name, wanted)
         origin = f"systems/{system.file}"
         values[name] = Value(_checked(name, value, wanted[name]), origin)
-    overrides = scaled(system, nodes, ranks_per_node)
+    overrides = scaled(system, nodes, ranks_per_node, choice.benchmark.rates)
     for setting in settings:
         name, value = parse_setting(setting, wanted)
         overrides[name] = Value(value, "--set")

@@ -109,6 +109,18 @@ def test_another_number_of_gpus_scales_the_learning_rate(system: str, factor: fl
     assert "1 x 4 GPUs instead of 1 x 8" in half.deviations
 
 
+def test_what_is_in_units_of_the_learning_rate_is_scaled_with_it() -> None:
+    """Mask R-CNN's warm-up climbs by its factor: as it was, one GPU of eight would begin far below zero."""
+    choice = catalogue.choose("maskrcnn")
+    system = catalogue.find_system(choice, "dgxa100", "v0.7")
+    whole, one = (configuration.resolve(choice, system, 1, gpus, []) for gpus in (8, 1))
+    for name in ("learning_rate", "warmup_factor"):
+        assert one.get(name) == pytest.approx(whole.get(name) / 8)
+        assert "rule:" in one.values[name].origin
+    with pytest.raises(EncoreError, match="the first rate would be negative"):
+        configuration.resolve(choice, system, 1, 8, ["warmup_steps=1000"])
+
+
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 64), (2, 32), (3, 21), (8, 8), (64, 1)])
 def test_small_system_keeps_the_global_batch(ranks: int, batch: int) -> None:
     found = resolved("cpu", None, ranks)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -95,6 +96,8 @@ def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
     _refuse_settings(grid)
     system = _system(grid, point)
     precision = (f"precision={point.precision}",) if point.precision else ()
+    rates = catalogue.choose(grid.benchmark).benchmark.rates
+    batch = batch_settings(system, point, grid.mode, grid.global_batch, rates)
     return Request(
         name=grid.benchmark,
         gpus=point.gpus,
@@ -105,7 +108,7 @@ def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
         runs=grid.runs,
         seed=grid.seed,
         # The user's settings come last and win.
-        settings=(*batch_settings(system, point, grid.mode, grid.global_batch), *precision, *grid.settings),
+        settings=(*batch, *precision, *grid.settings),
         environment=grid.environment,
         drop_caches=grid.drop_caches,
         runtime=grid.runtime,
@@ -138,7 +141,13 @@ def _system(grid: Grid, point: GridPoint) -> System:
     return planning.choose_system(choice, max(grid.gpus), node.this_node(), grid.system, grid.round)
 
 
-def batch_settings(system: System, point: GridPoint, mode: Mode, global_batch: int | None = None) -> tuple[str, ...]:
+def batch_settings(
+    system: System,
+    point: GridPoint,
+    mode: Mode,
+    global_batch: int | None = None,
+    rates: Sequence[str] = ("learning_rate",),
+) -> tuple[str, ...]:
     """Return what makes the batch of a point strong (one global batch) or weak (one batch per rank).
 
     The learning rate belongs to the global batch: it stays in strong scaling, and follows Encore's rule for
@@ -151,15 +160,19 @@ def batch_settings(system: System, point: GridPoint, mode: Mode, global_batch: i
                 expected="a multiple of every number of ranks",
                 remedy="another --global-batch",
             )
-        rate = json.dumps(system.config["learning_rate"])
-        return (f"batch_size={global_batch // point.gpus}", f"learning_rate={rate}")
+        kept = {name: system.config[name] for name in rates if name in system.config}
+        return (f"batch_size={global_batch // point.gpus}", *_as_settings(kept))
     strong = mode == "strong"
     if strong == system.keep_global_batch:
         return ()
     scaled = configuration.scaled(
-        system.model_copy(update={"keep_global_batch": strong}), point.nodes, point.gpus_per_node
+        system.model_copy(update={"keep_global_batch": strong}), point.nodes, point.gpus_per_node, rates
     )
-    names = [name for name in ("batch_size", "learning_rate") if name in system.config]
+    names = [name for name in ("batch_size", *rates) if name in system.config]
     values: dict[str, Any] = {name: system.config[name] for name in names}
     values.update({name: value.value for name, value in scaled.items()})
+    return _as_settings(values)
+
+
+def _as_settings(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{name}={json.dumps(value)}" for name, value in values.items())

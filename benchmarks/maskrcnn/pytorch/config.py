@@ -130,7 +130,7 @@ class Config:
             ("frozen_stages must be at most 5", self.frozen_stages > 5),
             (
                 "warmup_steps times warmup_factor must not be above learning_rate: the first rate would be negative",
-                self.warmup_steps * self.warmup_factor > self.learning_rate,
+                self.warmup_steps * self.warmup_factor > self.learning_rate * (1 + 1e-9),
             ),
             ("decay_steps must rise", list(self.decay_steps) != sorted(self.decay_steps)),
             (

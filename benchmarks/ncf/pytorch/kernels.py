@@ -1,4 +1,4 @@
-"""operators.py in Triton. Compiled for GPUs and run in Triton's interpreter; never run on a GPU."""
+"""operators.py in Triton. Compiled for GPUs, run in Triton's interpreter and on an H200."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""operators.py in Triton, for NHWC. Compiled for GPUs and run in Triton's interpreter; never run on a GPU.
+"""operators.py in Triton, for NHWC. Compiled for GPUs, run in Triton's interpreter and on an H200.
 
 Images in NHWC are a matrix (pixels, channels). A program has some channels and a share of the pixels; the shares'
 statistics are put together by PyTorch, in fp32.
