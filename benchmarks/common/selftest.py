@@ -33,7 +33,6 @@ from typing import (
     Iterator,
     List,
     Mapping,
-    NamedTuple,
     Optional,
     Sequence,
     Tuple,
@@ -41,6 +40,7 @@ from typing import (
     get_type_hints,
 )
 
+from benchmarks.common.agreement import Losses, Result, Tolerance, as_far_as, held_against, read_losses
 from benchmarks.common.data import passport
 
 EPOCHS = 2
@@ -51,22 +51,8 @@ LAUNCHERS = {"torchrun": "torch.distributed.run", "horovodrun": "horovod.runner.
 """Modules of programs that need not be next to this Python."""
 ONLY_ON_GPU = ("defaults", "cuda_graph", "kernels")
 """Checks, or beginnings of their names, that would compare a CPU with itself."""
-FIRST_STEPS = 4
 CPU_STEPS = 50
 """That a CPU makes at least for a comparison, unless the training ends before."""
-
-
-class Tolerance(NamedTuple):
-    """Largest relative difference between two trainings that agree."""
-
-    step: float
-    """Of the loss of each of the first steps."""
-    epoch: float
-    """Of the mean loss of an epoch."""
-
-
-Losses = List[List[Tuple[int, float]]]
-"""By epochs: the number of steps, most often 1, and their mean loss."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +82,6 @@ class Suite:
     """Why two ranks cannot share a GPU; empty where they can, through Gloo."""
     real_sizes: Optional[Callable[[Path], None]] = None
     """Writes a data set for bench.py with sizes as those of the real one; None where the small set does."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a check ended."""
-
-    result: str
-    found: str
-    lines: Tuple[str, ...] = ()
 
 
 class Skipped(Exception):
@@ -165,28 +142,6 @@ class Bench:
         return [[(count, loss) for count, loss in epoch] for epoch in json.loads(kept.read_text(encoding="utf-8"))]
 
 
-def held_against(mine: Losses, other: Losses, tolerance: Tolerance, fewer_steps: int = 0) -> Result:
-    """Compare the losses of the first steps, unless they are reported together, and the mean of each epoch."""
-    steps = [[sum(count for count, _ in epoch) for epoch in losses] for losses in (mine, other)]
-    if len(mine) != len(other) or any(not 0 <= b - a <= fewer_steps for a, b in zip(*steps)):
-        return Result("FAIL", f"steps per epoch {steps[0]} against {steps[1]}")
-    means = [(_mean(a), _mean(b)) for a, b in zip(mine, other)]
-    epoch = max(abs(a - b) / abs(b) for a, b in means)
-    found = (
-        f"loss {means[-1][0]:.4f} for {means[-1][1]:.4f}; epochs differ by {epoch:.2%} (limit {tolerance.epoch:.1%})"
-    )
-    first = [(a, b) for (n, a), (m, b) in zip(mine[0][:FIRST_STEPS], other[0]) if n == m == 1]
-    if not first:
-        return Result("OK" if epoch <= tolerance.epoch else "FAIL", f"{found}, one loss for all steps of an epoch")
-    step = max(abs(a - b) / abs(b) for a, b in first)
-    found += f", first steps by {step:.2%} ({tolerance.step:.1%})"
-    return Result("OK" if step <= tolerance.step and epoch <= tolerance.epoch else "FAIL", found)
-
-
-def _mean(epoch: Sequence[Tuple[int, float]]) -> float:
-    return sum(count * loss for count, loss in epoch) / sum(count for count, _ in epoch)
-
-
 def run(command: List[str], folder: Path, environment: Mapping[str, str]) -> None:
     """Run a training to its end; Failed if it ends otherwise."""
     with open(folder / "output.txt", "ab") as output:
@@ -200,18 +155,6 @@ def run(command: List[str], folder: Path, environment: Mapping[str, str]) -> Non
 def ending(code: int) -> str:
     """Describe an exit code."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def read_losses(folder: Path) -> Losses:
-    """Return the losses in a metrics stream, by epochs."""
-    epochs: Dict[int, List[Tuple[int, float]]] = {}
-    done = 0
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        if record["kind"] == "step":
-            epochs.setdefault(record["epoch"], []).append((record["step"] - done, record["loss"]))
-            done = record["step"]
-    return [losses for _, losses in sorted(epochs.items())]
 
 
 def write_passport(folder: Path, benchmark: str, counts: Mapping[str, int], facts: Mapping[str, Any]) -> None:
@@ -274,12 +217,7 @@ def device(bench: Bench) -> Result:
     # A CPU need not train to the end: what differs shows in the first steps, and grows.
     interrupt(command, folder, CPU_STEPS, environment)
     other = read_losses(folder)
-    return held_against(_as_far_as(other, bench.losses({})), other, bench.suite.device)
-
-
-def _as_far_as(end: Losses, losses: Losses) -> Losses:
-    """Return the part of ``losses`` that a shorter training has too."""
-    return [mine[: len(its)] for mine, its in zip(losses, end)]
+    return held_against(as_far_as(other, bench.losses({})), other, bench.suite.device)
 
 
 def variant(bench: Bench, name: str) -> Result:

@@ -6,7 +6,7 @@ Epoch 2 has losses of 1.94, 2.03 and 1.90 with three seeds and 1.87 in bf16 (PyT
 
 from __future__ import annotations
 
-from benchmarks.common.selftest import Tolerance
+from benchmarks.common.agreement import Tolerance
 
 ROUNDED = Tolerance(0.01, 0.08)
 """The same weights and images in another precision, layout or order of additions."""

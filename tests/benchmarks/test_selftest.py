@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from benchmarks.common import selftest
+from benchmarks.common.agreement import Losses, Result, Tolerance, held_against, read_losses
 from benchmarks.common.data import passport
-from benchmarks.common.selftest import Bench, Failed, Result, Skipped, Suite, Tolerance, held_against
+from benchmarks.common.selftest import Bench, Failed, Skipped, Suite
 from benchmarks.dlrm import blocks
 from encore import catalogue, configuration
 
 
-def each_step(*epochs: list[float]) -> selftest.Losses:
+def each_step(*epochs: list[float]) -> Losses:
     """Return losses as they are read, each of one step."""
     return [[(1, loss) for loss in epoch] for epoch in epochs]
 
@@ -59,7 +60,7 @@ def test_losses_that_agree_and_that_do_not() -> None:
 
 
 def test_losses_of_whole_epochs_and_of_an_epoch_that_is_a_step_shorter() -> None:
-    whole: selftest.Losses = [[(5, sum(FIRST) / 5)], [(5, sum(LAST) / 5)]]
+    whole: Losses = [[(5, sum(FIRST) / 5)], [(5, sum(LAST) / 5)]]
     found = held_against(whole, LOSSES, Tolerance(0.0, 1e-9))
     assert found.result == "OK" and "one loss for all steps" in found.found
     assert held_against([whole[0], [(5, 1.0)]], LOSSES, Tolerance(0.0, 0.1)).result == "FAIL"
@@ -73,7 +74,7 @@ def test_steps_are_counted_from_record_to_record(tmp_path: Path) -> None:
     records = [(1, 3, 2.0), (1, 5, 1.0), (2, 10, 0.5)]
     lines = [json.dumps({"kind": "step", "epoch": e, "step": s, "loss": x}) for e, s, x in records]
     (tmp_path / "metrics.jsonl").write_text("\n".join(['{"kind": "start"}', *lines]), encoding="utf-8")
-    assert selftest.read_losses(tmp_path) == [[(3, 2.0), (2, 1.0)], [(5, 0.5)]]
+    assert read_losses(tmp_path) == [[(3, 2.0), (2, 1.0)], [(5, 0.5)]]
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -30,6 +30,8 @@ def trial(tmp_path: Path) -> Trial:
         steps = [{"kind": "step", "step": number, "loss": loss} for number, loss in enumerate(LOSSES)]
         lines = [json.dumps(line) for line in (*steps, {"kind": "eval", "qualities": {"x": 0.5}, "time": 2.0})]
         (run / "experiment_0" / "metrics.jsonl").write_text("\n".join(lines), encoding="ascii")
+    # Else it would be trained.
+    bench.__dict__["unbroken"] = bench.work / "unbroken" / "results" / "run"
     return Trial(bench, bench.work / "trial", random.Random(1))
 
 

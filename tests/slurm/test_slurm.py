@@ -243,7 +243,13 @@ def test_the_allocation_comes_from_slurms_variables() -> None:
 @pytest.fixture
 def array_run(anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run of five experiments that the array 12 began; 1 and 3 have ended."""
-    known = {"schema": 1, "seeds": list(range(5)), "nodes": 2, "ranks_per_node": 8, "slurm": {"job": "12_0"}}
+    known = {
+        "schema": run_folder.SCHEMA,
+        "seeds": list(range(5)),
+        "nodes": 2,
+        "ranks_per_node": 8,
+        "slurm": {"job": "12_0"},
+    }
     passport = {**dict.fromkeys(run_folder.NEEDED), **known}
     run = run_folder.create(tmp_path, "resnet-mxnet-dgxa100-job12", lambda path: passport, {}, {}, list(range(5)))
     for number in (1, 3):

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import selftest
-from benchmarks.common.selftest import Suite, Tolerance, write_passport
+from benchmarks.common.agreement import Tolerance
+from benchmarks.common.selftest import Suite, write_passport
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, COLUMNS, FIRST_TABLE, NUMBERS, TABLES
 from benchmarks.dlrm.pytorch.config import Config

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.common import selftest
-from benchmarks.common.selftest import Suite, Tolerance
+from benchmarks.common.agreement import Tolerance
+from benchmarks.common.selftest import Suite
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.translation import noise
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.common import selftest
-from benchmarks.common.selftest import Suite, Tolerance
+from benchmarks.common.agreement import Tolerance
+from benchmarks.common.selftest import Suite
 from benchmarks.maskrcnn.pytorch.config import Config
 
 ROUNDED = Tolerance(0.01, 0.05)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import selftest
-from benchmarks.common.selftest import Suite, Tolerance, write_passport
+from benchmarks.common.agreement import Tolerance
+from benchmarks.common.selftest import Suite, write_passport
 from benchmarks.ncf.pytorch.config import Config
 
 ML_20M = (138493, 26744, 19861770)

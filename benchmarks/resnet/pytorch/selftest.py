@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.common import selftest
-from benchmarks.common.selftest import Suite, Tolerance
+from benchmarks.common.agreement import Tolerance
+from benchmarks.common.selftest import Suite
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED
 

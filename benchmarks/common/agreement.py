@@ -1,0 +1,72 @@
+"""Whether two trainings agree: their losses, of the first steps one by one and as the mean of each epoch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+FIRST_STEPS = 4
+"""Where rounding has not grown yet."""
+
+
+class Tolerance(NamedTuple):
+    """Largest relative difference between two trainings that agree."""
+
+    step: float
+    """Of the loss of each of the first steps."""
+    epoch: float
+    """Of the mean loss of an epoch."""
+
+
+Losses = List[List[Tuple[int, float]]]
+"""By epochs: the number of steps, most often 1, and their mean loss."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a check ended."""
+
+    result: str
+    found: str
+    lines: Tuple[str, ...] = ()
+
+
+def held_against(mine: Losses, other: Losses, tolerance: Tolerance, fewer_steps: int = 0) -> Result:
+    """Compare the losses of the first steps, unless they are reported together, and the mean of each epoch."""
+    steps = [[sum(count for count, _ in epoch) for epoch in losses] for losses in (mine, other)]
+    if len(mine) != len(other) or any(not 0 <= b - a <= fewer_steps for a, b in zip(*steps)):
+        return Result("FAIL", f"steps per epoch {steps[0]} against {steps[1]}")
+    means = [(_mean(a), _mean(b)) for a, b in zip(mine, other)]
+    epoch = max(abs(a - b) / abs(b) for a, b in means)
+    found = (
+        f"loss {means[-1][0]:.4f} for {means[-1][1]:.4f}; epochs differ by {epoch:.2%} (limit {tolerance.epoch:.1%})"
+    )
+    first = [(a, b) for (n, a), (m, b) in zip(mine[0][:FIRST_STEPS], other[0]) if n == m == 1]
+    if not first:
+        return Result("OK" if epoch <= tolerance.epoch else "FAIL", f"{found}, one loss for all steps of an epoch")
+    step = max(abs(a - b) / abs(b) for a, b in first)
+    found += f", first steps by {step:.2%} ({tolerance.step:.1%})"
+    return Result("OK" if step <= tolerance.step and epoch <= tolerance.epoch else "FAIL", found)
+
+
+def _mean(epoch: Sequence[Tuple[int, float]]) -> float:
+    return sum(count * loss for count, loss in epoch) / sum(count for count, _ in epoch)
+
+
+def as_far_as(end: Losses, losses: Losses) -> Losses:
+    """Return the part of ``losses`` that a shorter training has too."""
+    return [mine[: len(its)] for mine, its in zip(losses, end)]
+
+
+def read_losses(folder: Path) -> Losses:
+    """Return the losses in a metrics stream, by epochs."""
+    epochs: Dict[int, List[Tuple[int, float]]] = {}
+    done = 0
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["kind"] == "step":
+            epochs.setdefault(record["epoch"], []).append((record["step"] - done, record["loss"]))
+            done = record["step"]
+    return [losses for _, losses in sorted(epochs.items())]
