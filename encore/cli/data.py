@@ -16,8 +16,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 from typer.core import TyperCommand
 
-from encore import catalogue, data
+from encore import catalogue, configuration, data
 from encore.catalogue import Choice
+from encore.cli import options
 from encore.containers import checks, runtimes
 from encore.containers.runtimes import Target
 from encore.environment import ensure_environment
@@ -67,6 +68,7 @@ def prepare(
     seed: Annotated[int | None, typer.Option(help="Seed of every random choice; default: 0.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another data set.")] = False,
     runtime: Annotated[str, typer.Option(help="host, or a container runtime that has the benchmark's image.")] = "host",
+    python: options.Python = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
 ) -> None:
     """Turn raw data into the files that training reads; an interrupted preparation resumes.
@@ -85,6 +87,8 @@ def prepare(
         options=tuple(context.args),
     )
     data.check_options(name_of_data, wanted)
+    if python is not None and runtime != "host":
+        raise EncoreError(f"--python with --runtime {runtime}", expected="one of them", remedy="leave one out")
     target = runtimes.choose(runtime, choice, node.this_node(), "cpu")
     in_container = target.runtime != "host"
     if dry_run:
@@ -93,7 +97,7 @@ def prepare(
             command = [*runtimes.preparation(target, name_of_data, directory, wanted).argv]
         typer.echo(shlex.join(command))
         return
-    by = _container_of(target, name_of_data, directory, wanted) if in_container else _python_of(choice)
+    by = _container_of(target, name_of_data, directory, wanted) if in_container else _python_of(choice, python)
     with shown_progress(Console(stderr=True)) as on_update:
         passport = data.prepare(name_of_data, directory, wanted, by, on_update)
     typer.echo(f"{passport.directory}: {describe(passport)}")
@@ -103,14 +107,15 @@ def verify(
     benchmark: BenchmarkArgument,
     directory: Annotated[Path | None, typer.Argument(help="Data folder; default: data/BENCHMARK.")] = None,
     quick: Annotated[bool, typer.Option("--quick/--full", help="Sizes and ends of the files, or every byte.")] = False,
+    python: options.Python = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Compare a data set with its passport; exit code 2 when they differ."""
     choice = catalogue.choose(benchmark)
     folder = directory or data.default_directory(choice.benchmark.name)
-    python = _python_of(choice)
+    by = _python_of(choice, python)
     with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
-        problems = data.verify(choice.benchmark.name, folder, python, quick, on_update)
+        problems = data.verify(choice.benchmark.name, folder, by, quick, on_update)
     if as_json:
         findings = [
             {"found": problem.found, "expected": problem.expected, "remedy": problem.remedy} for problem in problems
@@ -169,8 +174,11 @@ def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.
     return runtimes.preparation(target, benchmark, directory, wanted)
 
 
-def _python_of(choice: Choice) -> Path:
-    """Return the Python of the environment that the benchmark trains in; it is made if need be."""
+def _python_of(choice: Choice, named: Path | None) -> Path:
+    """Return the Python that the user named, or that of the benchmark's environment, which is made if need be."""
+    if named is not None:
+        small = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
+        return checks.named_python(named, configuration.resolve(choice, small, 1, 1, []))
     framework = choice.implementation.framework
     return ensure_environment(framework, lambda text: typer.echo(text, err=True))
 

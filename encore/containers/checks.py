@@ -11,12 +11,12 @@ from typing import Any
 from encore import catalogue, launchers, paths
 from encore.catalogue import Choice
 from encore.configuration import Configuration
-from encore.containers import building, compatibility, engines, images
+from encore.containers import asking, building, compatibility, engines, images
 from encore.containers.engines import Engine, Image
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.machine.node import Node
-from encore.machine.preflight import Check
+from encore.machine.preflight import Check, refuse_failed
 from encore.machine.pythons import Facts
 
 UNMOUNTABLE = re.compile(r"[,:\"\n]")
@@ -128,6 +128,14 @@ def check_python(target: Target, configuration: Configuration) -> Check:
         )
     cuda = f"CUDA {facts.cuda}" if facts.cuda else "no CUDA"
     return Check("OK", "runtime", f"host: {target.python}, Python {facts.python}, {title} with {cuda}")
+
+
+def named_python(file: Path, configuration: Configuration) -> Path:
+    """Return a Python that the user named; EncoreError if it lacks what the benchmark needs."""
+    python = file.expanduser().absolute()
+    target = asking.asked(Target(python=python), configuration.choice, {})
+    refuse_failed([check_python(target, configuration)])
+    return python
 
 
 def check_folders(folders: Iterable[Path]) -> list[Check]:

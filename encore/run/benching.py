@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from encore import catalogue, configuration, data, environment, launchers, paths
-from encore.configuration import Configuration
-from encore.containers import asking, checks
+from encore.containers import checks
 from encore.containers.renderers import host
-from encore.containers.runtimes import Target
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job, rank_environment
-from encore.machine import node, preflight
+from encore.machine import node
 from encore.run import planning
 
 
@@ -37,23 +35,16 @@ class Request:
     """The user's own; None: that of the framework's environment."""
 
 
-def _python(request: Request, resolved: Configuration) -> Path | None:
-    """Return the Python that the user named, which must have what the benchmark needs."""
-    if request.python is None:
-        return None
-    python = request.python.expanduser().absolute()
-    target = asking.asked(Target(python=python), resolved.choice, {})
-    preflight.refuse_failed([checks.check_python(target, resolved)])
-    return python
-
-
 def measure(request: Request, on_step: Callable[[str], None], on_update: data.OnUpdate) -> dict[str, Any]:
     """Run bench.py on one rank that has the whole machine; return its JSON result."""
     choice = catalogue.choose(request.name)
     machine = node.this_node()
     system = planning.choose_system(choice, 1, machine, request.system, request.round)
     resolved = configuration.resolve(choice, system, 1, 1, list(request.settings))
-    python = _python(request, resolved) or environment.ensure_environment(choice.implementation.framework, on_step)
+    if request.python is not None:
+        python = checks.named_python(request.python, resolved)
+    else:
+        python = environment.ensure_environment(choice.implementation.framework, on_step)
     folder = (request.data or paths.default_data(choice.benchmark.name)).absolute()
     if request.data is None and system.kind == "small" and not (folder / "dataset.json").exists():
         data.prepare(choice.benchmark.name, folder, data.Preparation(), python, on_update)

@@ -169,6 +169,27 @@ def test_an_interrupt_stops_the_child(tmp_path):
     assert (tmp_path / "stopped").exists()
 
 
+def test_a_python_of_the_users_prepares_and_verifies(app, tmp_path, pytorch_python):
+    done = run(app, "prepare", "ncf", "--to", tmp_path / "d", "--python", pytorch_python)
+    assert done.exit_code == 0, done.output
+    done = run(app, "verify", "ncf", tmp_path / "d", "--python", pytorch_python)
+    assert (done.exit_code, "is whole" in done.output) == (0, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--python", sys.executable), "cannot import torch"),
+        (("--python", "/none"), "no Python /none"),
+        (("--python", sys.executable, "--runtime", "docker"), "--python with --runtime docker"),
+    ],
+)
+def test_a_python_that_does_not_do_is_refused(app, tmp_path, arguments, message):
+    done = run(app, "prepare", "ncf", "--to", tmp_path / "d", *arguments)
+    assert isinstance(done.exception, EncoreError) and message in str(done.exception)
+    assert not (tmp_path / "d").exists()
+
+
 def test_a_python_that_is_not_there(tmp_path):
     with pytest.raises(EncoreError, match="does not start"):
         data.prepare("resnet", tmp_path, data.Preparation(), tmp_path / "python")
