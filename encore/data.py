@@ -371,7 +371,7 @@ def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
     for benchmark in preparable():
         root = default_directory(benchmark)
         nested = sorted(path.parent for path in root.parent.glob(f"*/{PASSPORT}"))
-        others = [path for path in nested if path != root and _benchmark_of(path) == benchmark]
+        others = [path for path in nested if path != root and benchmark in _benchmarks_of(path)]
         for directory in (root, *others):
             try:
                 found.append((benchmark, directory, check_data(directory, benchmark)))
@@ -380,8 +380,10 @@ def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
     return found
 
 
-def _benchmark_of(directory: Path) -> str | None:
+def _benchmarks_of(directory: Path) -> tuple[str, ...]:
+    """Return the names of all benchmarks that read a data set; none if its passport cannot be read."""
     try:
-        return read_passport(directory).benchmark
+        passport = read_passport(directory)
     except EncoreError:
-        return None
+        return ()
+    return (passport.benchmark, *passport.shared_with)

@@ -18,7 +18,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.names import unknown
 from encore.results.compare import WITHIN, compare
 from encore.results.compliance import score_and_check
-from encore.results.detections import KEY
+from encore.results.detections import KEY, drawing
 from encore.results.figures import Figure, all_figures
 from encore.results.findings import ComplianceReport
 from encore.results.measurements import Measurement, of_published, of_side, of_study
@@ -133,6 +133,8 @@ def write_files(report: Report, folder: Path) -> list[Path]:
             files[f"{figure.key}.svg"] = figure.alone()
         for number, table in enumerate(report.tables, 1):
             files[f"table_{number}.csv"] = table.as_csv()
+        for number, section in enumerate(report.sections, 1):
+            files.update({f"detections_{number}_{each.name}.svg": drawing(each) for each in section.detections})
         for file, content in files.items():
             (folder / file).write_text(content, encoding="utf-8", errors="replace")
     except OSError as error:

@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from benchmarks.common.data import passport
 from encore import data
 from encore.cli import data as data_cli
 from encore.errors import EncoreError, ExitCode
@@ -122,6 +123,16 @@ def test_list_shows_what_is_there(app, digits, monkeypatch, tmp_path):
     done = run(app, "list")
     assert "1,500 train, 297 val" in done.output
     assert "ready" in done.output
+
+
+def test_list_shows_a_shared_set_under_all_that_read_it(app, monkeypatch, tmp_path):
+    monkeypatch.setattr(data, "default_directory", lambda benchmark: tmp_path / benchmark)
+    splits = {name: {"count": 1, "files": []} for name in ("train", "val")}
+    content = {"benchmark": "ssd", "name": "scenes", "classes": [], "splits": splits, "facts": {}, "how": {}}
+    (tmp_path / "ssd").mkdir()
+    passport.write({**content, "shared_with": ["ssd", "maskrcnn"]}, tmp_path / "ssd")
+    lines = [line.split() for line in run(app, "list").output.splitlines()]
+    assert [words[0] for words in lines if f"{tmp_path / 'ssd'}:" in words] == ["maskrcnn", "ssd"]
 
 
 def test_an_error_of_the_child_comes_back_in_its_three_parts(tmp_path, mxnet_python):

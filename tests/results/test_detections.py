@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.detections import FILE, drawing, images_of, shown_in_report
-from encore.results.report import build_report, render
+from encore.results.report import build_report, render, write_files
 from tests.results.result_logs import resnet_v07, write_set
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -141,4 +142,8 @@ def test_the_report_has_a_few(tmp_path: Path) -> None:
     page = render(report, "report.html.j2")
     assert page.count('src="data:image/svg+xml;base64,') == 4
     assert "Detections (4)" in page
-    assert "### Detections" in render(report, "report.md.j2")
+    files = {file.name for file in write_files(report, tmp_path / "report")}
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"^!\[\w+\]\((\S+)\)$", text, re.MULTILINE)
+    assert len(pictures) == 4 and set(pictures) <= files
+    assert (tmp_path / "report" / pictures[0]).read_text(encoding="utf-8") == drawing(images_of(run)[0])
