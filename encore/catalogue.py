@@ -122,6 +122,8 @@ class Benchmark(_Strict):
     """Dialect of the result log: mlperf-logging's, or that of v0.5, which is older."""
     rates: tuple[str, ...] = ("learning_rate",)
     """Keys in units of the learning rate, which follow the global batch with it."""
+    weights: tuple[str, ...] = ()
+    """Keys that name a file of trained weights to begin with, or are empty."""
     implementations: dict[str, Implementation]
     rounds: dict[str, Round]
     full_data: FullData

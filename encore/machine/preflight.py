@@ -15,6 +15,7 @@ from encore.data import DataPassport, check_data
 from encore.errors import EncoreError
 from encore.files import existing
 from encore.machine.node import Node
+from encore.machine.weights import weight_files
 
 Level = Literal["OK", "WARN", "FAIL"]
 
@@ -158,6 +159,17 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
     return Check("OK", "configuration", f"as submitted: {configuration.system.source}")
 
 
+def check_weights(configuration: Configuration, data: Path) -> list[Check]:
+    """Check that files of trained weights that the configuration names are there."""
+    remedy = "give the whole path, or the name of a file in the data folder; empty: begin without"
+    return [
+        Check("OK", key, str(path))
+        if path.is_file()
+        else Check("FAIL", key, f"{path} is no file", f"--set {key}=FILE: {remedy}")
+        for key, path in weight_files(configuration, data).items()
+    ]
+
+
 def check_run(configuration: Configuration, machine: Node, data: Path, results: Path) -> list[Check]:
     """Return all checks of one run on the `host` runtime."""
     data_check, passport = check_data_set(configuration, data)
@@ -165,6 +177,7 @@ def check_run(configuration: Configuration, machine: Node, data: Path, results: 
         *check_devices(configuration, machine),
         *check_accelerator(configuration, machine),
         data_check,
+        *check_weights(configuration, data),
         check_results(results),
         check_shared_memory(configuration),
         check_limits(configuration),

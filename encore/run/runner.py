@@ -16,7 +16,7 @@ from encore.containers import checks, engines, runtimes
 from encore.containers.renderers import host
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
-from encore.machine import fitness, node, page_cache, preflight
+from encore.machine import fitness, node, page_cache, preflight, weights
 from encore.machine.fitness import Need
 from encore.run import log_header, ownership, passport, run_folder, slurm_job
 from encore.run.follow import Progress, read_progress
@@ -54,7 +54,8 @@ class Hooks:
 
 def job_of(plan: Plan, output: Path) -> Job:
     """Return the job of the experiment in ``output``."""
-    mounts = (Mount(plan.data, str(plan.data), True), Mount(output, str(output), False))
+    trained = weights.mounts(weights.weight_files(plan.configuration, plan.data), plan.data)
+    mounts = (Mount(plan.data, str(plan.data), True), *trained, Mount(output, str(output), False))
     places = Places(data=str(plan.data), output=str(output))
     launch = plan.launch(str(output))
     return training_job(plan.configuration, places, mounts, plan.extra_environment, node.cores(), launch)
@@ -119,11 +120,13 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
     data_set = {"id": found.id, "name": found.name, "folder": str(plan.data), "counts": dict(found.counts)}
     seeds = list(plan.seeds)
+    trained = weights.as_json(weights.weight_files(plan.configuration, plan.data))
 
     def content(path: Path) -> dict[str, Any]:
         command = render(plan, path / "experiment_0", python)
         target = (plan.target.runtime, plan.target.as_json())
         facts = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
+        facts["weights"] = trained
         facts["drop_caches"] = plan.drop_caches
         facts["extra_environment"] = passport.redact(plan.extra_environment)
         facts["hosts"] = multi_host.as_json(plan.hosts)
@@ -331,6 +334,8 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
             expected=f"id {wanted[:12]}",
             remedy="restore it, or start a new run",
         )
+    trained = weights.weight_files(plan.configuration, plan.data)
+    weights.refuse_others(trained, folder.passport().get("weights", {}))
     checks.refuse_other_image(folder.passport(), plan.target)
     preflight.refuse_failed(
         [

@@ -117,7 +117,6 @@ def test_every_precision_trains(network: dict[str, Any]) -> None:
 def test_backbone_comes_from_a_file_in_torchvisions_names(network: dict[str, Any]) -> None:
     found = network["file"]
     assert found["equal, padded False"] is True and found["equal, padded True"] is True
-    assert found["noted"] == ["bytes", "file", "sha256"]
     assert "missing.pth" in found["missing.pth"]
     assert "(3, 3) for layer1.0.conv1.weight" in found["other.pth"]
     for name in ("missing.pth", "damaged.pth", "other.pth"):

@@ -56,8 +56,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True, names=LOG_NAMES))
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
+    trained = run.data / config.backbone if config.backbone else None
     with run.initialization():
-        training = run.open(lambda: build(config, len(data.categories) + 1, ranks, run.saved))
+        training = run.open(lambda: build(config, len(data.categories) + 1, ranks, run.saved, trained))
         warm_up(training)
     run.log(events.hyperparameters(config, ranks.size))
     orders = Orders(config, data.train, ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -40,12 +40,20 @@ class Rois(NamedTuple):
 class Training:
     """Network, its updates, and how a batch goes through them."""
 
-    def __init__(self, config: Config, classes: int, ranks: Ranks, kernel: str, operators: Mapping[str, str]) -> None:
-        """``classes`` counts the background."""
+    def __init__(
+        self,
+        config: Config,
+        classes: int,
+        ranks: Ranks,
+        kernel: str,
+        operators: Mapping[str, str],
+        trained: Optional[Path],
+    ) -> None:
+        """``classes`` counts the background; ``trained`` is a file with the backbone's weights."""
         self.config, self.ranks, self.classes = config, ranks, classes
         self.network = MaskRCNN(config, classes)
-        if config.backbone:
-            backbone.load(self.network.backbone, weights.read(Path(config.backbone)))
+        if trained is not None:
+            backbone.load(self.network.backbone, weights.read(trained))
         self.network.to(ranks.context, memory_format=torch.channels_last)
         matrices, biases = parameters(self.network)
         self._biases = biases
@@ -224,12 +232,14 @@ def sgd_candidates(config: Config, matrices: Sequence[torch.nn.Parameter]) -> Di
     return {"plain": partial(build, foreach=True), "fused": partial(build, fused=True)}
 
 
-def build(config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    """Build with what ``content`` saved, or with rank 0's fresh weights."""
+def build(
+    config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], trained: Optional[Path] = None
+) -> Training:
+    """Build with what ``content`` saved, or with rank 0's fresh weights and those of the file ``trained``."""
     with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
         torch.manual_seed(config.seed)
         kernel = saved.get("kernel", config.optimizer_kernel)
-        training = Training(config, classes, ranks, kernel, saved.get("operators", {}))
+        training = Training(config, classes, ranks, kernel, saved.get("operators", {}), None if saved else trained)
     if saved:
         training.network.load_state_dict(saved["network"])
         training.updates.restore(saved)

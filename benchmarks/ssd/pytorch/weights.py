@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any, Dict
 
@@ -12,9 +10,6 @@ import torch
 from benchmarks.common.data.problem import Problem
 from benchmarks.ssd.pytorch.model import SSD
 
-CHUNK = 1 << 24
-NOTE = "backbone.json"
-"""File of the output folder that names the weights a run began with."""
 WHAT = "a ResNet-34 in torchvision's names (resnet34-333f7ec4.pth and later ones)"
 
 
@@ -39,13 +34,3 @@ def load_backbone(network: SSD, path: Path) -> None:
                 found = "nothing" if theirs is None else f"shape {tuple(theirs.shape)}"
                 raise Problem(f"{path}: {found} for {name}", f"{WHAT}: {tuple(ours.shape)}", remedy)
             place.copy_(theirs)
-
-
-def note(path: Path, output: Path) -> None:
-    """Write which weights a run begins with: name, bytes and SHA-256."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
-            digest.update(chunk)
-    content = {"file": str(path), "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-    (output / NOTE).write_text(json.dumps(content) + "\n", encoding="utf-8")
