@@ -83,8 +83,14 @@ def measure(
     """Measure the samples per second of each loop, measured in turn, and the share of waiting with real data."""
     speeds: Dict[str, List[float]] = {name: [] for name in subject.loops}
     shares: List[float] = []
-    for loop in subject.loops.values():
-        loop(min(3, steps))  # compile, fill the pipelines
+    for name, loop in subject.loops.items():
+        try:
+            loop(min(3, steps))  # compile, fill the pipelines
+            # Else a device would report one loop's error in the next one.
+            synchronize()
+        except Exception:
+            print(f"failed: {({**TITLES, **subject.titles})[name]}", file=sys.stderr)
+            raise
     for number in range(repeats):
         for name, loop in subject.loops.items():
             synchronize()
