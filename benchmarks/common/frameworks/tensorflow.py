@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, List, Optional, Sequence
 
 # Before the import: TensorFlow reports every library that it finds or misses otherwise.
@@ -20,8 +20,10 @@ from benchmarks.common.ranks import Lagged, Ranks
 
 save, load = save_arrays, load_arrays
 
-_sender = ThreadPoolExecutor(1, "lagged sums")
-"""Sums for which the training does not wait: TensorFlow returns from Horovod's operators when they are done."""
+_sender = ThreadPoolExecutor(1, "sums")
+"""All sums outside of a graph, one after the other: TensorFlow returns from Horovod's operators when they are done, and
+keeps one kernel for all of them, under the name of the first, which Horovod refuses twice at a time.
+"""
 
 
 def start(config: Any) -> Ranks:
@@ -93,8 +95,8 @@ def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> Li
 
 
 def total(values: Any) -> List[float]:
-    """Sum ``values`` (one-dimensional) over all ranks and wait for it."""
-    return [float(value) for value in _sum(tf.constant(values, tf.float32), "total").numpy()]
+    """Sum ``values`` (one-dimensional) over all ranks and wait for it, and for the sums that were sent before."""
+    return [float(value) for value in _summed(tf.constant(values, tf.float32), "total").result()]
 
 
 def barrier() -> None:
@@ -132,8 +134,11 @@ class LaggedSums:
     def send(self, loss: Optional[tf.Tensor], stop: bool) -> Optional[List[float]]:
         """Send without waiting; return the sums of some steps ago, None at first."""
         values = tf.stack([0.0 if loss is None else loss, float(stop)])
-        sums = _sender.submit(lambda: _sum(values, self._name).numpy().tolist())
-        return self._lagged.send(sums.result)
+        return self._lagged.send(_summed(values, self._name).result)
+
+
+def _summed(values: tf.Tensor, name: str) -> Future[List[float]]:
+    return _sender.submit(lambda: _sum(values, name).numpy().tolist())
 
 
 def _sum(values: tf.Tensor, name: str) -> tf.Tensor:
