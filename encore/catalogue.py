@@ -118,8 +118,6 @@ class Benchmark(_Strict):
     qualities: dict[str, Quality] = Field(min_length=1)
     default_implementation: str
     default_round: str
-    log_format: Literal["mllog", "v0.5"] = "mllog"
-    """Dialect of the result log: mlperf-logging's, or that of v0.5, which is older."""
     rates: tuple[str, ...] = ("learning_rate",)
     """Keys in units of the learning rate, which follow the global batch with it."""
     weights: tuple[str, ...] = ()

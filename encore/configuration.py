@@ -246,6 +246,7 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
     for name, target in choice.benchmark.rounds[system.round].targets.items():
         key = choice.benchmark.qualities[name].config
         values[key] = Value(target, f"benchmark.toml, round {system.round}")
+    values["round"] = Value(system.round, "the system's round")
     for name, value in system.config.items():
         if name not in wanted:
             raise names.unknown(f"key in system {system.system}", name, wanted)
@@ -254,6 +255,8 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
     overrides = scaled(system, nodes, ranks_per_node, choice.benchmark.rates)
     for setting in settings:
         name, value = parse_setting(setting, wanted)
+        if name == "round":
+            raise EncoreError("round is no setting: it decides the targets as well", remedy=f"use --round {value}")
         overrides[name] = Value(value, "--set")
     overrides.update(_shorter_warmup(system, overrides))
     deviations = _deviations(system, nodes, ranks_per_node, values, overrides)

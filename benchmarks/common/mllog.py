@@ -1,6 +1,10 @@
 """The MLPerf result log of one run, in the dialect of its round; rank 0 alone writes.
 
-Both dialects have the same methods, one for each moment of a run, so that Run need not know the round.
+All dialects have the same methods, one for each moment of a run, so that Run need not know the round::
+
+    :::MLPv0.5.0 gnmt 1541720386.718600000 (train.py:49) eval_accuracy: {"epoch": 0, "value": 18.87}     v0.5
+    :::MLL 1560822683.386 eval_accuracy: {"value": 20.12, "metadata": {"epoch_num": 1, ...}}            v0.6
+    :::MLLOG {"time_ms": 1592669288183, "key": "eval_accuracy", "value": 0.2012, ...}                   v0.7 and later
 """
 
 from __future__ import annotations
@@ -9,8 +13,9 @@ import inspect
 import json
 import logging
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
@@ -33,33 +38,40 @@ class Noted(NamedTuple):
     metadata: Dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Wording:
+    """How the submitted logs of a benchmark say what all of them say."""
+
+    benchmark: str
+    """Its name in the lines of v0.5."""
+    accuracy_first: bool = False
+    """eval_accuracy comes before eval_stop."""
+    factor: float = 1.0
+    """On each quality from v0.7 on, whose unit is another one there: BLEU of 25.0 is 0.25."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of qualities in the log, where several are logged by other names than the benchmark's."""
+    v05_keys: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
+    """Keys of v0.5 for one of later rounds, where V05_KEYS is not what this benchmark's logs have; () leaves it out."""
+
+
+def log_of(wording: Wording, path: Path, rank: int, round_name: str) -> Any:
+    """Return the log of a run by the rules of ``round_name``, appended to ``path``."""
+    if round_name == "v0.5":
+        return V05Log(path, rank, wording)
+    return MLLog(path, rank, wording, round_name)
+
+
 class MLLog:
-    """``:::MLLOG`` lines of mlperf-logging, v0.6 and later; epochs are counted from 1 in the log, from 0 here.
+    """The log from v0.6 on; epochs are counted from 1 in it, from 0 here.
 
     Each line is flushed as it is written, so that a reader can follow the run.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        rank: int,
-        accuracy_first: bool = False,
-        factor: float = 1.0,
-        names: Optional[Mapping[str, str]] = None,
-    ) -> None:
-        """Append to ``path``.
-
-        Args:
-            path: of the log.
-            rank: of this process.
-            accuracy_first: log eval_accuracy before eval_stop, as some submissions do.
-            factor: on each quality, whose unit is another one in the log (BLEU of 25.0 is 0.25 there).
-            names: of qualities in the log, where several are logged by other names than the benchmark's.
-        """
-        self._accuracy_first, self._factor, self._names = accuracy_first, factor, names or {}
-        logger = logging.Logger("encore.mllog", logging.INFO)  # not getLogger's, which would keep an earlier run's file
-        logger.addHandler(logging.FileHandler(path, encoding="utf-8") if rank == 0 else logging.NullHandler())
-        self._log = MLLogger(logger=logger, default_stack_offset=2)
+    def __init__(self, path: Path, rank: int, wording: Wording, round_name: str = "v0.7") -> None:
+        """Append to ``path``."""
+        self._accuracy_first, self._names = wording.accuracy_first, wording.names
+        self._factor = 1.0 if round_name == "v0.6" else wording.factor
+        self._log = _V06Lines(path, rank) if round_name == "v0.6" else _mlperf_logger(path, rank)
 
     def init_start(self, seed: int) -> None:
         """Log the beginning of the untimed part."""
@@ -115,31 +127,79 @@ class MLLog:
         self._log.end(constants.RUN_STOP, metadata={"status": "success" if reached else "aborted"})
 
 
+def _mlperf_logger(path: Path, rank: int) -> Any:
+    logger = logging.Logger("encore.mllog", logging.INFO)  # not getLogger's, which would keep an earlier run's file
+    logger.addHandler(logging.FileHandler(path, encoding="utf-8") if rank == 0 else logging.NullHandler())
+    return MLLogger(logger=logger, default_stack_offset=2)
+
+
+def _caller() -> Tuple[str, int]:
+    """Return file and line of what asked for an event."""
+    frame = next(frame for frame in inspect.stack(context=0) if frame.filename != __file__)
+    return Path(frame.filename).name, frame.lineno
+
+
+class _V06Lines:
+    """``:::MLL UNIX_SECONDS KEY: {"value": ..., "metadata": {...}}``: what MLLogger is for later rounds."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
+
+    def event(self, key: str, value: Any = None, metadata: Optional[Mapping[str, Any]] = None) -> None:
+        if self._file is None:
+            return
+        file, line = _caller()
+        content = {"value": value, "metadata": {**(metadata or {}), "file": file, "lineno": line}}
+        self._file.write(f":::MLL {time.time():.3f} {key}: {json.dumps(content)}\n")
+        self._file.flush()
+
+    start = end = event
+
+
+V05_KEYS: Mapping[str, Tuple[str, ...]] = {
+    constants.GLOBAL_BATCH_SIZE: ("input_batch_size",),
+    constants.OPT_BASE_LR: ("opt_learning_rate",),
+    constants.OPT_ADAM_BETA_1: ("opt_hp_Adam_beta1",),
+    constants.OPT_ADAM_BETA_2: ("opt_hp_Adam_beta2",),
+    constants.OPT_ADAM_EPSILON: ("opt_hp_Adam_epsilon",),
+    constants.MAX_SEQUENCE_LENGTH: ("input_max_length",),
+    constants.TRAIN_SAMPLES: ("preproc_num_train_examples", "input_size"),
+    constants.EVAL_SAMPLES: ("preproc_num_eval_examples", "eval_size"),
+}
+"""The tags of mlperf_compliance 0.0.10 (its tags.py) for later keys; what has no tag keeps its key."""
+
+
 class V05Log:
     """``:::MLPv0.5.0 BENCHMARK UNIX_SECONDS (FILE:LINE) KEY: JSON``, as in the logs of v0.5; epochs count from 0.
 
     That round has no untimed start: building the model belongs to the run.
     """
 
-    def __init__(self, path: Path, rank: int, benchmark: str, names: Optional[Mapping[str, str]] = None) -> None:
-        """Append to ``path``; ``names`` are those of qualities in the log, where several are logged by other ones."""
-        self._benchmark, self._names = benchmark, names or {}
+    def __init__(self, path: Path, rank: int, wording: Wording) -> None:
+        """Append to ``path``."""
+        self._benchmark, self._names = wording.benchmark, wording.names
+        self._keys = {**V05_KEYS, **wording.v05_keys}
         self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
 
     def event(self, key: str, value: Any = None) -> None:
-        """Log ``key`` with a JSON ``value``, or without one, and flush the line."""
+        """Log ``key``, by its tags of that round, with a JSON ``value``."""
+        plain = value.value if isinstance(value, Noted) else value
+        for tag in self._keys.get(key, (key,)):
+            self._write(tag, plain)
+
+    def _write(self, key: str, value: Any = None) -> None:
+        """Write ``key`` with a value, or without one, and flush the line."""
         if self._file is None:
             return
-        caller = next(frame for frame in inspect.stack(context=0) if frame.filename != __file__)
-        place = f"({Path(caller.filename).name}:{caller.lineno})"
         text = "" if value is None else f": {json.dumps(value)}"
-        self._file.write(f":::MLPv0.5.0 {self._benchmark} {time.time():.9f} {place} {key}{text}\n")
+        file, line = _caller()
+        self._file.write(f":::MLPv0.5.0 {self._benchmark} {time.time():.9f} ({file}:{line}) {key}{text}\n")
         self._file.flush()
 
     def init_start(self, seed: int) -> None:
         """Log the beginning of the run."""
-        self.event("run_start")
-        self.event("run_set_random_seed", seed)
+        self._write("run_start")
+        self._write("run_set_random_seed", seed)
 
     def _ignore(self, *_: int) -> None:
         """Log nothing: the clock runs already, and this round has neither blocks nor an epoch's end."""
@@ -148,24 +208,24 @@ class V05Log:
 
     def run_start(self) -> None:
         """Log that all is built."""
-        self.event("train_loop")
+        self._write("train_loop")
 
     def epoch_start(self, epoch: int) -> None:
         """Log the start of an epoch."""
-        self.event("train_epoch", epoch)
+        self._write("train_epoch", epoch)
 
     def eval_start(self, epoch_num: float) -> None:
         """Log the start of an evaluation."""
-        self.event("eval_start", epoch_num)
+        self._write("eval_start", epoch_num - 1)
 
     def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Log what the evaluation found, and its end."""
         found, wanted = ({self._names.get(name, name): each[name] for name in each} for each in (qualities, targets))
-        self.event("eval_accuracy", {"epoch": epoch_num, "value": value_of(found)})
-        self.event("eval_target", value_of(wanted))
-        self.event("eval_stop", epoch_num)
+        self._write("eval_accuracy", {"epoch": epoch_num - 1, "value": value_of(found)})
+        self._write("eval_target", value_of(wanted))
+        self._write("eval_stop", epoch_num - 1)
 
     def run_stop(self, reached: bool) -> None:
         """Log the end of the run."""
-        self.event("run_stop", {"success": reached})
-        self.event("run_final")
+        self._write("run_stop", {"success": reached})
+        self._write("run_final")

@@ -2,7 +2,7 @@
 
 A ``train.py`` trains; everything else is asked of a :class:`Run`, which calls no model, optimizer or loss::
 
-    run = Run.start(Config, pytorch, __doc__, argv)
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     with run.initialization():
         training = build(run.config, run.ranks, run.saved)
         run.keep(lambda: {"weights": training.weights})
@@ -31,10 +31,10 @@ from benchmarks.common import configuration
 from benchmarks.common.checkpoints import Checkpoints, Content
 from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.common.metrics import StepReports, library_environment
-from benchmarks.common.mllog import MLLog
+from benchmarks.common.mllog import Wording
 from benchmarks.common.pending import Begun, PendingEvaluations, Result, pause
 from benchmarks.common.ranks import Ranks
-from benchmarks.common.run_logs import LogOf, RunLogs
+from benchmarks.common.run_logs import RunLogs
 from benchmarks.common.stopping import Heartbeat, StopRequest
 from benchmarks.common.timeline import Timeline
 
@@ -44,13 +44,13 @@ T = TypeVar("T")
 class Run:
     """One training on one rank, from its command line to its exit code. Make it with ``start``."""
 
-    def __init__(self, config: Any, framework: Any, data: Path, output: Path, log: LogOf) -> None:
+    def __init__(self, config: Any, framework: Any, data: Path, output: Path, wording: Wording) -> None:
         """Join the other ranks and find out where the run is; the signals come first."""
         self._stop = StopRequest()
         self.config, self._framework, self.data, self.output = config, framework, data, output
         self.ranks: Ranks = framework.start(config)
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
-        self._logs = RunLogs(output, self.ranks.rank, log, config.targets)
+        self._logs = RunLogs(output, self.ranks.rank, wording, config)
         self._checkpoints = Checkpoints(output / "checkpoint", self._logs.paths, framework, self.ranks)
         with self._leaving_together():
             state = self._checkpoints.find()
@@ -71,17 +71,17 @@ class Run:
         config_class: Any,
         framework: Any,
         description: Optional[str],
-        argv: Optional[List[str]] = None,
-        log: LogOf = MLLog,
+        argv: Optional[List[str]],
+        wording: Wording,
     ) -> Run:
-        """Read the command line that every ``train.py`` has and begin; ``log`` makes the log in its dialect."""
+        """Read the command line that every ``train.py`` has and begin; the log is in the dialect of config.round."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
         parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
         parser.add_argument("--output", type=Path, required=True, help="folder for results, may be shared by nodes")
         arguments = parser.parse_args(argv)
         config = configuration.load(config_class, arguments.config)
-        return cls(config, framework, arguments.data, arguments.output, log)
+        return cls(config, framework, arguments.data, arguments.output, wording)
 
     # -- checkpoints -------------------------------------------------------------------------------------
 

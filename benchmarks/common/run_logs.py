@@ -5,29 +5,29 @@ from __future__ import annotations
 import time
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 from benchmarks.common.metrics import MetricsStream
+from benchmarks.common.mllog import Wording, log_of
 from benchmarks.common.pending import Begun
 from benchmarks.common.timeline import Timeline
 
-LogOf = Callable[[Path, int], Any]
-
 
 class RunLogs:
-    """``result.txt`` in the dialect that ``log_of`` makes, and ``metrics.jsonl``; of rank 0, others write nothing.
+    """``result.txt`` in the dialect of the configuration's round, and ``metrics.jsonl``; only rank 0 writes.
 
     The files are opened when there is something to log.
     """
 
-    def __init__(self, output: Path, rank: int, log_of: LogOf, targets: Mapping[str, float]) -> None:
+    def __init__(self, output: Path, rank: int, wording: Wording, config: Any) -> None:
         self.paths = (output / "result.txt", output / "metrics.jsonl")
-        self._rank, self._log_of, self._targets = rank, log_of, targets
+        self._rank, self._wording, self._round = rank, wording, config.round
+        self._targets: Mapping[str, float] = config.targets
 
     @cached_property
     def log(self) -> Any:
         """MLPerf's, of benchmarks/common/mllog.py."""
-        return self._log_of(self.paths[0], self._rank)
+        return log_of(self._wording, self.paths[0], self._rank, self._round)
 
     @cached_property
     def metrics(self) -> MetricsStream:

@@ -50,13 +50,12 @@ def by_epochs(
     config: Any,
     steps_per_epoch: int,
     evaluates: Callable[[int], bool],
-    first: int = 1,
     stops_at_target: bool = True,
     evaluates_concurrently: bool = False,
 ) -> Timeline:
     """Evaluate after the epochs of ``evaluates``, which count from 0, and keep checkpoints at their interval.
 
-    ``config`` has epochs and checkpoint_interval; the log counts epochs from ``first``.
+    ``config`` has epochs and checkpoint_interval; the log counts epochs from 1.
     """
     interval = config.checkpoint_interval
 
@@ -68,7 +67,7 @@ def by_epochs(
         epochs=config.epochs,
         evaluates_after=after(evaluates),
         checkpoints_after=after(lambda epoch: interval > 0 and (epoch + 1) % interval == 0),
-        epoch_num=lambda step: step // steps_per_epoch - 1 + first,
+        epoch_num=lambda step: step // steps_per_epoch,
         stops_at_target=stops_at_target,
         evaluates_concurrently=evaluates_concurrently,
     )

@@ -10,7 +10,10 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
+from benchmarks.common.mllog import Wording
 from benchmarks.common.timeline import Timeline
+
+WORDING = Wording("dlrm", accuracy_first=True)
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:

@@ -10,8 +10,15 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
-from benchmarks.common.mllog import Noted
+from benchmarks.common.mllog import Noted, Wording
 from benchmarks.common.timeline import Timeline, by_epochs
+
+WORDING = Wording(
+    "gnmt",
+    accuracy_first=True,
+    factor=0.01,
+    v05_keys={constants.MAX_SEQUENCE_LENGTH: ("train_hp_max_sequence_length",)},
+)
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:

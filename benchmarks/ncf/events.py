@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+from benchmarks.common.mllog import Wording
 from benchmarks.common.timeline import Timeline, by_epochs
+
+WORDING = Wording("ncf")
 
 
 def data(facts: Dict[str, Any], train_pairs: int, global_batch_size: int) -> Dict[str, Any]:
@@ -48,5 +51,5 @@ def evaluation(epoch: int, facts: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
-    """Evaluate after each epoch, which the log counts from 0."""
-    return by_epochs(config, steps_per_epoch, lambda epoch: True, first=0, stops_at_target=config.stop_at_target)
+    """Evaluate after each epoch."""
+    return by_epochs(config, steps_per_epoch, lambda epoch: True, stops_at_target=config.stop_at_target)

@@ -22,6 +22,7 @@ class Hyperparameters:
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
     seed: int = 0  # draws weights, image order and crops; a new one for each experiment
+    round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     quality_target: float = 0.759  # top-1 accuracy, as a share of 1, at which the run stops
     epochs: int = 90  # gives up after so many
 

@@ -10,7 +10,17 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
+from benchmarks.common.mllog import Wording
 from benchmarks.common.timeline import Timeline, by_epochs
+
+WORDING = Wording(
+    "resnet",
+    v05_keys={
+        "sgd_opt_base_learning_rate": (),
+        "sgd_opt_momentum": ("opt_momentum",),
+        "sgd_opt_weight_decay": ("model_l2_regularization",),
+    },
+)
 
 
 def initialization(config: Any) -> Dict[str, Any]:

@@ -10,8 +10,10 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
-from benchmarks.common.mllog import Noted
+from benchmarks.common.mllog import Noted, Wording
 from benchmarks.common.timeline import Timeline, by_epochs
+
+WORDING = Wording("transformer", factor=0.01)
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:

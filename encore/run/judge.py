@@ -79,10 +79,7 @@ def judge(run: RunFolder) -> list[Judgement]:
     """Judge every experiment of a run by the rules of its round."""
     passport = run.passport()
     benchmark = catalogue.choose(passport["name"]).benchmark
-    # Rounds before v0.7 logged in other formats; our log is read by the rules of the first with this one.
-    ruleset = f"{max(passport['round'], 'v0.7').removeprefix('v')}.0"
-    if benchmark.log_format == "v0.5":
-        ruleset = "0.5.0"
+    ruleset = f"{passport['round'].removeprefix('v')}.0"
     return [judge_experiment(experiment, benchmark, ruleset) for experiment in run.experiments()]
 
 

@@ -28,8 +28,15 @@ def write(path: Path, configuration: Configuration, machine: Node, cache_cleared
         constants.SUBMISSION_STATUS: "research",
         constants.SUBMISSION_PLATFORM: platform_name(configuration, machine),
     }
-    if benchmark.log_format == "v0.5":
+    if configuration.system.round == "v0.5":
         _write_v05(path, benchmark.name, {**events, "run_clear_caches": cache_cleared})
+    elif configuration.system.round == "v0.6":
+        entry = {
+            "hardware": events[constants.SUBMISSION_PLATFORM],
+            "framework": configuration.choice.implementation.framework,
+        }
+        own = {"submission_entry": str(entry), "submission_poc_name": "none: not submitted"}
+        _write_v06(path, {**events, **own, constants.CACHE_CLEAR: cache_cleared})
     else:
         _write_mllog(path, {**events, constants.CACHE_CLEAR: cache_cleared})
 
@@ -49,11 +56,19 @@ def _write_mllog(path: Path, events: dict[str, Any]) -> None:
 
 
 def _write_v05(path: Path, benchmark: str, events: dict[str, Any]) -> None:
-    """Write events as the ranks write theirs: benchmarks/common/mllog_v05.py."""
+    """Write events as the ranks write theirs: benchmarks/common/mllog.py."""
     with path.open("a", encoding="utf-8") as file:
         for key, value in events.items():
             place = f"{time.time():.9f} (log_header.py:0)"
             file.write(f":::MLPv0.5.0 {benchmark} {place} {key}: {json.dumps(value)}\n")
+
+
+def _write_v06(path: Path, events: dict[str, Any]) -> None:
+    """Write events as the ranks write theirs: benchmarks/common/mllog.py."""
+    with path.open("a", encoding="utf-8") as file:
+        for key, value in events.items():
+            content = {"value": value, "metadata": {"file": "log_header.py", "lineno": 0}}
+            file.write(f":::MLL {time.time():.3f} {key}: {json.dumps(content)}\n")
 
 
 def platform_name(configuration: Configuration, machine: Node) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.common import timeline as timelines
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.mllog import MLLog
+from benchmarks.common.mllog import Wording
 from benchmarks.common.run import Run
 from benchmarks.common.timeline import Timeline
 from tests.benchmarks.test_run_loop import FRAMEWORK, START, Config, handlers, keys
@@ -72,7 +72,7 @@ class Evaluator:
 
 def by_epochs(concurrently: bool = True, interval: int = 0, stops: bool = True) -> Timeline:
     config = SimpleNamespace(epochs=EPOCHS, checkpoint_interval=interval)
-    return timelines.by_epochs(config, STEPS, lambda epoch: True, 1, stops, concurrently)
+    return timelines.by_epochs(config, STEPS, lambda epoch: True, stops, concurrently)
 
 
 class Training:
@@ -80,7 +80,7 @@ class Training:
 
     def __init__(self, output: Path, timeline: Timeline, quality: Callable[[int], float], polls: int) -> None:
         output.mkdir(exist_ok=True)
-        self.run = Run(Config({"map": 0.5}), FRAMEWORK, Path("data"), output, partial(MLLog, accuracy_first=True))
+        self.run = Run(Config({"map": 0.5}), FRAMEWORK, Path("data"), output, Wording("ssd", accuracy_first=True))
         self.timeline = timeline
         self.weight = int(self.run.saved["weight"]) if self.run.resumed else 0
         self.evaluator = Evaluator(output, quality, polls)

@@ -19,7 +19,7 @@ import pytest
 from benchmarks.common import checkpoints
 from benchmarks.common import timeline as timelines
 from benchmarks.common.input_wait import InputWait
-from benchmarks.common.mllog import MLLog, V05Log
+from benchmarks.common.mllog import Wording
 from benchmarks.common.ranks import Lagged, Ranks
 from benchmarks.common.run import Run
 from benchmarks.common.timeline import Timeline
@@ -27,6 +27,7 @@ from tests.conftest import records
 
 STEPS = 3
 """Of an epoch."""
+WORDING = Wording("some")
 
 
 @pytest.fixture(autouse=True)
@@ -69,15 +70,23 @@ class Config:
     seed: int = 7
     batch_size: int = 4
     log_interval: int = 1
+    round: str = "v0.7"
 
 
 class Training:
     """A training whose only weight counts its steps; ``qualities`` gives those of each evaluation."""
 
     def __init__(
-        self, output: Path, timeline: Timeline, targets: Mapping[str, float], log: Any = MLLog, log_interval: int = 1
+        self,
+        output: Path,
+        timeline: Timeline,
+        targets: Mapping[str, float],
+        wording: Wording = WORDING,
+        log_interval: int = 1,
+        round_name: str = "v0.7",
     ) -> None:
-        self.run = Run(Config(targets, log_interval=log_interval), FRAMEWORK, Path("data"), output, log)
+        config = Config(targets, log_interval=log_interval, round=round_name)
+        self.run = Run(config, FRAMEWORK, Path("data"), output, wording)
         self.timeline = timeline
         self.weight = int(self.run.saved["weight"]) if self.run.resumed else 0
         self.evaluated: list[int] = []
@@ -158,8 +167,7 @@ def test_blocks_of_epochs_end_in_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_evaluations_lie_inside_epochs(tmp_path: Path) -> None:
-    log = partial(MLLog, accuracy_first=True)
-    training = Training(tmp_path, every_two_steps(2), {"auc": 0.5}, log)
+    training = Training(tmp_path, every_two_steps(2), {"auc": 0.5}, Wording("some", accuracy_first=True))
     assert training.go(lambda weight: {"auc": weight / 10, "log_loss": 0.1}) == "reached"
     assert training.evaluated == [2, 4, 6]
     assert keys(tmp_path)[len(START) :] == [
@@ -200,12 +208,12 @@ def test_the_start_notes_what_the_libraries_read(tmp_path: Path, monkeypatch: py
 
 
 def test_lines_of_the_oldest_round(tmp_path: Path) -> None:
-    training = Training(tmp_path, by_epochs(1), {"hit_rate": 0.1}, partial(V05Log, benchmark="ncf"))
+    training = Training(tmp_path, by_epochs(1), {"hit_rate": 0.1}, Wording("ncf"), round_name="v0.5")
     assert training.go(lambda weight: {"hit_rate": 0.2}) == "reached"
     lines = (tmp_path / "result.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split(") ", 1)[1] for line in lines] == [
-        *("run_start", "run_set_random_seed: 7", "global_batch_size: 4", "train_loop", "train_epoch: 0"),
-        *("eval_start: 1", 'eval_accuracy: {"epoch": 1, "value": 0.2}', "eval_target: 0.1", "eval_stop: 1"),
+        *("run_start", "run_set_random_seed: 7", "input_batch_size: 4", "train_loop", "train_epoch: 0"),
+        *("eval_start: 0", 'eval_accuracy: {"epoch": 0, "value": 0.2}', "eval_target: 0.1", "eval_stop: 0"),
         *('run_stop: {"success": true}', "run_final"),
     ]
 

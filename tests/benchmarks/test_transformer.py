@@ -14,7 +14,7 @@ import pytest
 import yaml
 from mlperf_logging import compliance_checker
 
-from benchmarks.common.mllog import MLLog, Noted
+from benchmarks.common.mllog import Noted, log_of
 from benchmarks.transformer import events, schedule
 from encore import catalogue, configuration, data
 from encore.results.compliance import check
@@ -115,7 +115,7 @@ def test_hyperparameters_pass_the_checker_of_their_round(round_: str, system: st
 
 
 def test_log_has_bleu_as_a_fraction_and_a_value_with_its_metadata(tmp_path: Path) -> None:
-    log = MLLog(tmp_path / "result.txt", 0, factor=0.01)
+    log = log_of(events.WORDING, tmp_path / "result.txt", 0, "v0.7")
     log.event("max_sequence_length", Noted(64, {"method": "discard"}))
     log.eval_stop(3, {"bleu": 25.0}, {"bleu": 25.0})
     length, _, accuracy = logged(tmp_path / "result.txt")

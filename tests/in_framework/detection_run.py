@@ -11,13 +11,12 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import MLLog, samples
+from benchmarks.common.mllog import Wording, samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.common.timeline import by_epochs
@@ -38,6 +37,7 @@ class Config:
     device: str = "cpu"
     precision: str = "fp32"
     seed: int = 7
+    round: str = "v0.7"
     batch_size: int = 2
     log_interval: int = 1
     checkpoint_interval: int = 0
@@ -54,8 +54,8 @@ def detect(data, run, spread):
 def main() -> int:
     options = json.loads(sys.argv[3])
     config = Config(options["targets"], len(options["spreads"]))
-    log = partial(MLLog, accuracy_first=True, names=options.get("names"))
-    run = Run(config, pytorch, Path(sys.argv[1]), Path(sys.argv[2]), log)
+    wording = Wording("maskrcnn", accuracy_first=True, names=options.get("names") or {})
+    run = Run(config, pytorch, Path(sys.argv[1]), Path(sys.argv[2]), wording)
     data = run.open(lambda: open_data(run.data))
     with run.initialization():
         run.log({"cache_clear": True})

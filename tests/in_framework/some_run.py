@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from benchmarks.common.mllog import MLLog
+from benchmarks.common.mllog import Wording
 from benchmarks.common.run import Run
 
 
 def some_run(config, framework, output=None) -> Run:
     """A run of ``config`` that has not begun; default: in a new folder."""
-    return Run(config, framework, Path("unused"), Path(output or tempfile.mkdtemp()), MLLog)
+    return Run(config, framework, Path("unused"), Path(output or tempfile.mkdtemp()), Wording("some"))

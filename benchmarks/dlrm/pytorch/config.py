@@ -21,6 +21,7 @@ class Config:
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
     seed: int = 0  # draws weights and the order of the rows; a new one for each experiment
+    round: Literal["v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     quality_target: float = 0.8025  # AUC at which the run stops
     epochs: int = 1  # gives up after so many
 

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import MLLog, samples
+from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.dlrm import events
@@ -58,7 +58,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True))
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data, config, ranks.size, free_memory(ranks)))
     with run.initialization():

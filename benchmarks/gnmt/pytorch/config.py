@@ -19,6 +19,7 @@ class Config:
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
     seed: int = 0  # draws weights, dropout and the order of the pairs; a new one for each experiment
+    round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     quality_target: float = 24.0  # BLEU, 0 to 100, at which the run stops
     epochs: int = 8  # gives up after so many
     stop_at_target: bool = True  # false trains all epochs and judges the best of them

@@ -17,7 +17,7 @@ from typing import Dict, List, Optional
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import MLLog, samples
+from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.gnmt import events
@@ -54,7 +54,7 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, 
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True, factor=0.01))
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
     with run.initialization():

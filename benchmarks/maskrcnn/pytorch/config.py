@@ -20,6 +20,7 @@ class Config:
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
     seed: int = 0  # draws weights, the order of the images and the samples of anchors and RoIs; new for each experiment
+    round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     box_target: float = 0.377  # AP of boxes at which the run stops, with mask_target
     mask_target: float = 0.339  # AP of masks
     epochs: int = 26  # gives up after so many

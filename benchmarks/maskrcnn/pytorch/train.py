@@ -16,7 +16,7 @@ from typing import List, Optional
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import MLLog, samples
+from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.detection.annotations import DataSet, open_data
@@ -31,8 +31,6 @@ from benchmarks.maskrcnn.schedule import learning_rate
 
 QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}
 """Name of the quality of each kind of comparison."""
-LOG_NAMES = {"box_ap": "BBOX", "mask_ap": "SEGM"}
-"""In the log's eval_accuracy (compliance checker, maskrcnn)."""
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
@@ -53,7 +51,7 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Detections
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True, names=LOG_NAMES))
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
     trained = run.data / config.backbone if config.backbone else None

@@ -19,6 +19,7 @@ class Config:
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
     seed: int = 0  # draws weights, negatives and order; a new one for each experiment
+    round: Literal["v0.5"] = "v0.5"  # of MLPerf, in whose dialect the log is
     quality_target: float = 0.635  # HR@10, as a share of 1, at which the run stops
     epochs: int = 20  # gives up after so many
     stop_at_target: bool = True  # false trains all epochs and judges the best of them

@@ -16,7 +16,6 @@ import torch
 
 from benchmarks.common.data import passport
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import V05Log
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.ncf import events
@@ -78,7 +77,7 @@ def evaluate(training: Training, candidates: Candidates, users: int, run: Run) -
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, partial(V05Log, benchmark="ncf"))
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks = run.config, run.ranks
     with run.initialization():
         data_set = data.synthetic(passport.read(run.data), ranks.context)

@@ -79,7 +79,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv)
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
     train_images = count_records(run.data / "train.idx")
     steps = steps_per_epoch(train_images, config, ranks)

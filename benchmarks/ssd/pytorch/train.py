@@ -15,7 +15,7 @@ from typing import List, Optional
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import MLLog, samples
+from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.detection.annotations import open_data
@@ -60,7 +60,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, accuracy_first=True))
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
     data = run.open(lambda: open_data(run.data))
     backbone = backbone_file(config, run.data)

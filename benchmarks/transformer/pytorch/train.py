@@ -11,13 +11,12 @@ says how; else: failed.
 from __future__ import annotations
 
 from contextlib import closing
-from functools import partial
 from typing import Dict, List, Optional
 
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import MLLog, samples
+from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.transformer import events
@@ -57,7 +56,7 @@ def evaluate(training: Training, data: DataSet, order: Order, run: Run) -> Optio
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, partial(MLLog, factor=0.01))
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
     with run.initialization():
