@@ -134,9 +134,11 @@ def _mlperf_logger(path: Path, rank: int) -> Any:
 
 
 def _caller() -> Tuple[str, int]:
-    """Return file and line of what asked for an event."""
-    frame = next(frame for frame in inspect.stack(context=0) if frame.filename != __file__)
-    return Path(frame.filename).name, frame.lineno
+    """Return file and line of what asked for an event; inspect.stack takes 8 ms for it, within the clock."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return (Path(frame.f_code.co_filename).name, frame.f_lineno) if frame is not None else ("", 0)
 
 
 class _V06Lines:
