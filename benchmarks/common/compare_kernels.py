@@ -28,6 +28,8 @@ def compared(device: torch.device) -> List[Dict[str, Any]]:
     for path in sorted(ROOT.glob("benchmarks/*/pytorch/operators.py")):
         module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         for name, operator in module.OPERATORS.items():
+            if not operator.triton:
+                continue
             for dtype in kernels.TOLERANCES:
                 error = kernels.error(operator, device, dtype)
                 most = kernels.tolerance(device, dtype)

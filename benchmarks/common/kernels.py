@@ -38,11 +38,19 @@ class Operator(NamedTuple):
 
     plain: Any
     triton: str
-    """Module and name of the implementation in Triton, as in ``benchmarks.dlrm.pytorch.kernels:gather``."""
+    """Module and name of the implementation in Triton, as in ``benchmarks.dlrm.pytorch.kernels:gather``; "": none."""
     example: Callable[..., Call]
     """Make a call of an implementation: (implementation, device, dtype, **sizes)."""
     small: Tuple[Mapping[str, Any], ...]
     """Sizes of the examples whose results are compared: edges of blocks, types of indices."""
+
+
+class Other(NamedTuple):
+    """An implementation of another library."""
+
+    name: str
+    """Of the library."""
+    implementation: Any
 
 
 class Specification(NamedTuple):
@@ -159,7 +167,7 @@ def choose(
     """
     device = ranks.context
     reason = why_plain(device)
-    names = dict(saved or dict.fromkeys(operators, wanted))
+    names = dict(saved or {name: wanted if each.triton else "plain" for name, each in operators.items()})
     if reason and "triton" in names.values():
         raise ValueError(f"kernels=triton: {reason}; use kernels=auto, or resume where the run began")
     if reason or wanted == "plain":
@@ -187,6 +195,27 @@ def _measure(operator: Operator, device: torch.device, dtype: torch.dtype, sizes
 
     chosen, words = fastest({name: lambda name=name: measure(name) for name in ("plain", "triton")}, device)  # type: ignore[misc]
     return chosen, ", ".join(f"{name} {text}" for name, text in words.items())
+
+
+def or_other(
+    name: str, operator: Operator, best: str, other: Other, ranks: Ranks, dtype: torch.dtype, sizes: Mapping[str, Any]
+) -> str:
+    """Return the other's name where it is right and faster than ``best``; rank 0 prints what was measured."""
+    device = ranks.context
+
+    def time_of(implementation: Any) -> float:
+        return seconds(operator.example(implementation, device, dtype, **sizes))
+
+    def time_of_other() -> float:
+        found = distance_of(operator, other.implementation, device, dtype)
+        if found > tolerance(device, dtype):
+            raise ArithmeticError(f"wrong by {found:.3g} of the largest value")
+        return time_of(other.implementation)
+
+    ours = implementation(operator, best)
+    chosen, words = fastest({best: lambda: time_of(ours), other.name: time_of_other}, device)
+    _report(ranks, [f"{name} {chosen} ({', '.join(f'{key} {text}' for key, text in words.items())})"])
+    return chosen
 
 
 def _report(ranks: Ranks, words: Sequence[str]) -> None:

@@ -18,8 +18,8 @@ from tests.trainings import result
 
 KERNELS = sorted(paths.BENCHMARKS.glob("*/pytorch/kernels.py"))
 TARGETS = {"sm_80", "sm_90", "sm_100"}
-ALONE = {"detection", "maskrcnn"}
-"""Compared operator by operator: a step of Mask R-CNN takes minutes in the interpreter."""
+ALONE = {"detection", "maskrcnn", "translation"}
+"""Compared operator by operator: a step of their networks takes minutes in the interpreter."""
 
 
 @pytest.fixture(scope="module")

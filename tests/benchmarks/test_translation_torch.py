@@ -17,11 +17,23 @@ def test_loss_is_the_plain_one_without_its_logits(in_pytorch: InFramework) -> No
         errors = found["low precision"][name]
         assert 0 < errors["chunked"] < min(most, 1.5 * errors["plain"])
     assert found["rows given"] is True
-    assert found["nothing but padding"] == [0, 0]
+    assert found["nothing but padding"] == 0
     assert found["gradient of padding"] == 0
     assert found["weights alone"] < 5e-6
     # The gradient of the weights is the largest tensor with any vocabulary, then one chunk of logits.
     assert max(found["largest tensors"]) == found["inputs and a chunk"] < found["logits"] / 2
+
+
+def test_apex_is_taken_where_it_is_right_and_faster(in_pytorch: InFramework) -> None:
+    found = result(in_pytorch("translation_loss.py"))["apex"]
+    assert len(found["errors"]) == 2 * 3
+    assert max(found["errors"].values()) < 1, "in units of the tolerance"
+    assert found["wanted"] == {"loss": "apex", "norm": "apex"}
+    assert found["resumed"] == {"loss": "apex", "norm": "plain"}
+    assert found["of this machine"] == {"loss": "plain", "norm": "plain"}
+    assert found["faster, wrong"] == {"loss": "apex", "norm": "plain"}
+    assert "loss apex (apex" in found["told"] and "norm plain (apex ArithmeticError: wrong by" in found["told"]
+    assert "use kernels=auto" in found["refused apex"] and "resume there" in found["refused auto"]
 
 
 @pytest.mark.parametrize("submission", ["gnmt", "gnmt as submitted", "transformer"])

@@ -121,7 +121,7 @@ def reference_loss(values, batch) -> float:
 def loss_of(network, batch):
     hidden = network(batch.source, batch.source_lengths, batch.target_in).reshape(-1, WIDTH)
     classifier = network.classifier
-    return smoothed_loss(hidden, classifier.weight, classifier.bias, batch.target_out.reshape(-1), 0.1)[0]
+    return smoothed_loss(hidden, classifier.weight, classifier.bias, batch.target_out.reshape(-1), 0.1)
 
 
 def against_equations() -> dict:

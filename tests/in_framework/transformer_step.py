@@ -60,7 +60,7 @@ def order(ranks):
 
 def taken(ranks, config):
     """Losses of the steps over all ranks, and the weights behind them."""
-    training = Training(config, WORDS, WORDS, ranks, config.optimizer_kernel)
+    training = Training(config, WORDS, WORDS, ranks, {})
     before = [weight.detach().clone() for weight in training.network.parameters()]
     warm_up(train_step, training)
     changed = any(not torch.equal(*each) for each in zip(before, training.network.parameters()))
@@ -76,7 +76,7 @@ def taken(ranks, config):
 def expected(ranks, config):
     """The same of the plain step."""
     alone = dataclasses.replace(ranks, rank=0, size=1)
-    network = Training(config, WORDS, WORDS, alone, config.optimizer_kernel).network.double()
+    network = Training(config, WORDS, WORDS, alone, {}).network.double()
     network.dtype = torch.float64
     betas = (config.beta1, config.beta2)
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE, betas=betas, eps=config.epsilon)
@@ -86,7 +86,7 @@ def expected(ranks, config):
         batch = batches.next()
         optimizer.zero_grad()
         logits = network(batch.source, batch.target_in) @ network.table.weight.t()
-        loss = plain_loss(logits.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)[0]
+        loss = plain_loss(logits.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
         mean = loss / int((batch.target_out != 0).sum())
         mean.backward()
         if config.gradient_clip:

@@ -5,13 +5,20 @@ Prints what it found as JSON.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import json
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.translation.pytorch import loss
+from benchmarks.common import kernels
+from benchmarks.common.ranks import Ranks
+from benchmarks.translation.pytorch import loss, operators
 
 ROWS, VOCABULARY, WIDTH, CHUNK = 50, 301, 24, 7
 
@@ -41,16 +48,16 @@ def example(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
 
 
 def results(name: str, smoothing: float, with_bias: bool, autocast: torch.dtype | None = None) -> list[torch.Tensor]:
-    """Both sums, and the gradients of half the first."""
+    """The sum, and the gradients of half of it."""
     (hidden, weight, bias), targets = example(torch.float32)
     inputs = [hidden, weight, *([bias] if with_bias else [])]
     with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
         if name == "plain":
             logits = torch.nn.functional.linear(hidden, weight, bias if with_bias else None)
-            sums = loss.plain_loss(logits, targets, smoothing)
+            found = loss.plain_loss(logits, targets, smoothing)
         else:
-            sums = loss.smoothed_loss(hidden, weight, bias if with_bias else None, targets, smoothing, CHUNK)
-    return [*(each.detach() for each in sums), *torch.autograd.grad(sums[0] / 2, inputs)]
+            found = loss.smoothed_loss(hidden, weight, bias if with_bias else None, targets, smoothing, CHUNK)
+    return [found.detach(), *torch.autograd.grad(found / 2, inputs)]
 
 
 def error(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
@@ -67,7 +74,7 @@ def gradients_are_the_values() -> bool:
     chosen = targets[:9] % 11
     return all(
         torch.autograd.gradcheck(
-            lambda *inputs: loss.smoothed_loss(*inputs, chosen, smoothing, chunk)[0],  # noqa: B023
+            lambda *inputs: loss.smoothed_loss(*inputs, chosen, smoothing, chunk),  # noqa: B023
             [each.clone().requires_grad_() for each in small],
         )
         for smoothing, chunk in ((0.0, 4), (0.1, 4), (0.1, 100))
@@ -81,16 +88,74 @@ def largest(with_gradients: bool) -> int:
     return seen.elements
 
 
+class FusedLoss(torch.autograd.Function):
+    """What apex.contrib.xentropy.SoftmaxCrossEntropyLoss does, by PyTorch's operators."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any, smoothing: float, padding: int, to_float: bool) -> Any:
+        assert to_float == (logits.dtype != torch.float32)
+        wide = logits.float()
+        found = torch.nn.functional.cross_entropy(wide, labels, reduction="none", label_smoothing=smoothing)
+        by = wide.softmax(1) - smoothing / wide.shape[1]
+        by.scatter_add_(1, labels[:, None], torch.full_like(labels[:, None], smoothing - 1, dtype=by.dtype))
+        ctx.save_for_backward(by)
+        ctx.dtype = logits.dtype
+        return found.masked_fill(labels == padding, 0)
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Any) -> Any:
+        return (ctx.saved_tensors[0] * gradients[:, None]).to(ctx.dtype), None, None, None, None
+
+
+def fused_norm(*, input: Any, weight: Any, bias: Any, normalized_shape: Any, eps: float) -> Any:
+    return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+def apex_is_chosen_where_it_is_right() -> dict[str, Any]:
+    """The choice with modules of apex's names, of which one may be wrong; a CPU has no apex of its own."""
+    right = {
+        "loss": SimpleNamespace(SoftmaxCrossEntropyLoss=FusedLoss),
+        "norm": SimpleNamespace(fused_layer_norm_affine=fused_norm),
+    }
+    wrong = {**right, "norm": SimpleNamespace(fused_layer_norm_affine=lambda **names: 1.001 * fused_norm(**names))}
+    sizes = {"loss": {"rows": 4, "vocabulary": 50}, "norm": {"rows": 4, "width": 16}}
+    choose = partial(operators.choose, sizes=sizes, ranks=Ranks(0, 1, 0, 1, torch.device("cpu")), dtype=torch.float32)
+    cpu = torch.device("cpu")
+    found = {
+        "errors": {
+            f"{name} {dtype}": kernels.distance_of(operators.OPERATORS[name], function, cpu, dtype)
+            / kernels.tolerance(cpu, dtype)
+            for name, function in operators.apex_operators(right).items()
+            for dtype in kernels.TOLERANCES
+        },
+        "wanted": choose("apex", saved={}, found=right)[0],
+        "resumed": choose("auto", saved={"loss": "apex", "norm": "plain"}, found=right)[0],
+        "of this machine": choose("auto", saved={})[0],
+    }
+    times, measured = itertools.count(1), kernels.seconds
+    kernels.seconds = lambda call: (call(), next(times))[1]  # apex is measured first, so that it is the faster
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        found["faster, wrong"] = choose("auto", saved={}, found=wrong)[0]
+    kernels.seconds = measured
+    found["told"] = told.getvalue()
+    for name, arguments in (("apex", {"saved": {}}), ("auto", {"saved": {"loss": "apex"}})):
+        try:
+            choose(name, found={}, **arguments)
+        except ValueError as problem:
+            found[f"refused {name}"] = str(problem)
+    return found
+
+
 def main() -> None:
     (hidden, weight, _), targets = example(torch.float32)
     kinds = [(smoothing, with_bias) for smoothing in (0.0, 0.1) for with_bias in (False, True)]
     exact = [results("plain", *kind) for kind in kinds]
     rows = (targets != loss.PAD).nonzero(as_tuple=True)[0]
-    given = [loss.smoothed_loss(hidden, weight, None, targets, 0.1, rows=each)[0].item() for each in (None, rows)]
+    given = [loss.smoothed_loss(hidden, weight, None, targets, 0.1, rows=each).item() for each in (None, rows)]
     nothing = loss.smoothed_loss(hidden, weight, None, targets * 0, 0.1)
-    untouched = torch.autograd.grad(loss.smoothed_loss(hidden, weight, None, targets, 0.1)[0], [hidden])[0]
+    untouched = torch.autograd.grad(loss.smoothed_loss(hidden, weight, None, targets, 0.1), [hidden])[0]
     # The weights alone are trained.
-    alone = torch.autograd.grad(loss.smoothed_loss(hidden.detach(), weight, None, targets, 0.1)[0], [weight])[0]
+    alone = torch.autograd.grad(loss.smoothed_loss(hidden.detach(), weight, None, targets, 0.1), [weight])[0]
     found = {
         "gradcheck": gradients_are_the_values(),
         "float32": max(error(results("chunked", *kind), exact[at]) for at, kind in enumerate(kinds)),
@@ -102,9 +167,10 @@ def main() -> None:
             for dtype in (torch.float16, torch.bfloat16)
         },
         "rows given": given[0] == given[1],
-        "nothing but padding": [each.item() for each in nothing],
+        "nothing but padding": nothing.item(),
         "gradient of padding": float(untouched[::5].abs().max()),
-        "weights alone": error([alone], [exact[2][3] * 2]),
+        "weights alone": error([alone], [exact[2][2] * 2]),
+        "apex": apex_is_chosen_where_it_is_right(),
         "logits": ROWS * VOCABULARY,
         "largest tensors": [largest(True), largest(False)],
         "inputs and a chunk": max(VOCABULARY * WIDTH, CHUNK * VOCABULARY),

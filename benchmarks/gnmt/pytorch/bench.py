@@ -73,7 +73,7 @@ def plain_step(config: Config, vocabulary: int, ranks: Ranks, next_batch: Callab
         optimizer.zero_grad()
         with pytorch.autocast(ranks.context, config.precision):
             logits = network.classifier(network(batch.source, batch.source_lengths, batch.target_in))
-        loss, _ = plain_loss(logits.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
+        loss = plain_loss(logits.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
         (loss / batch.sentences).backward()
         nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
         optimizer.step()

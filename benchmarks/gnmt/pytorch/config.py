@@ -44,6 +44,7 @@ class Config:
     # The optimizer
     batch_size: int = 256  # sentence pairs per rank and step
     optimizer: Literal["adam"] = "adam"  # Kingma and Ba 2015
+    kernels: Literal["auto", "plain", "triton", "apex"] = "auto"  # of the loss; auto: measured before the first step
     optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"
     split_optimizer: bool = False  # each rank updates its share of the weights, the others get them from it
     learning_rate: float = 0.002  # base value, after warm-up, for the global batch

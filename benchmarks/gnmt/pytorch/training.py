@@ -13,21 +13,27 @@ from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import synthetic_batch
 from benchmarks.gnmt.pytorch.model import GNMT, Decoding
-from benchmarks.translation.pytorch import beam
+from benchmarks.translation.pytorch import beam, operators
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.loss import smoothed_loss
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of the ranks' dropout."""
+LOSS_ROWS = 1024
+"""Of the logits on which implementations of the loss are compared."""
 
 
 class Training:
     """Network, its updates, and how a batch goes through them."""
 
-    def __init__(self, config: Config, vocabulary: int, ranks: Ranks, kernel: str) -> None:
+    def __init__(self, config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any]) -> None:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         padded = -(-vocabulary // config.vocabulary_multiple) * config.vocabulary_multiple
         self.network = GNMT(config, padded).to(ranks.context)
+        sizes = {"loss": {"rows": LOSS_ROWS, "vocabulary": padded}}
+        dtype = pytorch.DTYPES[config.precision]
+        self.kernels, chosen = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}))
+        self._of_rows = chosen["loss"]
         candidates = torch_optimizers.adam_candidates(
             config.learning_rate, (config.beta1, config.beta2), config.epsilon, torch_optimizers.find_apex()
         )
@@ -35,7 +41,7 @@ class Training:
         self.updates = Updates(
             list(self.network.parameters()),
             candidates,
-            kernel,
+            saved.get("kernel", config.optimizer_kernel),
             ranks,
             clip=config.gradient_clip,
             scale=rule if config.precision == "fp16" else None,
@@ -47,7 +53,7 @@ class Training:
         network, config = self.network, self.config
         with pytorch.autocast(self.ranks.context, config.precision):
             hidden = network(batch.source, batch.source_lengths, batch.target_in)
-            loss, _ = smoothed_loss(
+            return smoothed_loss(
                 hidden.reshape(-1, config.width),
                 network.classifier.weight,
                 network.classifier.bias,
@@ -55,8 +61,8 @@ class Training:
                 config.label_smoothing,
                 config.loss_chunk or None,
                 batch.rows,
+                self._of_rows,
             )
-        return loss
 
     @torch.no_grad()
     def decode(self, batch: SourceBatch) -> List[List[int]]:
@@ -91,7 +97,7 @@ def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any
     # A checkpoint's states of the generators are set when it is read.
     with torch.random.fork_rng(generators(ranks)):
         torch.manual_seed(config.seed)
-        training = Training(config, vocabulary, ranks, saved.get("kernel", config.optimizer_kernel))
+        training = Training(config, vocabulary, ranks, saved)
     if saved:
         training.network.load_state_dict(saved["network"])
         training.updates.restore(saved)
@@ -109,7 +115,7 @@ def generators(ranks: Ranks) -> List[torch.device]:
 
 def content(training: Training) -> Dict[str, Any]:
     """What all ranks have in common."""
-    return {"network": training.network.state_dict(), **training.updates.content()}
+    return {"network": training.network.state_dict(), "kernels": training.kernels, **training.updates.content()}
 
 
 def warm_up(training: Training) -> None:

@@ -6,8 +6,6 @@ torchvision is in NGC's images, and is never required. What gives other values t
 from __future__ import annotations
 
 import importlib
-import sys
-from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import torch
@@ -88,33 +86,13 @@ def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Option
         if config.kernels == "torchvision":
             names[name] = "torchvision"
         elif config.kernels == "auto":
-            names[name] = faster(name, names[name], theirs[name], sizes_of(config)[name], ranks, dtype)
+            other, sizes = kernels.Other("torchvision", theirs[name]), sizes_of(config)[name]
+            names[name] = kernels.or_other(name, OPERATORS[name], names[name], other, ranks, dtype, sizes)
     implementations: List[Any] = [
         theirs[name] if names[name] == "torchvision" else kernels.implementation(OPERATORS[name], names[name])
         for name in OPERATORS
     ]
     return Chosen(names, *implementations)
-
-
-def faster(name: str, best: str, theirs: Any, sizes: Mapping[str, Any], ranks: Ranks, dtype: torch.dtype) -> str:
-    """Return ``torchvision`` where it is right and faster than ``best``; rank 0 prints what was measured."""
-    operator, device = OPERATORS[name], ranks.context
-
-    def seconds(implementation: Any) -> float:
-        return kernels.seconds(operator.example(implementation, device, dtype, **sizes))
-
-    def seconds_of_theirs() -> float:
-        error = kernels.distance_of(operator, theirs, device, dtype)
-        if error > kernels.tolerance(device, dtype):
-            raise ArithmeticError(f"wrong by {error:.3g} of the largest value")
-        return seconds(theirs)
-
-    ours = kernels.implementation(operator, best)
-    chosen, words = kernels.fastest({best: partial(seconds, ours), "torchvision": seconds_of_theirs}, device)
-    if ranks.rank == 0:
-        found = ", ".join(f"{key} {text}" for key, text in words.items())
-        print(f"kernels: {name} {chosen} ({found})", file=sys.stderr, flush=True)
-    return chosen
 
 
 def sizes_of(config: Config) -> Dict[str, Mapping[str, Any]]:

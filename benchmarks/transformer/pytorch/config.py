@@ -73,6 +73,9 @@ class Config:
     bleu: Literal["tokenized", "plain"] = "tokenized"  # judged: as submitted, or over words as white space parts them
 
     # How it runs
+    kernels: Literal["auto", "plain", "triton", "apex"] = (
+        "auto"  # of loss and norms; auto: measured before the first step
+    )
     attention: Literal["auto", "fused", "plain"] = "auto"  # fused: PyTorch's own, which auto takes where it exists
     compile: bool = False  # on a GPU: torch.compile, for lengths that vary
     warm_up_steps: int = 3  # on noise, before the clock; 0 does none

@@ -13,14 +13,17 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import limit, noise
-from benchmarks.transformer.pytorch.model import Network, State
+from benchmarks.transformer.pytorch.model import Network, Norm, State
 from benchmarks.translation.arrays import DataSet
+from benchmarks.translation.pytorch import operators
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.beam import Rules, length_penalty, search
 from benchmarks.translation.pytorch.loss import smoothed_loss
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of the ranks' dropout."""
+LOSS_ROWS = 1024
+"""Of the logits on which implementations of the loss are compared."""
 EagerStep = Callable[["Training", Batch, float], torch.Tensor]
 """``train_step`` of train.py."""
 
@@ -28,7 +31,7 @@ EagerStep = Callable[["Training", Batch, float], torch.Tensor]
 class Training:
     """The network on this rank's device, and its optimizer."""
 
-    def __init__(self, config: Config, vocabulary: int, words: int, ranks: Ranks, kernel: str) -> None:
+    def __init__(self, config: Config, vocabulary: int, words: int, ranks: Ranks, saved: Mapping[str, Any]) -> None:
         """Draw the weights, the same on all ranks.
 
         Args:
@@ -36,11 +39,12 @@ class Training:
             vocabulary: entries of the table, padding included.
             words: those of them that a translation may have.
             ranks: of the job.
-            kernel: implementation of the optimizer, or "auto".
+            saved: a checkpoint's content, which names the implementations; empty: they are chosen.
         """
         self.config, self.ranks, self.words, self.vocabulary = config, ranks, words, vocabulary
         with drawn_from(config.seed):
             self.network = Network(config, vocabulary).to(ranks.context)
+        self._choose_kernels(saved.get("kernels", {}))
         self._hidden: Any = torch.compile(self.network, dynamic=True) if config.compile else self.network
         candidates = torch_optimizers.adam_candidates(
             config.learning_rate, (config.beta1, config.beta2), config.epsilon, torch_optimizers.find_apex()
@@ -48,19 +52,32 @@ class Training:
         self.updates = Updates(
             list(self.network.parameters()),
             candidates,
-            kernel,
+            saved.get("kernel", config.optimizer_kernel),
             ranks,
             clip=config.gradient_clip or None,
             scale=ScaleRule(config.loss_scale, config.loss_scale_window) if config.precision == "fp16" else None,
             split=config.split_optimizer,
         )
 
+    def _choose_kernels(self, saved: Mapping[str, str]) -> None:
+        """Choose how loss and norms are computed, by measuring on the sizes of a step; a compiled norm is PyTorch's."""
+        config = self.config
+        sizes: Dict[str, Mapping[str, Any]] = {"loss": {"rows": LOSS_ROWS, "vocabulary": self.vocabulary}}
+        if not config.compile:
+            sizes["norm"] = {"rows": config.batch_size, "width": config.width}
+        dtype = pytorch.DTYPES[config.precision]
+        self.kernels, chosen = operators.choose(config.kernels, sizes, self.ranks, dtype, saved)
+        self._of_rows = chosen["loss"]
+        for module in self.network.modules():
+            if isinstance(module, Norm) and "norm" in chosen:
+                module.compute = chosen["norm"]
+
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """The smoothed loss of this rank's tokens, summed."""
         config, network = self.config, self.network
         with pytorch.autocast(self.ranks.context, config.precision):
             hidden = self._hidden(batch.source, batch.target_in).flatten(0, 1)
-            loss, _ = smoothed_loss(
+            return smoothed_loss(
                 hidden,
                 network.table.weight,
                 None,
@@ -68,8 +85,8 @@ class Training:
                 config.label_smoothing,
                 config.loss_chunk or None,
                 batch.rows,
+                self._of_rows,
             )
-        return loss
 
     def decode(self, batch: SourceBatch) -> List[List[int]]:
         """Translate a batch of the test part."""
@@ -77,7 +94,7 @@ class Training:
 
     def content(self) -> Dict[str, Any]:
         """What all ranks have in common, for a checkpoint."""
-        return {"network": self.network.state_dict(), **self.updates.content()}
+        return {"network": self.network.state_dict(), "kernels": self.kernels, **self.updates.content()}
 
 
 @contextmanager
@@ -95,8 +112,7 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any],
         # What dropout draws differs from rank to rank.
         torch.manual_seed(config.seed + (ranks.rank + 1) * SEED_STRIDE)
     vocabulary = data.vocabulary.padded(config.vocabulary_multiple)
-    kernel = saved.get("kernel", config.optimizer_kernel)
-    training = Training(config, vocabulary, data.vocabulary.size, ranks, kernel)
+    training = Training(config, vocabulary, data.vocabulary.size, ranks, saved)
     pytorch.broadcast(training.network.parameters())
     warm_up(step, training)
     if saved:

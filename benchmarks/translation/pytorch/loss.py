@@ -7,7 +7,7 @@ multiplied with the weights.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +17,40 @@ from benchmarks.translation.vocabulary import PAD
 
 CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
 """Logits that are held at once: enough that adding to the gradient of the weights, once a chunk, costs little."""
-Losses = Tuple[torch.Tensor, torch.Tensor]
+RowLoss = Callable[[torch.Tensor, torch.Tensor, float, bool], Tuple[torch.Tensor, Optional[torch.Tensor]]]
+"""What ``row_loss`` does: plain, in Triton or apex's (operators.py)."""
 
 
-def plain_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -> Losses:
+def plain_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -> torch.Tensor:
     """Return what ``smoothed_loss`` does, from ``logits`` (N, V), by PyTorch's own operators."""
     log_probabilities = F.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
     counts = targets != PAD
     nll = -log_probabilities.gather(1, targets[:, None])[counts].sum()
     uniform = -log_probabilities.mean(1)[counts].sum()
-    return (1 - smoothing) * nll + smoothing * uniform, nll.detach()
+    return (1 - smoothing) * nll + smoothing * uniform
+
+
+def row_loss(
+    logits: torch.Tensor, targets: torch.Tensor, smoothing: float, with_gradient: bool
+) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """Return the sum of the smoothed losses of ``logits`` (N, V), which may be overwritten, and its gradient (N, V).
+
+    The sum and the gradient are float32 or wider here; others may give the gradient in the type of the logits.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    at_target, mean = wide.gather(1, targets[:, None]), wide.mean(1, keepdim=True)
+    largest = wide.amax(1, keepdim=True)
+    exponentials = wide.sub_(largest).exp_()
+    total = exponentials.sum(1, keepdim=True)
+    log_total = total.log() + largest
+    loss = (1 - smoothing) * (log_total - at_target).sum() + smoothing * (log_total - mean).sum()
+    if not with_gradient:
+        return loss, None
+    # d loss / d logits = softmax - (1 - smoothing) * one-hot - smoothing / V
+    by_logits = exponentials.div_(total)
+    if smoothing:
+        by_logits.sub_(smoothing / logits.shape[1])
+    return loss, by_logits.scatter_add_(1, targets[:, None], torch.full_like(at_target, smoothing - 1))
 
 
 def smoothed_loss(
@@ -37,8 +61,9 @@ def smoothed_loss(
     smoothing: float,
     chunk: Optional[int] = None,
     rows: Optional[torch.Tensor] = None,
-) -> Losses:
-    """Return the sums over all tokens of the smoothed loss and of the negative log-likelihood (no gradient).
+    of_rows: RowLoss = row_loss,
+) -> torch.Tensor:
+    """Return the sum over all tokens of the smoothed loss.
 
     A token's smoothed loss is (1 - smoothing) * -log p(target) + smoothing * mean over V of -log p (Szegedy et al.
     2016, section 7; both submissions, with the vocabulary as padded). Under autocast the products run in its type;
@@ -53,6 +78,7 @@ def smoothed_loss(
         smoothing: 0 to 1.
         chunk: rows at a time; default: what CHUNK_BYTES holds.
         rows: int64, where ``targets`` is not PAD. On a GPU finding it out makes Python wait for the device.
+        of_rows: loss and gradient of a chunk.
     """
     if rows is None:
         rows = (targets != PAD).nonzero(as_tuple=True)[0]
@@ -63,8 +89,8 @@ def smoothed_loss(
     wide = torch.promote_types(dtype, torch.float32)
     row_bytes = weight.shape[0] * torch.finfo(wide).bits // 8
     chunk = chunk or max(1, CHUNK_BYTES[hidden.device.type] // row_bytes)
-    loss, nll = _ChunkedLoss.apply(hidden, weight, bias, targets, smoothing, chunk, dtype, torch.is_grad_enabled())
-    return loss, nll
+    with_gradients = torch.is_grad_enabled()
+    return _ChunkedLoss.apply(hidden, weight, bias, targets, smoothing, chunk, dtype, with_gradients, of_rows)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -81,7 +107,8 @@ class _ChunkedLoss(torch.autograd.Function):
         chunk: int,
         dtype: torch.dtype,
         with_gradients: bool,
-    ) -> Losses:
+        of_rows: RowLoss,
+    ) -> torch.Tensor:
         wide = torch.promote_types(dtype, torch.float32)
         gradients = tuple(
             torch.zeros_like(tensor, dtype=wide) if with_gradients and tensor is not None and needed else None
@@ -89,58 +116,46 @@ class _ChunkedLoss(torch.autograd.Function):
         )
         with torch.autocast(hidden.device.type, enabled=False):
             held = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-            sums = torch.zeros(2, dtype=wide, device=hidden.device)
+            loss = torch.zeros((), dtype=wide, device=hidden.device)
             for begin in range(0, len(targets), chunk):
-                _add_chunk(slice(begin, begin + chunk), held, targets, smoothing, sums, gradients)
+                part = slice(begin, begin + chunk)
+                logits = F.linear(held[0][part], held[1], held[2])
+                found, by_logits = of_rows(
+                    logits, targets[part], smoothing, any(each is not None for each in gradients)
+                )
+                loss += found
+                if by_logits is not None:
+                    _add_gradients(part, held, by_logits, gradients)
         ctx.save_for_backward(*gradients)
         ctx.types = tuple(None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias))
-        nll, uniform = sums.unbind()
-        ctx.mark_non_differentiable(nll)
-        return (1 - smoothing) * nll + smoothing * uniform, nll
+        return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, factor: torch.Tensor, _: Any) -> Tuple[Optional[torch.Tensor], ...]:
+    def backward(ctx: Any, factor: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         found = (
             None if gradient is None else (gradient * factor).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.types)
         )
-        return (*found, None, None, None, None, None)
+        return (*found, None, None, None, None, None, None)
 
 
-def _add_chunk(
+def _add_gradients(
     part: slice,
     held: Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]],
-    all_targets: torch.Tensor,
-    smoothing: float,
-    sums: torch.Tensor,
+    by_logits: torch.Tensor,
     gradients: Tuple[Optional[torch.Tensor], ...],
 ) -> None:
-    """Add the rows of ``part``: nll and mean -log p to ``sums`` (2,), what the smoothed loss gives to ``gradients``."""
-    hidden, weight, bias = held[0][part], held[1], held[2]
-    targets = all_targets[part, None]
-    logits = F.linear(hidden, weight, bias).to(sums.dtype)
-    at_target, mean = logits.gather(1, targets), logits.mean(1, keepdim=True)
-    largest = logits.amax(1, keepdim=True)
-    exponentials = logits.sub_(largest).exp_()
-    total = exponentials.sum(1, keepdim=True)
-    log_total = total.log() + largest
-    sums += torch.cat(((log_total - at_target).sum(0), (log_total - mean).sum(0)))
+    """Add what the rows of ``part`` give to the gradients of hidden states, weights and bias."""
+    hidden, weight, _ = held
     of_hidden, of_weight, of_bias = gradients
-    if of_hidden is None and of_weight is None and of_bias is None:
-        return
-    # d loss / d logits = softmax - (1 - smoothing) * one-hot - smoothing / V
-    by_logits = exponentials.div_(total)
-    if smoothing:
-        by_logits.sub_(smoothing / weight.shape[0])
-    by_logits.scatter_add_(1, targets, torch.full_like(at_target, smoothing - 1))
     if of_bias is not None:
-        of_bias += by_logits.sum(0)
+        of_bias += by_logits.sum(0, dtype=of_bias.dtype)
     factors = by_logits.to(weight.dtype)
     if of_hidden is not None:
         of_hidden[part] = factors @ weight
     if of_weight is not None:
         if of_weight.dtype == weight.dtype:
-            of_weight.addmm_(factors.t(), hidden)
+            of_weight.addmm_(factors.t(), hidden[part])
         else:
-            of_weight += factors.t() @ hidden
+            of_weight += factors.t() @ hidden[part]

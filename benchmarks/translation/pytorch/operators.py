@@ -1,0 +1,140 @@
+"""Parts of a step that the translators share, with their Triton kernels and apex's: see benchmarks/common/kernels.py.
+
+Equal results, chosen by measuring on the sizes of a step; rank 0 prints the choice and a checkpoint holds it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch.nn import functional
+
+from benchmarks.common import kernels
+from benchmarks.common.kernels import Operator
+from benchmarks.common.ranks import Ranks
+from benchmarks.translation.pytorch.loss import RowLoss, row_loss
+
+NEVER = -100
+"""No target: apex leaves rows with its padding out, and ours have none."""
+
+
+def layer_norm(
+    values: torch.Tensor, shape: Sequence[int], weight: torch.Tensor, bias: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """PyTorch's, over the last dimensions ``shape`` (arXiv 1607.06450, equation 4)."""
+    return functional.layer_norm(values, shape, weight, bias, epsilon)
+
+
+def _loss_example(
+    of_rows: RowLoss, device: torch.device, dtype: torch.dtype, rows: int, vocabulary: int, smoothing: float = 0.1
+) -> kernels.Call:
+    numbers = torch.Generator(device).manual_seed(1)
+    logits = 3 * torch.randn(rows, vocabulary, generator=numbers, device=device)
+    targets = torch.randint(0, vocabulary, (rows,), generator=numbers, device=device)
+
+    def call() -> kernels.Results:
+        loss, gradient = of_rows(logits.to(dtype, copy=True), targets, smoothing, True)
+        assert gradient is not None
+        return [loss.float(), gradient.to(dtype)]
+
+    return call
+
+
+def _norm_example(norm: Any, device: torch.device, dtype: torch.dtype, rows: int, width: int) -> kernels.Call:
+    numbers = torch.Generator(device).manual_seed(1)
+    drawn = [torch.randn(size, generator=numbers, device=device).to(dtype) for size in ((rows, width), width, width)]
+
+    def call() -> kernels.Results:
+        values, weight, bias = (each.clone().requires_grad_() for each in drawn)
+        found = norm(values, (width,), weight, bias, 1e-5)
+        return [found.detach(), *torch.autograd.grad(found.float().square().sum(), (values, weight, bias))]
+
+    return call
+
+
+OPERATORS = {
+    "loss": Operator(
+        row_loss,
+        "benchmarks.translation.pytorch.kernels:row_loss",
+        _loss_example,
+        (
+            {"rows": 5, "vocabulary": 301},
+            {"rows": 3, "vocabulary": 4097, "smoothing": 0.0},
+            {"rows": 1, "vocabulary": 16},
+        ),
+    ),
+    # PyTorch's own is one kernel each way, and torch.compile joins it with its neighbours.
+    "norm": Operator(layer_norm, "", _norm_example, ({"rows": 7, "width": 48}, {"rows": 1, "width": 1024})),
+}
+
+
+def find_apex() -> Dict[str, Any]:
+    """Return apex's modules of the operators it has, by operator; empty where the image has none."""
+    found = {}
+    for name, module in (("loss", "apex.contrib.xentropy"), ("norm", "apex.normalization.fused_layer_norm")):
+        try:
+            found[name] = importlib.import_module(module)
+        except ImportError:
+            continue
+    return found if torch.cuda.is_available() else {}
+
+
+def apex_operators(found: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the implementations that apex's modules ``found`` offer, by operator."""
+
+    def of_rows(
+        logits: torch.Tensor, targets: torch.Tensor, smoothing: float, with_gradient: bool
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        with torch.enable_grad():
+            held = logits.detach().requires_grad_(with_gradient)
+            to_float = logits.dtype != torch.float32
+            losses = found["loss"].SoftmaxCrossEntropyLoss.apply(held, targets, smoothing, NEVER, to_float)
+            loss = losses.float().sum()
+            gradient = torch.autograd.grad(loss, held)[0] if with_gradient else None
+        return loss.detach(), gradient
+
+    def norm(
+        values: torch.Tensor, shape: Sequence[int], weight: torch.Tensor, bias: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        # By name: releases of apex differ in the order.
+        return found["norm"].fused_layer_norm_affine(
+            input=values, weight=weight, bias=bias, normalized_shape=tuple(shape), eps=epsilon
+        )
+
+    return {name: function for name, function in (("loss", of_rows), ("norm", norm)) if name in found}
+
+
+def choose(
+    wanted: str,
+    sizes: Mapping[str, Mapping[str, Any]],
+    ranks: Ranks,
+    dtype: torch.dtype,
+    saved: Mapping[str, str],
+    found: Optional[Mapping[str, Any]] = None,
+) -> Tuple[Dict[str, str], Dict[str, Any]]:
+    """Return name and implementation of each operator of ``sizes``, the sizes of a step.
+
+    ``saved`` are the names of a checkpoint, ``found`` apex's modules (default: those that the image has).
+    Raises ValueError where ``wanted`` names what is not there.
+    """
+    theirs = apex_operators(find_apex() if found is None else found)
+    theirs = {name: theirs[name] for name in sizes if name in theirs}
+    if wanted == "apex" and not theirs:
+        raise ValueError("kernels=apex: the image has no apex, or one without its CUDA parts; use kernels=auto")
+    operators = {name: OPERATORS[name] for name in sizes}
+    names = dict(saved) or kernels.choose(operators, "plain" if wanted == "apex" else wanted, ranks, dtype, sizes)
+    for name in theirs if not saved else ():
+        if wanted == "apex":
+            names[name] = "apex"
+        elif wanted == "auto":
+            other = kernels.Other("apex", theirs[name])
+            names[name] = kernels.or_other(name, operators[name], names[name], other, ranks, dtype, sizes[name])
+    lost = sorted(name for name in names if names[name] == "apex" and name not in theirs)
+    if lost:
+        raise ValueError(f"the checkpoint was written with apex's {', '.join(lost)}, which is not here: resume there")
+    return names, {
+        name: theirs[name] if names[name] == "apex" else kernels.implementation(operators[name], names[name])
+        for name in names
+    }
