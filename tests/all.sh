@@ -20,8 +20,6 @@ if ! wait "$environments"; then
   exit 1
 fi
 .venv/bin/python -m tools.compile_kernels
-# A training waits for its start and its files: three at once keep two cores at work. What a file's tests share is made
-# once.
-.venv/bin/python -m pytest -m "training and not engine and not cluster" --numprocesses 3 --dist loadfile
-# Slurm and the engines want the machine for themselves.
-.venv/bin/python -m pytest -m "not ($host_side) and (engine or cluster or not training)"
+# Slurm, engines and trainings wait for timers, starts and files: three at once keep two cores at work. What a file's
+# tests share is made once.
+.venv/bin/python -m pytest -m "not ($host_side)" --numprocesses 3 --dist loadfile
