@@ -10,6 +10,7 @@ from encore.catalogue import Benchmark
 from encore.files import read_json
 from encore.results.compliance import check
 from encore.results.findings import ComplianceReport
+from encore.results.rules import ROUNDS
 from encore.results.run_log import RunLog, read_run
 from encore.results.timing import length_of
 from encore.run.follow import read_progress
@@ -68,17 +69,19 @@ def figures(experiment: Experiment, benchmark: Benchmark) -> Figures:
     )
 
 
-def judge_experiment(experiment: Experiment, benchmark: Benchmark, ruleset: str) -> Judgement:
-    """Judge an experiment by its log; one that has not finished is not checked."""
+def judge_experiment(experiment: Experiment, benchmark: Benchmark, ruleset: str | None) -> Judgement:
+    """Judge an experiment by its log; not checked: one that has not finished, and without a ruleset."""
     found = figures(experiment, benchmark)
-    compliance = check(experiment.result, ruleset) if found.log else None
+    compliance = check(experiment.result, ruleset) if found.log and ruleset else None
     return Judgement(experiment.number, experiment.state(), found, compliance)
 
 
 def judge(run: RunFolder) -> list[Judgement]:
-    """Judge every experiment of a run by the rules of its round."""
+    """Judge every experiment of a run by the rules of its round; a benchmark that MLPerf has not has none."""
     passport = run.passport()
     benchmark = catalogue.choose(passport["name"]).benchmark
+    if passport["round"] not in ROUNDS:
+        return [judge_experiment(experiment, benchmark, None) for experiment in run.experiments()]
     # Rounds before v0.7 logged in other formats; our log is read by the rules of the first with this one.
     ruleset = f"{max(passport['round'], 'v0.7').removeprefix('v')}.0"
     if benchmark.log_format == "v0.5":
