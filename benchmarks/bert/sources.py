@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import List, NamedTuple, Optional, Tuple
 
-from benchmarks.bert import python_text, texts
+from benchmarks.bert import python_text, texts, wikipedia
+from benchmarks.bert.stages import DUMP
 from benchmarks.common.data.problem import Problem
 
 VOCABULARY = "vocab.txt"
@@ -79,6 +80,8 @@ def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
     """Return the form of a file, or nothing where it is not one of the source's."""
     if path.name == VOCABULARY:
         return ""
+    if wikipedia.is_dump(path):
+        return DUMP
     if path.suffix in (".txt", ".raw") or path.name.startswith(("wiki_", "part-")) or named:
         form = texts.form_of(path)
         return texts.PARAGRAPHS if paragraphs and form == texts.SENTENCES else form

@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.bert import buckets, masking, texts
+from benchmarks.bert import buckets, masking, texts, wikipedia
 from benchmarks.bert.masking import Documents, Settings
 from benchmarks.bert.texts import Document
 from benchmarks.common.data.workers import Report
@@ -25,6 +25,9 @@ from benchmarks.language import wordpiece
 
 SHARD_BYTES = 8 << 20
 """Text of a shard, about: what a worker holds in memory, about 40 times."""
+
+DUMP = "dump"
+"""The form of a Wikipedia dump; the others are those of texts."""
 
 
 class Block(NamedTuple):
@@ -117,7 +120,11 @@ def _documents(block: Block, counts: Dict[str, int], report: Report) -> Iterator
     def tell(done: int) -> None:
         report(min(done, block.end - block.begin), 0)
 
-    yield from texts.read(Path(block.path), block.form, block.begin, block.end, tell)
+    path = Path(block.path)
+    if block.form == DUMP:
+        yield from wikipedia.read(path, block.begin, block.end, counts, tell)
+    else:
+        yield from texts.read(path, block.form, block.begin, block.end, tell)
 
 
 def read_shard(stem: str) -> Iterator[List[str]]:

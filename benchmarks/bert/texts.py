@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import BinaryIO, Callable, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import BinaryIO, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from benchmarks.bert import sentences
 from benchmarks.common.data.problem import Problem
@@ -52,19 +52,25 @@ def form_of(path: Path) -> str:
 
 
 def cut(path: Path, form: str, size: int) -> List[Tuple[int, int]]:
-    """Return ranges of about ``size`` bytes that begin where a document does; reads no more than it has to."""
+    """Return ranges of about ``size`` bytes that begin where a document does."""
+    begins = find_begins(path, _BOUNDARIES[form], size)
+    return list(zip(begins, [*begins[1:], path.stat().st_size]))
+
+
+def find_begins(path: Path, boundary: "re.Pattern[bytes]", size: int) -> List[int]:
+    """Return 0 and the ends of the first match after each ``size`` bytes; reads no more than it has to."""
     total = path.stat().st_size
     begins = [0]
     with path.open("rb") as file:
         while begins[-1] + size < total:
-            found = _next_begin(file, begins[-1] + size, _BOUNDARIES[form])
+            found = _next_begin(file, begins[-1] + size, boundary)
             if found is None:
                 break
             begins.append(found)
-    return list(zip(begins, [*begins[1:], total]))
+    return begins
 
 
-def _next_begin(file: BinaryIO, place: int, boundary: "re.Pattern[bytes]") -> "int | None":
+def _next_begin(file: BinaryIO, place: int, boundary: "re.Pattern[bytes]") -> Optional[int]:
     file.seek(place)
     held, base = b"", place
     while True:

@@ -11,11 +11,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.bert import buckets, evaluation, sources, stages, texts, words
+from benchmarks.bert import buckets, evaluation, sources, stages, texts, wikipedia, words
 from benchmarks.bert.evaluation import Chosen
 from benchmarks.bert.masking import Settings
-from benchmarks.bert.sources import Source
-from benchmarks.bert.stages import Block, Shard, facts_of
+from benchmarks.bert.sources import File, Source
+from benchmarks.bert.stages import DUMP, Block, Shard, facts_of
 from benchmarks.common.data import workers
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
@@ -118,10 +118,16 @@ def _blocks(task: Task) -> List[Block]:
     found: List[Block] = []
     for part, files in (("train", task.source.train), ("test", task.source.test)):
         for file in files:
-            for begin, end in texts.cut(file.path, file.form, BLOCK_BYTES):
+            for begin, end in _ranges(file):
                 stem = str(task.scratch / f"{part}-{len(found):06}")
                 found.append(Block(part, file.form, str(file.path), begin, end, stem))
     return found
+
+
+def _ranges(file: File) -> List[Tuple[int, int]]:
+    if file.form == DUMP:
+        return wikipedia.cut(file.path)
+    return texts.cut(file.path, file.form, BLOCK_BYTES)
 
 
 def _shards(task: Task, chosen: Chosen, text: int) -> List[Shard]:
