@@ -34,6 +34,7 @@ class Config:
     inner_width: int = 4096  # of the feed-forward layers
     positions: int = 512  # rows of the table of positions: the longest window that the weights are for
     vocabulary_multiple: int = 8  # the vocabulary is padded to a multiple of this
+    initializer_range: float = 0.02  # standard deviation of the weights that are drawn
     gelu: Literal["erf", "tanh"] = "erf"  # exact, as published, or its approximation
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and Adam stay in fp32
     dropout: float = 0.1  # of embeddings and of each block's output
@@ -83,6 +84,7 @@ class Config:
         at_least(self, 0, "prefetch", "warm_up_steps", "checkpoint_interval", "eval_interval", "gradient_clip")
         at_least(self, 0, "weight_decay")
         above_zero(self, "quality_target", "learning_rate", "epsilon", "loss_scale", "warmup_fraction")
+        above_zero(self, "initializer_range")
         refuse(
             ("device=cpu has no tf32: set precision=fp32", self.device == "cpu" and self.precision == "tf32"),
             ("device=cpu has no fp16: set precision=fp32 or bf16", self.device == "cpu" and self.precision == "fp16"),

@@ -11,7 +11,7 @@ from torch.nn import functional
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch
 from benchmarks.language.pytorch.encoder import Encoder, Rows, Shape
-from benchmarks.language.pytorch.pieces import draw_weights
+from benchmarks.language.pytorch.pieces import DEVIATION, draw_weights
 
 
 def shape_of(config: Config, vocabulary: int) -> Shape:
@@ -37,6 +37,9 @@ class Network(nn.Module):
         self.encoder = Encoder(shape_of(config, vocabulary), attention, config.compile)
         self.span = nn.Linear(config.width, 2)
         self.span.apply(draw_weights)
+        with torch.no_grad():
+            for weight in (each for each in self.parameters() if each.dim() > 1):
+                weight *= config.initializer_range / DEVIATION
 
     def forward(self, rows: Rows) -> torch.Tensor:
         """Logits (T, 2), fp32: that a token is the first, and the last one of the answer."""
