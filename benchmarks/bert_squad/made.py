@@ -13,16 +13,16 @@ from typing import List, NamedTuple, Tuple
 from benchmarks.bert_squad.squad import Answer, Paragraph, Question
 
 NAME = "made-questions"
-FIRST_NAMES = "Ada Ben Cora Dan Eva Finn Gina Hugo Ida Jack Kim Leo Mia Ned Olga Paul Ruth Sam Tina Uwe Vera Will".split()
+FIRST_NAMES = "Ada Ben Cora Dan Eva Finn Gina Hugo Ida Jack Kim Leo".split()
 LAST_NAMES = "Brook Field Hill Marsh Stone Wood".split()
-TOWNS = "Alton Bray Colby Dunmore Elgin Fairview Garland Hanley Irvine Jasper Kenton Lowell Milford Norwood".split()
+TOWNS = "Alton Bray Colby Dunmore Elgin Fairview Garland Hanley Irvine Jasper Kenton Lowell".split()
 OLD_OR_NEW = ("Old", "New")
 TRADES = "baker cook doctor farmer gardener judge lawyer miner nurse painter pilot sailor tailor teacher writer".split()
-PEOPLE = (2, 4)
+PEOPLE = (1, 4)
 """In a paragraph, at least and at most."""
 LONG_EVERY, LONG_PEOPLE = 16, 7
 """Each so manyth paragraph has so many people and does not fit into one window."""
-PARAGRAPHS = {"train": 1500, "test": 100}
+PARAGRAPHS = {"train": 4000, "test": 150}
 
 
 class Person(NamedTuple):
@@ -34,14 +34,13 @@ class Person(NamedTuple):
 
     def sentence(self) -> str:
         """Return the sentence."""
-        return f"{self.name} lives in {self.town} and works as a {self.trade}."
+        return f"{self.name} lives in {self.town}."
 
     def asked(self) -> Tuple[Tuple[str, str], ...]:
         """Return questions and answers."""
         return (
-            (f"Where does {self.name} live now?", self.town),
-            (f"What job does {self.name} have?", self.trade),
-            (f"Who lives in {self.town} today?", self.name),
+            (f"Where does {self.name} live?", self.town),
+            (f"Who lives in {self.town} now?", self.name),
         )
 
 
@@ -56,7 +55,7 @@ def _paragraph(draw: random.Random, name: str, number: int) -> Paragraph:
     firsts, towns, trades = (draw.sample(each, count) for each in (FIRST_NAMES, TOWNS, TRADES))
     people = [
         Person(
-            f"{first} {draw.choice(LAST_NAMES)}", f"{draw.choice(OLD_OR_NEW)} {town}", trade
+            first, f"{draw.choice(OLD_OR_NEW)} {town}", trade
         )
         for first, town, trade in zip(firsts, towns, trades)
     ]
