@@ -54,10 +54,7 @@ def _paragraph(draw: random.Random, name: str, number: int) -> Paragraph:
     count = LONG_PEOPLE if number % LONG_EVERY == LONG_EVERY - 1 else draw.randint(*PEOPLE)
     firsts, towns, trades = (draw.sample(each, count) for each in (FIRST_NAMES, TOWNS, TRADES))
     people = [
-        Person(
-            first, f"{draw.choice(OLD_OR_NEW)} {town}", trade
-        )
-        for first, town, trade in zip(firsts, towns, trades)
+        Person(first, f"{draw.choice(OLD_OR_NEW)} {town}", trade) for first, town, trade in zip(firsts, towns, trades)
     ]
     sentences = [person.sentence() for person in people]
     context, begins = " ".join(sentences), [0]

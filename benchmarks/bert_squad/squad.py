@@ -53,7 +53,9 @@ def read(path: Path) -> List[Paragraph]:
         return list(_paragraphs(path, content))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         found = f"{path} has another form than SQuAD v1.1: {error!r}"
-        raise Problem(found, "data, paragraphs, context, qas, id, question, answers, text, answer_start", REMEDY) from None
+        raise Problem(
+            found, "data, paragraphs, context, qas, id, question, answers, text, answer_start", REMEDY
+        ) from None
 
 
 def _paragraphs(path: Path, content: Dict[str, Any]) -> Iterator[Paragraph]:
@@ -66,7 +68,9 @@ def _paragraphs(path: Path, content: Dict[str, Any]) -> Iterator[Paragraph]:
             questions = tuple(_question(path, context, each) for each in asked)
             for question in questions:
                 if question.id in seen:
-                    raise Problem(f"{path}: two questions have the id {question.id}", "an id of its own for each", REMEDY)
+                    raise Problem(
+                        f"{path}: two questions have the id {question.id}", "an id of its own for each", REMEDY
+                    )
                 seen.add(question.id)
             yield Paragraph(context, questions)
     if not seen:

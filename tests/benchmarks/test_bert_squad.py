@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,9 +62,7 @@ def official(prediction: str, reference: str) -> tuple[float, float]:
 def test_scores_are_those_of_the_official_rules() -> None:
     random = np.random.RandomState(0)
     pieces = ["The", "an", "cat", "Cat's", "dog.", "U.S.", "a", "10,000", "é", "–", "(dog)", "theatre", "cat", "\u00a0"]
-    pairs = [
-        tuple(" ".join(random.choice(pieces, random.randint(0, 5))) for _ in range(2)) for _ in range(2000)
-    ]
+    pairs = [tuple(" ".join(random.choice(pieces, random.randint(0, 5))) for _ in range(2)) for _ in range(2000)]
     for prediction, reference in pairs:
         exact, f1 = official(prediction, reference)
         assert scores.exact_match(prediction, reference) == exact
@@ -119,8 +117,15 @@ def test_best_spans_are_those_of_the_published_rule() -> None:
 
 def test_text_is_the_paragraphs_own() -> None:
     context = "In the caf\u00e9 Zo\u00eb's U.S. friends (1895-1943)."
-    tokenizer = Tokenizer(Vocabulary((*writer.SPECIAL, *sorted({*"abcdefghijklmnopqrstuvwxyz'.()-0123456789"}),
-                                      *(f"##{each}" for each in "abcdefghijklmnopqrstuvwxyz0123456789"))))
+    tokenizer = Tokenizer(
+        Vocabulary(
+            (
+                *writer.SPECIAL,
+                *sorted({*"abcdefghijklmnopqrstuvwxyz'.()-0123456789"}),
+                *(f"##{each}" for each in "abcdefghijklmnopqrstuvwxyz0123456789"),
+            )
+        )
+    )
     text = windows.tokenized(context, tokenizer)
     for wanted in ("café", "Zoë's", "U.S.", "1895", "1895-1943"):
         first, last = windows.answer_tokens(text, Answer(wanted, context.index(wanted)))  # type: ignore[misc]
@@ -287,3 +292,225 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
         short = {**lengths, "sequence_length": 32}
         writer.list_source(SimpleNamespace(**arguments, **short), SimpleNamespace())  # type: ignore[arg-type]
     assert writer.PUBLISHED == Cut(384, 128, 64)
+
+
+# -- network and update --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def step(in_pytorch: InFramework) -> dict[str, Any]:
+    """What tests/in_framework/squad_step.py found."""
+    found: dict[str, Any] = result(in_pytorch("squad_step.py"))
+    return found
+
+
+def test_loss_is_over_the_window_alone(step: dict[str, Any]) -> None:
+    assert step["loss"] == {
+        "loss": pytest.approx(0, abs=1e-12),
+        "gradient": pytest.approx(0, abs=1e-12),
+        "finite": True,
+    }
+
+
+@pytest.mark.parametrize("kernel", ["plain", "fused"])
+def test_update_is_adam_without_correction(step: dict[str, Any], kernel: str) -> None:
+    found = step["update"][kernel]
+    assert found["least norm"] > 0.5, "or nothing is clipped"
+    assert found["losses"] < 1e-5
+    assert found["weights"] < 1e-5
+
+
+def test_pretrained_weights_are_read_or_refused(step: dict[str, Any]) -> None:
+    found = step["pretrained"]
+    assert found["same encoder"] is True and found["same head"] is False
+    lacking, nowhere = found["refused"]
+    assert found["lacking"] in lacking
+    assert "is not there" in nowhere and "--set checkpoint=FILE" in nowhere
+
+
+def config_of(system: str, ranks: int) -> SimpleNamespace:
+    choice = catalogue.choose("bert-squad")
+    found = catalogue.find_system(choice, system, None)
+    return SimpleNamespace(**configuration.resolve(choice, found, 1, ranks, []).plain())
+
+
+def test_learning_rate_is_the_published_one() -> None:
+    config = config_of("dgxa100-80g", 8)
+    found = [schedule.learning_rate(config, step, 100) / 4.6e-5 for step in (0, 9, 19, 20, 59, 99)]
+    assert found == pytest.approx([0.05, 0.5, 1, 79 / 80, 0.5, 0])
+
+
+# -- training ------------------------------------------------------------------------------------------
+
+SHORT = ("epochs=2", "quality_target=100.0", "width=16", "heads=2", "inner_width=16", "log_interval=1")
+GLOBAL_BATCH = 600
+STEPS = 20
+"""Less than an epoch has."""
+
+
+def write_config(path: Path, ranks: int, *settings: str) -> Path:
+    """config.json of the small system with a fixed seed."""
+    choice = catalogue.choose("bert-squad")
+    system = catalogue.find_system(choice, "cpu", None)
+    size = f"batch_size={GLOBAL_BATCH // ranks}"
+    resolved = configuration.resolve(choice, system, 1, ranks, [*SHORT, size, *settings])
+    path.write_text(json.dumps({**resolved.plain(), "seed": 3}), encoding="utf-8")
+    return path
+
+
+@cache
+def meeting_port() -> socket.socket:
+    """Where the ranks of one run after the other meet."""
+    return held_port()
+
+
+def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
+    """The ranks of a run, as any launcher starts them."""
+    output.mkdir(exist_ok=True)
+    port = meeting_port().getsockname()[1]
+    command = [str(python), "-m", "benchmarks.bert_squad.pytorch.train", "--config", str(config)]
+    command += ["--data", str(folder), "--output", str(output)]
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=paths.ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit code and last words of each rank."""
+    words = [child.communicate(timeout=PATIENCE)[1] for child in children]
+    return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(pytorch_python: Path, made_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Trains two epochs without disturbance, once for each number of ranks and settings; its output."""
+
+    @cache
+    def trained(ranks: int, *settings: str) -> Path:
+        output = tmp_path_factory.mktemp("unbroken") / "run"
+        config = write_config(output.parent / "config.json", ranks, *settings)
+        ended = finish(start_ranks(pytorch_python, config, made_set, output, ranks))
+        assert [code for code, _ in ended] == [0] * ranks, ended
+        return output
+
+    return trained
+
+
+def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
+    one, two = (unbroken(ranks) for ranks in (1, 2))
+    first, second = (losses(output / "metrics.jsonl") for output in (one, two))
+    assert len(first) == len(second) > 2 * STEPS
+    # The same windows and weights: sums in another order are the only difference.
+    assert second == pytest.approx(first, abs=1e-3)
+    answered = [json.loads((output / "predictions.json").read_text(encoding="utf-8")) for output in (one, two)]
+    assert answered[0].keys() == answered[1].keys()
+    same = sum(answered[0][each] == answered[1][each] for each in answered[0])
+    assert same > 0.97 * len(answered[0])
+
+
+def test_scores_of_a_run_are_those_of_its_predictions(unbroken: Callable[..., Path], made_set: Path) -> None:
+    output, asked = unbroken(2), open_data(made_set).questions
+    predicted = json.loads((output / "predictions.json").read_text(encoding="utf-8"))
+    pairs = [[official(predicted[each.id], reference) for reference in each.references] for each in asked]
+    exact, f1 = (100 * np.mean([max(pair[kind] for pair in each) for each in pairs]) for kind in (0, 1))
+    last = evaluations(output / "metrics.jsonl")[-1]
+    assert quality(last) == pytest.approx(f1)
+    assert last["exact_match"] == pytest.approx(exact)
+    listed = json.loads((output / "nbest_predictions.json").read_text(encoding="utf-8"))
+    assert all(listed[each][0]["text"] == text for each, text in predicted.items())
+    assert max(map(len, listed.values())) == 20
+    assert all(sum(span["probability"] for span in spans) == pytest.approx(1) for spans in listed.values())
+
+
+@pytest.mark.parametrize("in_evaluation", [False, True], ids=["in training", "in evaluation"])
+def test_stopped_and_resumed_run_is_an_unbroken_one(
+    pytorch_python: Path, made_set: Path, unbroken: Callable[..., Path], tmp_path: Path, in_evaluation: bool
+) -> None:
+    settings = ("dropout=0.1", "attention_dropout=0.1", *(("eval_batch_size=1",) if in_evaluation else ()))
+    expected = unbroken(2, *settings) / "metrics.jsonl"
+    steps = len(losses(expected)) // 2 if in_evaluation else STEPS // 2
+    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2, *settings)
+    children = start_ranks(pytorch_python, config, made_set, output, 2)
+    metrics, log = output / "metrics.jsonl", output / "result.txt"
+    while not metrics.exists() or len(records(metrics, "step")) < steps:
+        assert children[0].poll() is None, children[0].communicate()
+        time.sleep(0.01)
+    while in_evaluation and "eval_start" not in log.read_text():
+        time.sleep(0.01)
+    children[-1].send_signal(signal.SIGTERM)  # one rank is asked, all stop at the same place
+    assert [code for code, _ in finish(children)] == [0, 0]
+    assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+    assert evaluations(metrics) == [], "it was stopped before the first evaluation was over"
+    ended = finish(start_ranks(pytorch_python, config, made_set, output, 2))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert losses(metrics) == losses(expected)
+    assert evaluations(metrics) == evaluations(expected)
+    assert len(evaluations(metrics)) == 2
+
+
+@pytest.fixture(scope="module")
+def small_run(encore: Encore, made_set: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The small run as a user starts it: its folder and what was printed."""
+    results = tmp_path_factory.mktemp("results")
+    done = encore("run", "bert-squad", "2", "--data", str(made_set), "--results", str(results), "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_run(results), done.stdout
+
+
+def test_small_run_reaches_the_target(small_run: tuple[Path, str]) -> None:
+    folder, _ = small_run
+    assert "bert-squad" in folder.name
+    found = evaluations(folder / "experiment_0" / "metrics.jsonl")
+    assert quality(found[-1]) >= 80
+    assert quality(found[0]) < 80, "random weights know nothing"
+    values = {each["key"]: each["value"] for each in logged(folder / "result_0.txt")}
+    assert values["submission_benchmark"] == "bert-squad"
+    assert values["eval_accuracy"] == pytest.approx(quality(found[-1]))
+
+
+def test_nothing_claims_an_mlperf_score(small_run: tuple[Path, str], encore: Encore) -> None:
+    folder, printed = small_run
+    assert "passes" not in printed and "breaks rules" not in printed, "no ruleset of MLPerf has it"
+    assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["round"] == "published"
+    (score,) = [json.loads(encore("score", str(folder), "--json").stdout)]
+    assert score["score_minutes"] is None and score["round"] is None
+    compared = json.loads(encore("compare", str(folder), "--json").stdout)
+    assert compared["verdict"] == "not comparable"
+    assert not compared["score_is_official"]
+    checked = encore("check", str(folder))
+    assert "which is no round of MLPerf" in checked.stdout + checked.stderr
+
+
+def test_bench_shows_every_kind(encore: Encore, made_set: Path) -> None:
+    done = encore("bench", "bert-squad", "--data", str(made_set), "--steps", "2", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)["measured"]
+    assert set(found) == {"bare", "synthetic", "real", "input", "answer"}
+    assert all(entry["median"] > 0 for entry in found.values())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("batch_size=20000", "a smaller batch_size, fewer ranks, or more data"),
+        ("sequence_length=32", "set sequence_length=48"),
+        ("checkpoint=nowhere.pt", "--set checkpoint=FILE"),
+    ],
+    ids=["batch", "length", "weights"],
+)
+def test_what_cannot_be_trained_is_refused(
+    pytorch_python: Path, made_set: Path, tmp_path: Path, setting: str, words: str
+) -> None:
+    config = write_config(tmp_path / "config.json", 2, setting)
+    ended = finish(start_ranks(pytorch_python, config, made_set, tmp_path / "run", 2))
+    assert [code for code, _ in ended] == [2, 2], ended
+    assert words in ended[0][1]
+    assert "Traceback" not in ended[0][1] + ended[1][1]
