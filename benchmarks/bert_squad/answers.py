@@ -9,7 +9,7 @@ the same text where it succeeds.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Sequence
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def best_spans(start: np.ndarray, end: np.ndarray, places: Places, count: int, l
     possible &= places.best[firsts].astype(bool)[:, None] & (places.ends[lasts] > 0)[None, :]
     sums = (start[firsts][:, None] + end[lasts][None, :])[possible]
     rows, columns = np.nonzero(possible)
-    found: Dict[tuple, Span] = {}
+    found: Dict[Tuple[int, int], Span] = {}
     for pair in np.argsort(-sums, kind="stable"):
         first, last = firsts[rows[pair]], lasts[columns[pair]]
         text = int(places.begins[first]), int(places.ends[last])

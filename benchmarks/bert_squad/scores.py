@@ -1,4 +1,4 @@
-"""Exact match and F1 by the rules of SQuAD v1.1's evaluate-v1.1.py (Rajpurkar et al. 2016, arXiv 1606.05250, section 6).
+"""Exact match and F1 by the rules of SQuAD v1.1's evaluate-v1.1.py (Rajpurkar et al. 2016, arXiv 1606.05250).
 
 Both are in per cent: means over the questions, each counted once with the reference answer that it agrees with best.
 """

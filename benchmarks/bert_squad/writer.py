@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, BinaryIO, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
@@ -122,10 +121,10 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 def words_of(paragraphs: Iterable[Paragraph]) -> List[str]:
     """Return a vocabulary: the special entries and all words of the paragraphs and their questions, sorted."""
-    found: Counter = Counter()
+    found: Dict[str, None] = {}
     for paragraph in paragraphs:
         for text in (paragraph.context, *(question.text for question in paragraph.questions)):
-            found.update(wordpiece.words(text))
+            found.update(dict.fromkeys(wordpiece.words(text)))
     return [*SPECIAL, *sorted(found)]
 
 
@@ -165,7 +164,7 @@ def write_part(
     return Written(len(lengths), number, left_out, int(np.count_nonzero(columns["start"])), cut_off)
 
 
-def _append(window: Window, number: int, columns: Dict[str, List[int]], files: Dict[str, BinaryIO]) -> None:
+def _append(window: Window, number: int, columns: Dict[str, List[int]], files: Mapping[str, BinaryIO]) -> None:
     values = (len(window.tokens), window.second, window.start, window.end, number)
     for column, value in zip(columns.values(), values):
         column.append(value)

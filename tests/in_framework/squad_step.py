@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.language.pytorch.checkpoint import places_of
 
 RANKS = Ranks(0, 1, 0, 1, torch.device("cpu"))
-SIZES: Dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "device": "cpu", "precision": "fp32", "layers": 2, "width": 16, "heads": 2, "inner_width": 32, "positions": 40,
     "sequence_length": 40, "dropout": 0.0, "attention_dropout": 0.0, "batch_size": 6, "initializer_range": 0.2,
     "seed": 4,
@@ -55,13 +56,13 @@ def some_windows(count: int = 30) -> Windows:
 def plain_loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     """The loss window by window."""
     bounds, found = batch.rows.offsets.tolist(), []
-    for row, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+    for row, (begin, end) in enumerate(itertools.pairwise(bounds)):
         shares = logits[begin:end].log_softmax(0)
         found.append(-(shares[batch.start[row], 0] + shares[batch.end[row], 1]) / 2)
     return torch.stack(found).sum()
 
 
-def loss(windows: Windows) -> Dict[str, Any]:
+def loss(windows: Windows) -> dict[str, Any]:
     batch = gathered(windows, np.arange(6))
     logits = torch.randn(len(batch.wide), 2, dtype=torch.float64, requires_grad=True)
     first, last = in_tables(logits, batch)
@@ -74,14 +75,14 @@ def loss(windows: Windows) -> Dict[str, Any]:
     }
 
 
-def update(windows: Windows, kernel: str) -> Dict[str, float]:
+def update(windows: Windows, kernel: str) -> dict[str, float]:
     """Five steps of ours next to the definition in float64."""
     # The bias of the keys changes no softmax: its gradient is rounding, which a smaller epsilon would blow up.
     config = Config(**SIZES, gradient_clip=0.5, weight_decay=0.1, learning_rate=0.01, epsilon=1e-4)
     ours = Training(config, VOCABULARY, RANKS, kernel, None)
     with trainings.drawn_from(config.seed):
         plain = trainings.Network(config, VOCABULARY, "padded").double()
-    moments: List[Any] = [(torch.zeros_like(each), torch.zeros_like(each)) for each in plain.parameters()]
+    moments: list[Any] = [(torch.zeros_like(each), torch.zeros_like(each)) for each in plain.parameters()]
     norms, losses = [], []
     for step in range(5):
         batch = gathered(windows, chosen(config, windows, step, 5, RANKS))
@@ -92,7 +93,7 @@ def update(windows: Windows, kernel: str) -> Dict[str, float]:
         norm = torch.stack([each.norm() for each in gradients]).norm()
         factor = min(1.0, config.gradient_clip / (float(norm) + 1e-6))
         norms.append(float(norm))
-        losses.append(abs(float(mine) - float(theirs)))
+        losses.append(abs(float(mine) - float(theirs.detach())))
         with torch.no_grad():
             for weight, gradient, (m, v) in zip(plain.parameters(), gradients, moments):
                 m.mul_(config.beta1).add_(gradient * factor, alpha=1 - config.beta1)
@@ -104,7 +105,7 @@ def update(windows: Windows, kernel: str) -> Dict[str, float]:
     return {"least norm": min(norms), "losses": max(losses), "weights": weights}
 
 
-def pretrained() -> Dict[str, Any]:
+def pretrained() -> dict[str, Any]:
     """An encoder saved under the published names begins another training; a file without a weight is refused."""
     config = Config(**SIZES)
     first = Training(config, VOCABULARY, RANKS, "plain", None)

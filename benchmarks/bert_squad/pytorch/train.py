@@ -3,9 +3,9 @@
     $ python -m benchmarks.bert_squad.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.bert_squad.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (the log), metrics.jsonl, heartbeat/, checkpoint/, and of the last evaluation predictions.json, which
-SQuAD's evaluate-v1.1.py reads, and nbest_predictions.json; a run that finds a checkpoint there resumes from it. Exit code
-0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+OUT gets result.txt (the log), metrics.jsonl, heartbeat/, checkpoint/, and of the last evaluation predictions.json,
+which SQuAD's evaluate-v1.1.py reads, and nbest_predictions.json; a run that finds a checkpoint there resumes from it.
+Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 
 from __future__ import annotations

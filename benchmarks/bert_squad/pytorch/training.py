@@ -89,9 +89,10 @@ class Training:
 def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]:
     """Return Adam without the correction of the bias by the name of each implementation at hand.
 
-    As apex's FusedAdam of run_squad.py, with bias_correction=False: with the moments m and v, w <- w - rate (m / (sqrt(v)
-    + epsilon) + decay w). PyTorch's own always corrects, by 1 - beta ** steps: ``without_correction`` starts it at so
-    many steps that this is 1. The first ``decayed`` elements of the only parameter have weight decay, the others none.
+    As apex's FusedAdam of run_squad.py, with bias_correction=False: with the moments m and v,
+    w <- w - rate (m / (sqrt(v) + epsilon) + decay w). PyTorch's own always corrects, by 1 - beta ** steps:
+    ``without_correction`` starts it at so many steps that this is 1. The first ``decayed`` elements of the only
+    parameter have weight decay, the others none.
     """
     options: Dict[str, Any] = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon}
 
