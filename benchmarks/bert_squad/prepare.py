@@ -29,7 +29,7 @@ FILES = (
 def add_options(options: argparse._ArgumentGroup) -> None:
     """How paragraphs become windows; all in tokens."""
     add = options.add_argument
-    length = "tokens of a window, at most; default: 384, of the small set 48"
+    length = "tokens of a window, at most; default: 384, of the small set 40"
     add("--sequence-length", type=prepare.number(16, 512), metavar="N", help=length)
     stride = "tokens between the begins of two windows; default: 128, of the small set 12"
     add("--stride", type=prepare.number(1, 512), metavar="N", help=stride)
