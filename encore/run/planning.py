@@ -142,10 +142,7 @@ def choose_system(
     if not machine.gpus:
         return catalogue.find_system(choice, choice.benchmark.small_data.system, round_name)
     wanted_round = round_name or choice.benchmark.default_round
-    of_round = [system for system in catalogue.systems(choice) if system.round == wanted_round]
-    candidates = [system for system in of_round if system.kind in FITTING]
-    # What MLPerf has no round of was published elsewhere.
-    candidates = candidates or [system for system in of_round if system.kind == "study"]
+    candidates = [s for s in catalogue.systems(choice) if s.kind in FITTING and s.round == wanted_round]
     if not candidates:
         raise EncoreError(f"no system of {choice.name} in round {wanted_round}", remedy="name one with --system")
     gpu = machine.gpus[0]
