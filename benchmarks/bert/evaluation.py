@@ -10,10 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
-from benchmarks.bert import stages
+from benchmarks.bert import buckets, stages
 from benchmarks.bert.stages import Block, facts_of
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.data.progress import Progress
 
 PARTS, ARTICLE = 500, 42
 LEAST_DOCUMENTS = 20
@@ -45,7 +44,7 @@ def chosen_places(documents: int) -> List[int]:
     return found
 
 
-def choose(blocks: Sequence[Block], scratch: Path, progress: Progress) -> Chosen:
+def choose(blocks: Sequence[Block], scratch: Path) -> Chosen:
     """Return what is trained on and what is evaluated.
 
     Raises:
@@ -101,7 +100,7 @@ def _cut(train: Sequence[Sized], digests: Dict[str, List[bytes]], total: int, sc
     size = sum(len(sentence.encode("utf-8")) for each in documents for sentence in each)
     stem = str(scratch / "chosen")
     text = "\n\n".join("\n".join(each) for each in documents) + "\n"
-    stages.write_in_one_step(Path(f"{stem}.text"), text.encode("utf-8"))
+    buckets.write_in_one_step(Path(f"{stem}.text"), text.encode("utf-8"))
     copies = sum(map(len, left_out.values())) - len(places)
     kept = {stem: each for stem, each in left_out.items() if each}
     rule = (

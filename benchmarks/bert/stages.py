@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
@@ -18,6 +17,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from benchmarks.bert import buckets, masking, texts, wikipedia
+from benchmarks.bert.buckets import write_in_one_step
 from benchmarks.bert.masking import Documents, Settings
 from benchmarks.bert.texts import Document
 from benchmarks.common.data.workers import Report
@@ -72,13 +72,6 @@ def facts_of(path: Path) -> Dict[str, Any]:
     """Return what a stage counted."""
     facts: Dict[str, Any] = json.loads(path.read_text())
     return facts
-
-
-def write_in_one_step(path: Path, content: bytes) -> None:
-    """Write a file; what a killed worker leaves has its process id for a suffix."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 # -- clean ---------------------------------------------------------------------------------------------------
@@ -190,8 +183,3 @@ def tokenize(
             firsts.append(len(ends) - 1)
     tokens = np.concatenate(pieces) if pieces else np.zeros(0, np.uint16)
     return Documents(tokens, ends, firsts), unknown
-
-
-def is_done(task: "Block | Shard") -> bool:
-    """Return whether a stage has been through with it."""
-    return task.facts_path.exists()
