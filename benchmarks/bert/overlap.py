@@ -1,8 +1,8 @@
 """Whether evaluation samples were trained on, where articles are not known any more: by runs of equal tokens.
 
-A run is 16 tokens in a row of one segment as they were before masking; of all runs one of 16 is kept, chosen by its
-hash, whatever sample it is in, so that the same text has the same ones. A sample all of whose
-runs are in the training part was most likely trained on; a sentence that several articles have is not enough.
+A run is 16 tokens in a row of one segment as they were before masking; one of 16 runs is kept, chosen by its hash, so
+that the same text has the same ones in whatever sample it is. A sample all of whose runs are in the training part was
+most likely trained on; a sentence that several articles have is not enough.
 """
 
 from __future__ import annotations

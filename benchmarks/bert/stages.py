@@ -26,6 +26,7 @@ from benchmarks.language import wordpiece
 SHARD_BYTES = 8 << 20
 """Text of a shard, about: what a worker holds in memory, about 40 times."""
 
+DIGEST_BYTES = 16
 DUMP = "dump"
 """The form of a Wikipedia dump; the others are those of texts."""
 
@@ -127,10 +128,15 @@ def read_shard(stem: str) -> Iterator[List[str]]:
         yield document.split("\n")
 
 
+def count_digests(stem: str) -> int:
+    """Return the number of documents of a shard."""
+    return Path(f"{stem}.md5").stat().st_size // DIGEST_BYTES
+
+
 def read_digests(stem: str) -> List[bytes]:
     """Return the md5 of each document of a shard."""
     content = Path(f"{stem}.md5").read_bytes()
-    return [content[place : place + 16] for place in range(0, len(content), 16)]
+    return [content[place : place + DIGEST_BYTES] for place in range(0, len(content), DIGEST_BYTES)]
 
 
 # -- mask ----------------------------------------------------------------------------------------------------
