@@ -41,6 +41,8 @@ class Block(NamedTuple):
     end: int
     stem: str
     """Path of its files, without what each adds to it."""
+    shard_bytes: int
+    """Text of a shard, about."""
 
     @property
     def facts_path(self) -> Path:
@@ -102,7 +104,7 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
         digests.append(hashlib.md5(document.raw.encode("utf-8")).digest())
         size += sum(len(each.encode("utf-8")) for each in document.sentences)
         sentences += len(document.sentences)
-        if size >= SHARD_BYTES:
+        if size >= block.shard_bytes:
             flush()
     if digests:
         flush()

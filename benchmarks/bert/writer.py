@@ -106,7 +106,7 @@ def _blocks(task: Task) -> List[Block]:
         for file in files:
             for begin, end in _ranges(file):
                 stem = str(task.scratch / f"{part}-{len(found):06}")
-                found.append(Block(part, file.form, str(file.path), begin, end, stem))
+                found.append(Block(part, file.form, str(file.path), begin, end, stem, stages.SHARD_BYTES))
     return found
 
 
