@@ -46,10 +46,13 @@ def write(task: Task) -> Content:
     train_files = _packed(task, "train", task.source.train, max(1, -(-total // BUCKET_BYTES)), str(runs))
     task.run("convert", "bytes", records.convert, train_files, lambda packed: packed.size)
     every = [*train_files, *held_files]
+    length, predictions = _width(every)
     records.refuse_equal_files([(packed.path, facts_of(packed.facts_path)) for packed in every])
     seen = np.any([np.fromfile(str(packed.seen_path), bool) for packed in train_files], axis=0)
     common = overlap.refuse(held, entries, wanted, seen, Path(train_files[0].path).parent)
-    return _content(task, every, task.shuffle(_stems(train_files), held), common, entries.size)
+    return _content(
+        task, len(every), task.shuffle(_stems(train_files), held), common, entries.size, length, predictions
+    )
 
 
 def _packed(task: Task, part: str, files: Sequence[File], count: int, compared: str = "") -> List[Packed]:
@@ -65,19 +68,25 @@ def _stems(files: Sequence[Packed]) -> List[str]:
     return [stem for packed in files for stem in facts_of(packed.facts_path)["shards"]]
 
 
-def _content(task: Task, files: Sequence[Packed], counts: Counts, common: int, entries: int) -> Content:
-    facts = [facts_of(packed.facts_path) for packed in files]
+def _width(files: Sequence[Packed]) -> Tuple[int, int]:
+    """Return tokens and masked words of a sample, at most: the same in all files."""
     widths: Dict[Tuple[int, int], str] = {}
-    for packed, each in zip(files, facts):
-        widths.setdefault((each["width"], each["predictions"]), packed.path)
+    for packed in files:
+        facts = facts_of(packed.facts_path)
+        widths.setdefault((facts["width"], facts["predictions"]), packed.path)
     if len(widths) > 1:
         found = "; ".join(f"{path}: {width} tokens, {most} masked" for (width, most), path in widths.items())
         raise Problem(found, "records of one length", "name files of one phase: 128 tokens, or 512")
-    ((length, predictions),) = widths
+    return next(iter(widths))
+
+
+def _content(
+    task: Task, files: int, counts: Counts, common: int, entries: int, length: int, predictions: int
+) -> Content:
     names: Dict[str, Tuple[str, ...]] = {part: part_files(part) for part in PARTS}
     names["train"] += (VOCABULARY,)
     train, test = counts["train"]["samples"], counts["test"]["samples"]
-    how: Dict[str, Any] = {"made": task.source.made, "files": len(files), "seed": task.seed}
+    how: Dict[str, Any] = {"made": task.source.made, "files": files, "seed": task.seed}
     return Content(
         name=task.source.name,
         splits={part: Split(counts[part]["samples"], names[part]) for part in PARTS},
