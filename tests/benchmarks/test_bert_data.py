@@ -200,7 +200,7 @@ this -->walked {{convert|5|km|mi}}.
 |-
 | cell {{templ|x}}
 |}
-See [http://example.org the site] and [[:Category:Poets|poets]], [[fr:Ada]][[Category:P]]&amp;nbsp;AT&amp;amp;T {{templ|x}}.
+See [http://example.org the site] and [[:Category:Poets|poets]], [[fr:A]][[Category:P]]&amp;nbsp;AT&amp;amp;T {{t|x}}.
 The sum <math>\\frac{1}{2}</math> of ''The Times'''s H<sub>2</sub>O, ( ; ) ok.
 <gallery>
 x.jpg|words
