@@ -29,7 +29,7 @@ BLOCK_BYTES = 8 << 20
 """Text of a block, about."""
 BUCKET_BYTES = 32 << 20
 """Text of a bucket times the passes over it, about."""
-BYTES_PER_PASS = 1.3
+BYTES_PER_PASS = 1.6
 """Written per byte of text and pass, at most: tokens and masked words, in shards and in the arrays."""
 PREDICTIONS = {128: 20, 512: 76}
 """As published for both phases; NVIDIA v0.7 and DeepLearningExamples."""
@@ -48,10 +48,11 @@ class Listing(NamedTuple):
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     """Find the text; all that decides what is written goes into the fingerprint."""
     files: List[Path] = []
-    source = None
+    source, parts = None, 0
     if args.origin is not None:
         source = sources.find(args)
         files += [each.path for each in (*source.train, *source.test)]
+        parts = len(source.train)
         files += [path for path in (source.vocabulary, source.listed) if path]
         if source.vocabulary:
             wordpiece.read(source.vocabulary)
@@ -63,7 +64,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     # The words of a text are cut by what Unicode says of its characters.
     made = (VERSION, source and (source.name, source.made), unicodedata.unidata_version)
     python = "" if source else platform.python_version()
-    return Listing(source, hashlib.sha256(repr((made, python, listed, options, more)).encode()).hexdigest())
+    return Listing(source, hashlib.sha256(repr((made, python, parts, listed, options, more)).encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
@@ -88,7 +89,8 @@ def _write_text(task: Task) -> Content:
     task.run("clean", "bytes", stages.clean, blocks, lambda block: block.end - block.begin)
     chosen = evaluation.choose(blocks, task.source.listed, task.scratch)
     text = sum(size for _, size in chosen.train)
-    check_room(task.scratch, int(text * BYTES_PER_PASS * task.settings.duplication))
+    present = sum(path.stat().st_size for path in task.scratch.iterdir() if path.suffix != ".text")
+    check_room(task.scratch, int(text * BYTES_PER_PASS * task.settings.duplication) - present)
     words.write_vocabulary(task.source.vocabulary, task.entries, chosen, task.scratch, task.progress)
     shards = _shards(task, chosen, text)
     task.run("mask", "bytes", stages.mask, shards, lambda shard: shard.size)

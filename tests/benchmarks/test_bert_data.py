@@ -258,7 +258,10 @@ def test_each_page_is_found_once_however_a_dump_is_packed(form: str, tmp_path: P
 EXTRACTED = (
     '<doc id="12" url="x" title="A">\nA\n\nOne. Two is here.\n\nThree.\n</doc>\n<doc id="2">\nB\n\nFour.\n</doc>\n'
 )
-WIKI = " \n = A = \n \n One @-@ two . It is 1 @,@ 000 . \n \n = = Part = = \n \n Three . \n \n = B = \n \n Four . \n"
+WIKI = (
+    " \n = A = \n \n One @-@ two . It is 1 @,@ 000 . \n = 1 rad / s and k = \n 2 . \n"
+    " \n = = Part = = \n \n Three . \n \n = B = \n \n Four . \n"
+)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +269,7 @@ WIKI = " \n = A = \n \n One @-@ two . It is 1 @,@ 000 . \n \n = = Part = = \n \n
     [
         ("\ufeffOne.\nTwo is here.\n\n \nThree.\r\n", texts.SENTENCES, [["One.", "Two is here."], ["Three."]]),
         (EXTRACTED, texts.EXTRACTED, [["One.", "Two is here.", "Three."], ["Four."]]),
-        (WIKI, texts.WIKITEXT, [["One-two .", "It is 1,000 .", "Three ."], ["Four ."]]),
+        (WIKI, texts.WIKITEXT, [["One-two .", "It is 1,000 .", "= 1 rad / s and k =", "2 .", "Three ."], ["Four ."]]),
     ],
     ids=["sentences", "extracted", "wikitext"],
 )
