@@ -27,6 +27,7 @@ from benchmarks.bert.pytorch.training import Training, build
 from benchmarks.common import bench, torch_lamb
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
+from benchmarks.common.torch_updates import ALIGNMENT
 from benchmarks.language.arrays import DataSet, open_data
 from benchmarks.language.pytorch.attention import pad
 from benchmarks.language.pytorch.pieces import NORM_EPSILON
@@ -107,7 +108,7 @@ def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
     named = list(training.network.named_parameters())
     pieces = torch_lamb.pieces_of(named, lambda name: model.decay_of(name, 0.01), model.parts_of)
     candidates = torch_lamb.lamb_candidates(pieces, torch_lamb.Options((0.9, 0.999), 1e-6), None)
-    size = max(-(-(piece.begin + piece.size) // torch_lamb.ALIGNMENT) for piece in pieces) * torch_lamb.ALIGNMENT
+    size = max(-(-(piece.begin + piece.size) // ALIGNMENT) for piece in pieces) * ALIGNMENT
     loops = {}
     for title, name in LAMBS.items():
         flat = nn.Parameter(torch.full((size,), 0.1, device=training.ranks.context))
