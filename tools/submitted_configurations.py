@@ -158,7 +158,7 @@ def dockerfile_environment(text: str) -> dict[str, str]:
 
 def run(folder: Path, config: str) -> tuple[list[str], dict[str, dict[str, str]]]:
     """Return the training command and the variables of one configuration, by the script that set them last."""
-    script = f"source config_{config}.sh; source command.sh; exec bash run_and_time.sh ${{BERT_CMD:+\"$BERT_CMD\" 1}}"
+    script = f'source config_{config}.sh; source command.sh; exec bash run_and_time.sh ${{BERT_CMD:+"$BERT_CMD" 1}}'
     variables = {"PATH": f"{folder}:/usr/bin:/bin", "DGXSYSTEM": config, "SLURM_LOCALID": "0", "DATADIR": "/data"}
     subprocess.run(["bash", "-c", script], cwd=folder, env=variables, check=False, capture_output=True)
     command = (folder / "command").read_text().rstrip("\0").split("\0")

@@ -89,7 +89,8 @@ def reference(w, shape, tokens, segments, there):
 
 def of_hugging_face(w, shape, tokens, segments, there):
     """The same of transformers' own model; its weights are those of ``w``, and its gradients go there."""
-    from transformers import BertConfig, BertForPreTraining
+    from transformers.models.bert.configuration_bert import BertConfig
+    from transformers.models.bert.modeling_bert import BertForPreTraining
 
     config = BertConfig(
         vocab_size=shape.vocabulary,
@@ -108,7 +109,8 @@ def of_hugging_face(w, shape, tokens, segments, there):
     given["cls.predictions.decoder.bias"] = w["cls.predictions.bias"]
     known = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
     found = torch.func.functional_call(
-        model, {name: each for name, each in given.items() if name in known},
+        model,
+        {name: each for name, each in given.items() if name in known},
         kwargs={"input_ids": tokens, "token_type_ids": segments, "attention_mask": there.long()},
     )
     return found.prediction_logits, found.seq_relationship_logits
@@ -176,7 +178,8 @@ def files(folder):
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): each for name, each in theirs.items()}
     old = {name.replace("LayerNorm.bias", "LayerNorm.beta"): each for name, each in old.items()}
     nvidia = {
-        name.replace(".self.query.", ".multi_head_attention.q_").replace(".self.key.", ".multi_head_attention.k_")
+        name.replace(".self.query.", ".multi_head_attention.q_")
+        .replace(".self.key.", ".multi_head_attention.k_")
         .replace(".self.value.", ".multi_head_attention.v_")
         .replace("attention.output.dense.", "attention.multi_head_attention.out_proj_")
         .replace("attention.output.LayerNorm.", "attention.layer_norm."): each
