@@ -33,6 +33,7 @@ _NAMESPACE = re.compile(
 )
 _KEPT_NAMESPACE = re.compile(r"\s*(?:w|wikt|wiktionary)\s*:\s*", re.IGNORECASE)
 _QUOTES = re.compile(r"'{2,}")
+_POSSESSIVE = re.compile(r"(?<!')''([^'\n]+)'''s\b")
 _SWITCH = re.compile(r"__[A-Z]+__")
 _HEADING = re.compile(r"^(=+).*\1\s*$")
 _EMPTY = re.compile(r"[(\[][\s,;:.–—-]*[)\]]")
@@ -54,6 +55,7 @@ def paragraphs(text: str) -> List[str]:
     text = _all(text, (_TABLE,), lambda match: "")
     text = _EXTERNAL.sub(r"\1", text)
     text = _all(text, (_LINK, _LINK_WITH_BRACKETS), _link)
+    text = _POSSESSIVE.sub(r"\1's", text)
     text = _SWITCH.sub("", _QUOTES.sub("", text))
     # Entities after tags: what an article shows as <b> is text.
     text = html.unescape(_TAG.sub("", text))
@@ -119,7 +121,11 @@ def _template(match: "re.Match[str]") -> str:
 def _argument(arguments: Sequence[str], place: int) -> str:
     """Return an argument that has no name, or one that is named by its place."""
     unnamed = [each.strip() for each in arguments if "=" not in each]
-    named = [value.strip() for key, mark, value in (each.partition("=") for each in arguments) if mark and key.strip() == str(place + 1)]
+    named = [
+        value.strip()
+        for key, mark, value in (each.partition("=") for each in arguments)
+        if mark and key.strip() == str(place + 1)
+    ]
     return named[0] if named else unnamed[place] if place < len(unnamed) else ""
 
 

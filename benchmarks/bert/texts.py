@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -26,7 +27,7 @@ _BOUNDARIES = {
     SENTENCES: _BLANK,
     PARAGRAPHS: _BLANK,
     EXTRACTED: re.compile(rb"\n(?=<doc )"),
-    WIKITEXT: re.compile(rb"\n(?= = [^=\n]+ = ?\n)"),
+    WIKITEXT: re.compile(rb"\n[ \t]*\n(?= = [^=\n]+ = ?\n[ \t]*\n)"),
 }
 _LONGEST = 1 << 28
 """Bytes without a document's end: more than a worker should hold."""
@@ -152,11 +153,14 @@ def _by_tag(lines: Iterable[str]) -> Iterator[List[str]]:
 
 
 def _by_title(lines: Iterable[str]) -> Iterator[List[str]]:
+    """A title has empty lines around it: a formula in the text may look like one."""
     group: List[str] = []
-    for line in lines:
-        if _TITLE.match(line):
+    before, line = "", ""
+    for after in chain(lines, ("",)):
+        if _TITLE.match(line) and not before.strip() and not after.strip():
             yield group
             group = []
         elif not _HEADING.match(line):
             group.append(_JOINED.sub(r"\1", line.strip()))
+        before, line = line, after
     yield group

@@ -159,7 +159,9 @@ def _raw_pages(path: Path, begin: int, end: int, report: Callable[[int], None]) 
             raise Problem(f"{path}: a page of over {MOST_PAGE_BYTES:,} bytes after {title!r}", "whole pages", REMEDY)
     if _PAGE in held:
         after = f" after page {title!r}" if title else ""
-        raise _truncated(path, f"{_first(_TITLE, held).decode('utf-8', 'replace')!r}{after} has no {_PAGE_END.decode()}")
+        raise _truncated(
+            path, f"{_first(_TITLE, held).decode('utf-8', 'replace')!r}{after} has no {_PAGE_END.decode()}"
+        )
     if end == path.stat().st_size and _END not in tail:
         raise _truncated(path, f"there is no {_END.decode()} after page {title!r}")
 

@@ -23,7 +23,13 @@ POLYNOMIAL = 0x82F63B78
 """Of CRC-32C (RFC 3720, B.4), its bits reversed."""
 MASK = 0xA282EAD8
 """Added to a CRC that is stored (LevelDB, util/crc32c.h)."""
-TYPES: Dict[int, Any] = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8"), 19: np.dtype("<f2")}
+TYPES: Dict[int, Any] = {
+    1: np.dtype("<f4"),
+    2: np.dtype("<f8"),
+    3: np.dtype("<i4"),
+    9: np.dtype("<i8"),
+    19: np.dtype("<f2"),
+}
 """Those of DataType that a checkpoint of weights has."""
 LANES = 1 << 14
 """Parts of a tensor whose CRCs are computed side by side."""

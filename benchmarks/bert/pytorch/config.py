@@ -100,7 +100,7 @@ class Config:
                 f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}",
                 self.batch_size % self.accumulation != 0,
             ),
-            ("width * width must be a multiple of 64: LAMB reads rows of so many", self.width * self.width % 64 != 0),
+            (f"width={self.width} must be a multiple of 64: LAMB reads so many weights at once", self.width % 64 != 0),
             ("start_warmup_step must be 0 or below", self.start_warmup_step > 0),
             ("beta1 and beta2 must be in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
             *(
