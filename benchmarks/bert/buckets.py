@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -93,15 +93,17 @@ def write_grouped(stem: str, samples: Samples, bucket_of: np.ndarray, buckets: i
     ordered = take(samples, np.argsort(bucket_of, kind="stable"))
     firsts = np.searchsorted(np.sort(bucket_of), np.arange(buckets + 1))
     table = np.stack([firsts, ordered.offsets[firsts], ordered.masked_offsets[firsts]]).astype("<i8")
-    _write(Path(f"{stem}.table"), table)
+    write_in_one_step(Path(f"{stem}.table"), table.tobytes())
     for name, kind in ARRAYS.items():
         values = getattr(ordered, name)
-        _write(Path(f"{stem}.{name}"), (np.diff(values) if "offsets" in name else values).astype(kind))
+        counted = np.diff(values) if "offsets" in name else values
+        write_in_one_step(Path(f"{stem}.{name}"), counted.astype(kind).tobytes())
 
 
-def _write(path: Path, array: np.ndarray) -> None:
+def write_in_one_step(path: Path, content: bytes) -> None:
+    """Write a file; what a killed worker leaves has its process id for a suffix."""
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_bytes(array.tobytes())
+    partial.write_bytes(content)
     partial.replace(path)
 
 
@@ -125,9 +127,11 @@ def _read_slice(stem: str, number: int) -> Samples:
 # -- what a bucket writes --------------------------------------------------------------------------------------
 
 
-def gather(part: str, shards: Sequence[str], number: int, seed: int) -> Samples:
-    """Return all samples of a bucket, shuffled."""
+def gather(part: str, shards: Sequence[str], number: int, seed: Optional[int]) -> Samples:
+    """Return all samples of a bucket, shuffled; in their order where there is no seed."""
     samples = join([_read_slice(stem, number) for stem in shards])
+    if seed is None:
+        return samples
     random = stream(seed, _SEED, len(part), number)
     return take(samples, random.permutation(len(samples)))
 

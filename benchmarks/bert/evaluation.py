@@ -7,13 +7,14 @@ come; a text too small for 500 parts has fewer.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from benchmarks.bert import stages
+from benchmarks.bert import buckets, stages
 from benchmarks.bert.stages import Block, facts_of
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.data.progress import Progress
 
 PARTS, ARTICLE = 500, 42
 LEAST_DOCUMENTS = 20
@@ -21,6 +22,8 @@ LEAST_DOCUMENTS = 20
 
 Sized = Tuple[str, int]
 """Stem of a shard and its bytes of text."""
+Places = Dict[str, Set[int]]
+"""Documents of a shard, by its stem."""
 
 
 class Chosen(NamedTuple):
@@ -45,23 +48,33 @@ def chosen_places(documents: int) -> List[int]:
     return found
 
 
-def choose(blocks: Sequence[Block], scratch: Path, progress: Progress) -> Chosen:
+def choose(blocks: Sequence[Block], listed: Optional[Path], scratch: Path) -> Chosen:
     """Return what is trained on and what is evaluated.
 
     Raises:
-        Problem: there is no text, or the evaluation set overlaps the training text.
+        Problem: there is no text, a listed article is not in it, or the evaluation set overlaps the training text.
     """
     train, test = _shards(blocks, "train"), _shards(blocks, "test")
-    digests = {stem: stages.read_digests(stem) for stem, _ in train}
-    total = sum(map(len, digests.values()))
+    counts = [stages.count_digests(stem) for stem, _ in train]
+    total = sum(counts)
     if total < 2:
         paths = ", ".join(sorted({block.path for block in blocks}))
         raise Problem(f"{paths}: {total} documents with text", "at least two documents", "name another source")
     if test:
         held = [digest for stem, _ in test for digest in stages.read_digests(stem)]
-        _refuse_overlap(digests, set(held), test)
+        _refuse_overlap(train, set(held), test)
         return Chosen(tuple(train), tuple(test), {}, 0, f"{len(held):,} documents of a text of its own")
-    return _cut(train, digests, total, scratch)
+    if listed is not None:
+        return _cut_listed(train, listed, total, scratch)
+    numbers = chosen_places(total)
+    ends = list(accumulate(counts))
+    places: Places = {}
+    for number in numbers:
+        shard = bisect_right(ends, number)
+        places.setdefault(train[shard][0], set()).add(number - ends[shard] + counts[shard])
+    share = total // len(numbers)
+    rule = f"{len(numbers):,} of {total:,} documents: of each {share:,} the one at {ARTICLE} or the middle"
+    return _cut(train, places, rule, scratch)
 
 
 def _shards(blocks: Sequence[Block], part: str) -> List[Sized]:
@@ -73,8 +86,8 @@ def _shards(blocks: Sequence[Block], part: str) -> List[Sized]:
     ]
 
 
-def _refuse_overlap(digests: Dict[str, List[bytes]], held: Set[bytes], test: Sequence[Sized]) -> None:
-    common = {digest for each in digests.values() for digest in each} & held
+def _refuse_overlap(train: Sequence[Sized], held: Set[bytes], test: Sequence[Sized]) -> None:
+    common = {digest for stem, _ in train for digest in stages.read_digests(stem) if digest in held}
     if common:
         first = next(
             document[0]
@@ -89,27 +102,57 @@ def _refuse_overlap(digests: Dict[str, List[bytes]], held: Set[bytes], test: Seq
         )
 
 
-def _cut(train: Sequence[Sized], digests: Dict[str, List[bytes]], total: int, scratch: Path) -> Chosen:
+# -- cut from the training text --------------------------------------------------------------------------------
+
+
+def _cut(train: Sequence[Sized], places: Places, rule: str, scratch: Path) -> Chosen:
     """Write the chosen articles as a shard of their own; copies of them are left out of training too."""
-    every = [(stem, place) for stem, _ in train for place in range(len(digests[stem]))]
-    places = [every[place] for place in chosen_places(total)]
-    held = {digests[stem][place] for stem, place in places}
-    left_out = {
-        stem: tuple(place for place, digest in enumerate(each) if digest in held) for stem, each in digests.items()
-    }
-    documents = [sentences for stem in left_out if left_out[stem] for sentences in _documents(stem, places)]
+    held: Set[bytes] = set()
+    documents: List[List[str]] = []
+    for stem, _ in train:
+        wanted = places.get(stem, set())
+        if wanted:
+            digests = stages.read_digests(stem)
+            held |= {digests[place] for place in wanted}
+            documents += [document for place, document in enumerate(stages.read_shard(stem)) if place in wanted]
+    left_out = {}
+    for stem, _ in train:
+        found = tuple(place for place, digest in enumerate(stages.read_digests(stem)) if digest in held)
+        if found:
+            left_out[stem] = found
     size = sum(len(sentence.encode("utf-8")) for each in documents for sentence in each)
     stem = str(scratch / "chosen")
     text = "\n\n".join("\n".join(each) for each in documents) + "\n"
-    stages.write_in_one_step(Path(f"{stem}.text"), text.encode("utf-8"))
-    copies = sum(map(len, left_out.values())) - len(places)
-    kept = {stem: each for stem, each in left_out.items() if each}
-    rule = (
-        f"{len(places):,} of {total:,} documents: of each {total // len(places):,} the one at {ARTICLE} or the middle"
-    )
-    return Chosen(tuple(train), ((stem, size),), kept, copies, rule)
+    buckets.write_in_one_step(Path(f"{stem}.text"), text.encode("utf-8"))
+    copies = sum(map(len, left_out.values())) - len(documents)
+    return Chosen(tuple(train), ((stem, size),), left_out, copies, rule)
 
 
-def _documents(stem: str, places: Sequence[Tuple[str, int]]) -> List[List[str]]:
-    wanted = {place for each, place in places if each == stem}
-    return [document for place, document in enumerate(stages.read_shard(stem)) if place in wanted]
+def _cut_listed(train: Sequence[Sized], listed: Path, total: int, scratch: Path) -> Chosen:
+    wanted = _read_listed(listed)
+    places: Places = {}
+    missing = set(wanted)
+    for stem, _ in train:
+        for place, digest in enumerate(stages.read_digests(stem)):
+            if digest in missing:
+                missing.remove(digest)
+                places.setdefault(stem, set()).add(place)
+    if missing:
+        raise Problem(
+            f"{len(missing):,} of {len(wanted):,} documents of {listed} are not among the {total:,} of the source, "
+            f"such as {min(missing).hex()}",
+            "the text that the list was made from: results/part-* of process_wiki.sh, dump of 2020-01-01",
+            "name that text with --from, or leave --evaluation-md5 out: then the set is cut by MLPerf's rule",
+        )
+    return _cut(train, places, f"the {len(wanted):,} documents of {listed.name}", scratch)
+
+
+def _read_listed(path: Path) -> Set[bytes]:
+    remedy = "take wiki_test_set_md5.txt of the submission"
+    try:
+        found = {bytes.fromhex(line) for line in path.read_text(encoding="utf-8").split()}
+    except (OSError, ValueError) as error:
+        raise Problem(f"{path}: {error}", "32 hexadecimal digits a line", remedy) from None
+    if not found or {len(each) for each in found} != {16}:
+        raise Problem(f"{path} is no list of md5", "32 hexadecimal digits a line", remedy)
+    return found

@@ -8,10 +8,11 @@ it is the same on every machine. No text that all versions have in common is lon
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sysconfig
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator, List, Union
 
 from benchmarks.bert import sentences
 from benchmarks.common.data.problem import Problem
@@ -20,6 +21,7 @@ NAME = "python-text"
 LEAST_SENTENCES = 8
 """Of a document: modules with hardly any prose are left out."""
 LEAST_WORDS = 4
+_Documented = Union[ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef]
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
 _LEFT_OUT |= {"ensurepip", "turtledemo", "lib-dynload"}
 _CODE = re.compile(r"^\s*(>>>|\.\.\. |\.\. |[-=+*#~^_|]{3,}|:\w+)|[{}\\<>]|\w\(.*\)\s*$|\w = \w|::=")
@@ -34,7 +36,7 @@ def write_text(path: Path) -> str:
         Problem: this Python has no source files.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(each for each in root.rglob("*.py") if not _LEFT_OUT & set(each.relative_to(root).parts[:-1]))
+    files = sorted(_modules(root))
     documents = [each for file in files for each in _of_module(file)] + list(_topics(root))
     if not documents:
         remedy = "use a Python whose standard library is installed as .py files, or name a text with --from"
@@ -44,12 +46,25 @@ def write_text(path: Path) -> str:
     return f"docstrings of {len(files):,} modules and the language reference of Python"
 
 
+def _modules(root: Path) -> Iterator[Path]:
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name not in _LEFT_OUT]
+        yield from (Path(folder) / name for name in names if name.endswith(".py"))
+
+
 def _of_module(path: Path) -> Iterator[List[str]]:
     """Yield the sentences of all docstrings of a file as one document."""
     tree = _parse(path)
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = (ast.get_docstring(node) or "" for node in (ast.walk(tree) if tree else ()) if isinstance(node, kinds))
+    texts = (ast.get_docstring(node) or "" for node in (_documented(tree) if tree else ()))
     yield from _document("\n\n".join(texts))
+
+
+def _documented(node: _Documented) -> Iterator[_Documented]:
+    """Yield a module, a class or a function and those in it; a function within an "if" has no readers."""
+    yield node
+    for each in node.body:
+        if isinstance(each, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _documented(each)
 
 
 def _parse(path: Path) -> "ast.Module | None":

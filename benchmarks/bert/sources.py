@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from benchmarks.bert import python_text, texts
+from benchmarks.bert import python_text, records, texts, wikipedia
+from benchmarks.bert.stages import DUMP
 from benchmarks.common.data.problem import Problem
 
 VOCABULARY = "vocab.txt"
@@ -30,6 +31,16 @@ class Source(NamedTuple):
     vocabulary: Optional[Path]
     """None to learn it."""
     made: str
+    listed: Optional[Path] = None
+    """md5 of the documents for evaluation, one a line."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is of samples that were made before."""
+        return self.train[0].form in PACKED
+
+
+PACKED = (records.TFRECORD, records.HDF5)
 
 
 def find(args: argparse.Namespace) -> Source:
@@ -41,11 +52,34 @@ def find(args: argparse.Namespace) -> Source:
     origin: Path = args.origin
     train = files_of(origin, args.paragraphs)
     test = files_of(args.evaluation, args.paragraphs) if args.evaluation else ()
-    if not train:
-        raise Problem(f"{origin} holds none of these", EXPECTED, "name the folder that has them with --from")
+    for place, files in ((origin, train), (args.evaluation, test)):
+        if place and not files:
+            raise Problem(f"{place} holds none of these", EXPECTED, "name the folder that has them")
+    inside = {each.path.resolve() for each in test}
+    train = tuple(each for each in train if each.path.resolve() not in inside)
     kinds = sorted({each.form for each in train})
+    _refuse_mixture(origin, train, test)
     made = f"{len(train):,} files of {' and '.join(kinds)}"
-    return Source(args.name or origin.stem, train, test, _vocabulary(args, origin), made)
+    return Source(args.name or origin.stem, train, test, _vocabulary(args, origin), made, _listed(args, train))
+
+
+def _refuse_mixture(origin: Path, train: Sequence[File], test: Sequence[File]) -> None:
+    packed = {each.form in PACKED for each in (*train, *test)}
+    if len(packed) > 1:
+        raise Problem(f"{origin} has both text and records", "one of them", "name a folder of one kind")
+    if not train:
+        raise Problem(f"{origin} is all for evaluation", "training text next to it", "name another --from")
+    if packed == {True} and not test:
+        remedy = "add --evaluation with the folder of the evaluation set's records"
+        raise Problem(f"{origin} holds records for training alone", "an evaluation set", remedy)
+
+
+def _listed(args: argparse.Namespace, train: Sequence[File]) -> Optional[Path]:
+    path: Optional[Path] = args.evaluation_md5
+    if path and (args.evaluation or train[0].form in PACKED):
+        remedy = "leave one of them out" if args.evaluation else "leave it out"
+        raise Problem(f"--evaluation-md5 {path}", "a list for text that the evaluation set is cut from", remedy)
+    return path
 
 
 def _vocabulary(args: argparse.Namespace, origin: Path) -> Optional[Path]:
@@ -79,6 +113,11 @@ def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
     """Return the form of a file, or nothing where it is not one of the source's."""
     if path.name == VOCABULARY:
         return ""
+    if wikipedia.is_dump(path):
+        return DUMP
+    packed = records.form_of(path)
+    if packed:
+        return packed
     if path.suffix in (".txt", ".raw") or path.name.startswith(("wiki_", "part-")) or named:
         form = texts.form_of(path)
         return texts.PARAGRAPHS if paragraphs and form == texts.SENTENCES else form

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.bert import buckets, masking, texts
+from benchmarks.bert import buckets, masking, texts, wikipedia
+from benchmarks.bert.buckets import write_in_one_step
 from benchmarks.bert.masking import Documents, Settings
 from benchmarks.bert.texts import Document
 from benchmarks.common.data.workers import Report
@@ -25,6 +25,10 @@ from benchmarks.language import wordpiece
 
 SHARD_BYTES = 8 << 20
 """Text of a shard, about: what a worker holds in memory, about 40 times."""
+
+DIGEST_BYTES = 16
+DUMP = "dump"
+"""The form of a Wikipedia dump; the others are those of texts."""
 
 
 class Block(NamedTuple):
@@ -37,6 +41,8 @@ class Block(NamedTuple):
     end: int
     stem: str
     """Path of its files, without what each adds to it."""
+    shard_bytes: int
+    """Text of a shard, about."""
 
     @property
     def facts_path(self) -> Path:
@@ -71,13 +77,6 @@ def facts_of(path: Path) -> Dict[str, Any]:
     return facts
 
 
-def write_in_one_step(path: Path, content: bytes) -> None:
-    """Write a file; what a killed worker leaves has its process id for a suffix."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_bytes(content)
-    partial.replace(path)
-
-
 # -- clean ---------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +104,7 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
         digests.append(hashlib.md5(document.raw.encode("utf-8")).digest())
         size += sum(len(each.encode("utf-8")) for each in document.sentences)
         sentences += len(document.sentences)
-        if size >= SHARD_BYTES:
+        if size >= block.shard_bytes:
             flush()
     if digests:
         flush()
@@ -117,7 +116,11 @@ def _documents(block: Block, counts: Dict[str, int], report: Report) -> Iterator
     def tell(done: int) -> None:
         report(min(done, block.end - block.begin), 0)
 
-    yield from texts.read(Path(block.path), block.form, block.begin, block.end, tell)
+    path = Path(block.path)
+    if block.form == DUMP:
+        yield from wikipedia.read(path, block.begin, block.end, counts, tell)
+    else:
+        yield from texts.read(path, block.form, block.begin, block.end, tell)
 
 
 def read_shard(stem: str) -> Iterator[List[str]]:
@@ -127,10 +130,15 @@ def read_shard(stem: str) -> Iterator[List[str]]:
         yield document.split("\n")
 
 
+def count_digests(stem: str) -> int:
+    """Return the number of documents of a shard."""
+    return Path(f"{stem}.md5").stat().st_size // DIGEST_BYTES
+
+
 def read_digests(stem: str) -> List[bytes]:
     """Return the md5 of each document of a shard."""
     content = Path(f"{stem}.md5").read_bytes()
-    return [content[place : place + 16] for place in range(0, len(content), 16)]
+    return [content[place : place + DIGEST_BYTES] for place in range(0, len(content), DIGEST_BYTES)]
 
 
 # -- mask ----------------------------------------------------------------------------------------------------
@@ -183,8 +191,3 @@ def tokenize(
             firsts.append(len(ends) - 1)
     tokens = np.concatenate(pieces) if pieces else np.zeros(0, np.uint16)
     return Documents(tokens, ends, firsts), unknown
-
-
-def is_done(task: "Block | Shard") -> bool:
-    """Return whether a stage has been through with it."""
-    return task.facts_path.exists()

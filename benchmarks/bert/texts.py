@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Callable, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import BinaryIO, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from benchmarks.bert import sentences
 from benchmarks.common.data.problem import Problem
@@ -26,7 +27,7 @@ _BOUNDARIES = {
     SENTENCES: _BLANK,
     PARAGRAPHS: _BLANK,
     EXTRACTED: re.compile(rb"\n(?=<doc )"),
-    WIKITEXT: re.compile(rb"\n(?= = [^=\n]+ = ?\n)"),
+    WIKITEXT: re.compile(rb"\n[ \t]*\n(?= = [^=\n]+ = ?\n[ \t]*\n)"),
 }
 _LONGEST = 1 << 28
 """Bytes without a document's end: more than a worker should hold."""
@@ -52,19 +53,25 @@ def form_of(path: Path) -> str:
 
 
 def cut(path: Path, form: str, size: int) -> List[Tuple[int, int]]:
-    """Return ranges of about ``size`` bytes that begin where a document does; reads no more than it has to."""
+    """Return ranges of about ``size`` bytes that begin where a document does."""
+    begins = find_begins(path, _BOUNDARIES[form], size)
+    return list(zip(begins, [*begins[1:], path.stat().st_size]))
+
+
+def find_begins(path: Path, boundary: "re.Pattern[bytes]", size: int) -> List[int]:
+    """Return 0 and the ends of the first match after each ``size`` bytes; reads no more than it has to."""
     total = path.stat().st_size
     begins = [0]
     with path.open("rb") as file:
         while begins[-1] + size < total:
-            found = _next_begin(file, begins[-1] + size, _BOUNDARIES[form])
+            found = _next_begin(file, begins[-1] + size, boundary)
             if found is None:
                 break
             begins.append(found)
-    return list(zip(begins, [*begins[1:], total]))
+    return begins
 
 
-def _next_begin(file: BinaryIO, place: int, boundary: "re.Pattern[bytes]") -> "int | None":
+def _next_begin(file: BinaryIO, place: int, boundary: "re.Pattern[bytes]") -> Optional[int]:
     file.seek(place)
     held, base = b"", place
     while True:
@@ -146,11 +153,14 @@ def _by_tag(lines: Iterable[str]) -> Iterator[List[str]]:
 
 
 def _by_title(lines: Iterable[str]) -> Iterator[List[str]]:
+    """A title has empty lines around it: a formula in the text may look like one."""
     group: List[str] = []
-    for line in lines:
-        if _TITLE.match(line):
+    before, line = "", ""
+    for after in chain(lines, ("",)):
+        if _TITLE.match(line) and not before.strip() and not after.strip():
             yield group
             group = []
         elif not _HEADING.match(line):
             group.append(_JOINED.sub(r"\1", line.strip()))
+        before, line = line, after
     yield group

@@ -7,16 +7,16 @@ import hashlib
 import platform
 import unicodedata
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.bert import buckets, evaluation, sources, stages, texts, words
+from benchmarks.bert import buckets, converting, evaluation, sources, stages, texts, wikipedia, words
 from benchmarks.bert.evaluation import Chosen
-from benchmarks.bert.masking import Settings
-from benchmarks.bert.sources import Source
-from benchmarks.bert.stages import Block, Shard, facts_of
-from benchmarks.common.data import workers
+from benchmarks.bert.masking import MASKED, Settings
+from benchmarks.bert.sources import File, Source
+from benchmarks.bert.stages import DUMP, Block, Shard, facts_of
+from benchmarks.bert.task import Counts, Task
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
@@ -29,7 +29,7 @@ BLOCK_BYTES = 8 << 20
 """Text of a block, about."""
 BUCKET_BYTES = 32 << 20
 """Text of a bucket times the passes over it, about."""
-BYTES_PER_PASS = 1.3
+BYTES_PER_PASS = 1.6
 """Written per byte of text and pass, at most: tokens and masked words, in shards and in the arrays."""
 PREDICTIONS = {128: 20, 512: 76}
 """As published for both phases; NVIDIA v0.7 and DeepLearningExamples."""
@@ -45,35 +45,15 @@ class Listing(NamedTuple):
     fingerprint: str
 
 
-class Task(NamedTuple):
-    """One preparation: from what and how."""
-
-    source: Source
-    settings: Settings
-    vocabulary: int
-    """Entries to learn; 0 where the source has a vocabulary."""
-    most: int
-    """Samples of the evaluation set, at most."""
-    seed: int
-    scratch: Path
-    processes: int
-    progress: Progress
-
-    def run(self, phase: str, unit: str, function: workers.Function, tasks: Sequence[Any], size: Any) -> None:
-        """Let the worker processes do what is not done yet."""
-        waiting = [each for each in tasks if not stages.is_done(each)]
-        stage = workers.Stage(phase, unit, function, size)
-        workers.run(stage, tasks, waiting, self.processes, self.scratch.parent, self.progress)
-
-
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     """Find the text; all that decides what is written goes into the fingerprint."""
     files: List[Path] = []
-    source = None
+    source, parts = None, 0
     if args.origin is not None:
         source = sources.find(args)
         files += [each.path for each in (*source.train, *source.test)]
-        files += [source.vocabulary] if source.vocabulary else []
+        parts = len(source.train)
+        files += [path for path in (source.vocabulary, source.listed) if path]
         if source.vocabulary:
             wordpiece.read(source.vocabulary)
     elif args.evaluation or args.vocabulary:
@@ -84,33 +64,41 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     # The words of a text are cut by what Unicode says of its characters.
     made = (VERSION, source and (source.name, source.made), unicodedata.unidata_version)
     python = "" if source else platform.python_version()
-    return Listing(source, hashlib.sha256(repr((made, python, listed, options, more)).encode()).hexdigest())
+    return Listing(source, hashlib.sha256(repr((made, python, parts, listed, options, more)).encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Write arrays and vocabulary."""
     task = _task(listing, args, scratch, progress)
-    blocks = _blocks(task)
-    task.run("clean", "bytes", stages.clean, blocks, lambda block: block.end - block.begin)
-    chosen = evaluation.choose(blocks, scratch, progress)
-    text = sum(size for _, size in chosen.train)
-    check_room(scratch, int(text * BYTES_PER_PASS * task.settings.duplication))
-    words.write_vocabulary(task.source.vocabulary, task.vocabulary, chosen, scratch, progress)
-    shards = _shards(task, chosen, text)
-    task.run("mask", "bytes", stages.mask, shards, lambda shard: shard.size)
-    counts = _shuffle(task, shards)
-    return _content(task, blocks, shards, chosen, counts)
+    return converting.write(task) if task.source.is_packed else _write_text(task)
 
 
 def _task(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
     source = listing.source or sources.small_set(scratch, args.name)
     defaults = SUBMITTED if listing.source else SMALL
     length = args.sequence_length or defaults["length"]
-    predictions = args.predictions or PREDICTIONS.get(length, max(1, round(length * 0.15)))
+    predictions = args.predictions or PREDICTIONS.get(length, max(1, round(length * MASKED)))
     settings = Settings(length, predictions, args.duplication)
     entries = 0 if source.vocabulary else args.vocabulary_size or defaults["vocabulary"]
     most = args.evaluation_samples or defaults["evaluation"]
     return Task(source, settings, entries, most, args.seed, scratch, args.workers, progress)
+
+
+def _write_text(task: Task) -> Content:
+    blocks = _blocks(task)
+    task.run("clean", "bytes", stages.clean, blocks, lambda block: block.end - block.begin)
+    chosen = evaluation.choose(blocks, task.source.listed, task.scratch)
+    text = sum(size for _, size in chosen.train)
+    present = sum(path.stat().st_size for path in task.scratch.iterdir() if path.suffix != ".text")
+    check_room(task.scratch, int(text * BYTES_PER_PASS * task.settings.duplication) - present)
+    words.write_vocabulary(task.source.vocabulary, task.entries, chosen, task.scratch, task.progress)
+    shards = _shards(task, chosen, text)
+    task.run("mask", "bytes", stages.mask, shards, lambda shard: shard.size)
+    stems = {part: [shard.stem for shard in shards if shard.part == part] for part in PARTS}
+    held = buckets.gather("test", stems["test"], 0, task.seed)
+    # They are shuffled: the first ones are a random choice.
+    held = buckets.take(held, np.arange(min(task.most, len(held))))
+    return _content(task, blocks, shards, chosen, task.shuffle(stems["train"], held))
 
 
 def _blocks(task: Task) -> List[Block]:
@@ -118,15 +106,21 @@ def _blocks(task: Task) -> List[Block]:
     found: List[Block] = []
     for part, files in (("train", task.source.train), ("test", task.source.test)):
         for file in files:
-            for begin, end in texts.cut(file.path, file.form, BLOCK_BYTES):
+            for begin, end in _ranges(file):
                 stem = str(task.scratch / f"{part}-{len(found):06}")
-                found.append(Block(part, file.form, str(file.path), begin, end, stem))
+                found.append(Block(part, file.form, str(file.path), begin, end, stem, stages.SHARD_BYTES))
     return found
+
+
+def _ranges(file: File) -> List[Tuple[int, int]]:
+    if file.form == DUMP:
+        return wikipedia.cut(file.path)
+    return texts.cut(file.path, file.form, BLOCK_BYTES)
 
 
 def _shards(task: Task, chosen: Chosen, text: int) -> List[Shard]:
     count = max(1, -(-text * task.settings.duplication // BUCKET_BYTES))
-    vocabulary = str(task.scratch / VOCABULARY)
+    vocabulary = str(task.vocabulary)
     found = []
     for part, stems, number in (("train", chosen.train, count), ("test", chosen.test, 1)):
         for place, (stem, size) in enumerate(stems):
@@ -136,28 +130,8 @@ def _shards(task: Task, chosen: Chosen, text: int) -> List[Shard]:
     return found
 
 
-def _shuffle(task: Task, shards: Sequence[Shard]) -> Dict[str, Dict[str, int]]:
-    """Write the arrays of both parts; return their samples, tokens and masked words."""
-    train = [shard.stem for shard in shards if shard.part == "train"]
-    filled = buckets.plan("train", train, task.scratch, task.seed)
-    task.run("shuffle", "samples", buckets.fill, filled, lambda bucket: bucket.samples)
-    held = buckets.gather("test", [shard.stem for shard in shards if shard.part == "test"], 0, task.seed)
-    # They are shuffled: the first ones are a random choice.
-    held = buckets.take(held, np.arange(min(task.most, len(held))))
-    buckets.write_whole("test", held, task.scratch)
-    tables = np.sum([buckets.table_of(stem)[:, -1] for stem in train], axis=0)
-    test = (len(held), len(held.tokens), len(held.masked_places))
-    counts = {"train": dict(zip(buckets.SIZES, map(int, tables))), "test": dict(zip(buckets.SIZES, test))}
-    for part in PARTS:
-        if not counts[part]["samples"]:
-            raise Problem(f"the {part} part has no sample", "text of at least two documents", "add text to the source")
-    return counts
-
-
-def _content(
-    task: Task, blocks: Sequence[Block], shards: Sequence[Shard], chosen: Chosen, counts: Dict[str, Dict[str, int]]
-) -> Content:
-    entries = wordpiece.read(task.scratch / VOCABULARY).size
+def _content(task: Task, blocks: Sequence[Block], shards: Sequence[Shard], chosen: Chosen, counts: Counts) -> Content:
+    entries = wordpiece.read(task.vocabulary).size
     cleaned = [facts_of(block.facts_path) for block in blocks]
     masked = {part: [facts_of(each.facts_path) for each in shards if each.part == part] for part in PARTS}
     left_out: Dict[str, int] = {"copies of evaluation documents": chosen.copies}

@@ -1,8 +1,9 @@
 """WordPiece, uncased: text to words, and words to the longest pieces of a vocabulary, as BERT's tokenization.py.
 
-Source: tokenization.py of the MLPerf v0.7 submission (Apache 2.0, google-research/bert); the same pieces as Hugging
-Face's BertTokenizer, except that the texts of the special entries, such as "[MASK]", are ordinary text here: words of
-an article must not become marks of the task.
+Source: tokenization.py of the MLPerf v0.7 submission (google-research/bert), with the same pieces for every text.
+Hugging Face's BertTokenizer has the same ones but for these: the text of a special entry, such as "[MASK]", is
+ordinary text here, so that words of an article do not become marks of the task; words of 101 to 200 letters are cut;
+characters of private use stay; a capital sigma at a word's end becomes the final one, as str.lower() has it.
 
     tokenizer = Tokenizer(read(Path("vocab.txt")))
     tokenizer.pieces("unaffable!")       # ["una", "##ffa", "##ble", "!"]
@@ -30,6 +31,8 @@ CACHED_WORDS = 1 << 20
 
 # str.split() cuts at these, but the reference removes them as control characters before it cuts.
 _REMOVED_SPACES = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
+_ASCII_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_ASCII_WORD = re.compile(r"[a-z0-9]+|[^a-z0-9\s]")
 _IDEOGRAPHS = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -146,13 +149,14 @@ class Tokenizer:
 
     def ids(self, text: str) -> List[int]:
         """Return the ids of a text, without [CLS] and [SEP]."""
-        known, found = self._known, []
-        for word in _REMOVED_SPACES.sub("", text).split():
+        known = self._known
+        found: List[int] = []
+        for word in words(text):
             ids = known.get(word)
             if ids is None:
                 if len(known) >= CACHED_WORDS:
                     known.clear()
-                ids = known[word] = [each for part in cut_word(word) for each in self._pieces_of(part)]
+                ids = known[word] = self._split(word)[0]
             found += ids
         return found
 
@@ -193,9 +197,6 @@ class Tokenizer:
                     found.ends.append(origins[place - 1] + 1)
         return found
 
-    def _pieces_of(self, word: str) -> List[int]:
-        return self._split(word)[0]
-
     def _split(self, word: str) -> Tuple[List[int], List[int]]:
         """Return the ids of a word's longest pieces from the left, and where each ends; [UNK] where one is missing."""
         places, size = self.vocabulary.places, len(word)
@@ -225,13 +226,16 @@ class Tokenizer:
 
 def words(text: str) -> List[str]:
     """Return the words of a text as the vocabulary counts them: lower case, no accents, punctuation apart."""
-    return [part for word in _REMOVED_SPACES.sub("", text).split() for part in cut_word(word)]
+    if text.isascii():
+        return _ASCII_WORD.findall(_ASCII_CONTROL.sub("", text).lower())
+    found: List[str] = []
+    for word in _REMOVED_SPACES.sub("", text).split():
+        found += words(word) if word.isascii() else _cut_word(word)
+    return found
 
 
-def cut_word(word: str) -> List[str]:
+def _cut_word(word: str) -> List[str]:
     """Return the parts of what stands between two spaces."""
-    if word.isascii() and word.isalnum():
-        return [word.lower()]
     cleaned = "".join(map(_cleaned, word)).lower()
     letters = "".join(each for each in unicodedata.normalize("NFD", cleaned) if not _is_accent(each))
     return [part[begin:end] for part in letters.split() for begin, end in _cuts(part)]
