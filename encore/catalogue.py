@@ -84,7 +84,7 @@ class Quality(_Strict):
 
 
 class Round(_Strict):
-    """What an MLPerf Training round asks of a benchmark."""
+    """What an MLPerf Training round asks of a benchmark; of one that MLPerf has not, what its publication reports."""
 
     targets: dict[str, float]
     """Value of each quality at which the clock stops, in the quality's own unit."""
@@ -112,6 +112,7 @@ class Benchmark(_Strict):
     """benchmark.toml: a task, once for all of its implementations."""
 
     name: str
+    """As the command line takes it; its folder is a Python package: ``_`` for each ``-``."""
     title: str
     area: str
     data_set: str
@@ -247,7 +248,7 @@ def framework(name: str) -> Framework:
 def benchmarks() -> dict[str, Benchmark]:
     """Return every benchmark by name."""
     files = sorted(paths.BENCHMARKS.glob("*/benchmark.toml"))
-    return {file.parent.name: parse(Benchmark, file) for file in files}
+    return {benchmark.name: benchmark for benchmark in (parse(Benchmark, file) for file in files)}
 
 
 def choices() -> dict[str, Choice]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from encore import names, paths
+from encore import catalogue, names, paths
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 
@@ -87,7 +87,8 @@ OnUpdate = Callable[[Update], None]
 
 def preparable() -> list[str]:
     """Return names of the benchmarks whose data sets can be prepared."""
-    return sorted(path.parent.name for path in paths.BENCHMARKS.glob("*/prepare.py"))
+    named = {paths.benchmark_folder(name): name for name in catalogue.benchmarks()}
+    return sorted(named.get(path.parent, path.parent.name) for path in paths.BENCHMARKS.glob("*/prepare.py"))
 
 
 def known(benchmark: str) -> str:
@@ -95,6 +96,10 @@ def known(benchmark: str) -> str:
     if benchmark not in preparable():
         raise names.unknown("benchmark", benchmark, preparable())
     return benchmark
+
+
+def _module(benchmark: str) -> str:
+    return f"benchmarks.{paths.benchmark_folder(known(benchmark)).name}.prepare"
 
 
 def default_directory(benchmark: str) -> Path:
@@ -107,7 +112,7 @@ def default_directory(benchmark: str) -> Path:
 
 def prepare_command(python: str, benchmark: str, directory: Path, wanted: Preparation) -> list[str]:
     """Return the command line that prepares a data set; it can be run directly as well, from the project's root."""
-    command = [python, "-m", f"benchmarks.{known(benchmark)}.prepare", "--to", str(directory.absolute())]
+    command = [python, "-m", _module(benchmark), "--to", str(directory.absolute())]
     if wanted.source is not None:
         command += ["--from", str(wanted.source.absolute())]
     for option in ("name", "workers", "seed"):
@@ -128,7 +133,7 @@ def check_options(benchmark: str, wanted: Preparation) -> None:
 
 def own_options(benchmark: str) -> str:
     """Return the help on the options that this benchmark alone has, empty when it has none."""
-    command = [sys.executable, "-m", f"benchmarks.{known(benchmark)}.prepare", "--help"]
+    command = [sys.executable, "-m", _module(benchmark), "--help"]
     text = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout
     title = f"options of {benchmark}:"
     return title + text.partition(title)[2] if title in text else ""
@@ -166,7 +171,7 @@ def verify(
     on_update: OnUpdate = lambda update: None,
 ) -> list[EncoreError]:
     """Compare a data set with its passport and return every difference; quick reads no whole file."""
-    command = [str(python), "-m", f"benchmarks.{known(benchmark)}.prepare", "--progress", "json"]
+    command = [str(python), "-m", _module(benchmark), "--progress", "json"]
     command += ["--verify", str(directory.absolute()), *(["--quick"] if quick else [])]
     problems = follow(command, on_update)
     if problems and problems[0].exit_code is not ExitCode.REFUSED:

@@ -12,6 +12,11 @@ BENCHMARKS = ROOT / "benchmarks"
 REQUIREMENTS = ROOT / "requirements"
 
 
+def benchmark_folder(name: str) -> Path:
+    """Return the folder of a benchmark, a Python package: its name with ``_`` for each ``-``."""
+    return BENCHMARKS / name.replace("-", "_")
+
+
 def cache_folder() -> Path:
     """Return the folder of what can be made again: ``$XDG_CACHE_HOME/encore``, else ``~/.cache/encore``."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")

@@ -25,6 +25,7 @@ SAMPLES = paths.ROOT / "tests" / "samples"
 CHOICES = {
     "image_classification": "resnet",
     "resnet": "resnet",
+    "bert": "bert",
     "recommendation": "ncf",
     "dlrm": "dlrm",
     "rnn_translator": "gnmt",
@@ -203,6 +204,33 @@ def test_dlrm_has_the_submitted_values(each: Submitted) -> None:
         "eval_interval": int(given["test_freq"]),
         "cache_eval_data": "cache_eval_data" in each.flags,
     }
+    assert {name: found.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("each", [each for each in SUBMITTED if each.choice.name == "bert"], ids=name_of)
+def test_bert_has_the_submitted_values(each: Submitted) -> None:
+    given = dict(flag.split("=", 1) for flag in each.flags if "=" in flag)
+    found = resolved(each.ours, each.choice)
+    expected = {
+        "batch_size": int(given["train_batch_size"]),
+        "accumulation": int(given["gradient_accumulation_steps"]),
+        "learning_rate": float(given["learning_rate"]),
+        # warmup_proportion is read where there are no warmup_steps, and is 0 in each.
+        "warmup_steps": int(float(given["warmup_steps"])),
+        "start_warmup_step": int(float(given["start_warmup_step"])),
+        "max_steps": int(given["max_steps"]),
+        "max_samples": int(given["max_samples_termination"]),
+        "beta1": float(given["opt_lamb_beta_1"]),
+        "beta2": float(given["opt_lamb_beta_2"]),
+        "weight_decay": float(given["weight_decay_rate"]),
+        "quality_target": float(given["target_mlm_accuracy"]),
+        "eval_start_samples": int(given["eval_iter_start_samples"]),
+        "eval_interval_samples": int(given["eval_iter_samples"]),
+        "eval_batch_size": int(given["eval_batch_size"]),
+        "positions": int(given["max_seq_length"]),
+        "precision": "fp16" if "fp16" in each.flags else "fp32",
+    }
+    assert float(given["warmup_proportion"]) == 0
     assert {name: found.get(name) for name in expected} == expected
 
 

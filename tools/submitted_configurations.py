@@ -61,6 +61,13 @@ SOURCES = (
         " DGXA100_multi_2x8x204:dgxa100_n2 DGXA100_multi_96x8x45:dgxa100_n96 DGXA100_multi_192x8x29:dgxa100_n192"
         " DGXA100_multi_230x8x35:dgxa100_n230",
     ),
+    (
+        "v0.7",
+        f"{LATER}/bert/implementations/pytorch",
+        "DGX1_1x8x6x6:dgx1 DGX2_1x16x27x1:dgx2 DGX2_32x16x18x1:dgx2_n32 DGX2_96x16x18x1:dgx2_n96"
+        " DGXA100_1x8x32x1:dgxa100 DGXA100_2x8x27x1:dgxa100_n2 DGXA100_32x8x20x1:dgxa100_n32"
+        " DGXA100_128x8x10x1:dgxa100_n128 DGXA100_256x8x4x1:dgxa100_n256",
+    ),
     ("v0.7", f"{LATER}/dlrm/implementations/pytorch", "DGX2:dgx2 DGXA100:dgxa100"),
     (
         "v0.7",
@@ -102,7 +109,7 @@ READ = re.compile(r"(MXNET|HOROVOD|NCCL|NHWC|OMP|OPENCV|OMPI_MCA|HCOLL|CUDNN|CUD
 # Of the command: nothing that says where the data are, is drawn anew for each run, or chooses a kernel.
 LEFT_OUT = re.compile(
     r"--(data-|gpus|seed|disp-|profile|model_config|dataset|conv-|force-|fuse-|batchnorm-layout|pooling-|network|use-(?!fp16|nvjpeg)"
-    r"|e2e-|sustained)"
+    r"|e2e-|sustained|input_dir|output_dir|eval_dir|init_checkpoint|bert_config|local_rank|log_freq)"
 )
 STUB = """#!/bin/bash
 # Passes over the options of what binds a rank to cores, up to the python that it would start.
@@ -119,11 +126,19 @@ def git(mirror: Path, *arguments: str) -> str:
     return subprocess.run(["git", "-C", str(mirror), *arguments], check=True, capture_output=True, text=True).stdout
 
 
+def shown(mirror: Path, folder: str, name: str) -> str:
+    return git(mirror, "show", f"HEAD:{folder}/{name}")
+
+
 def extract(mirror: Path, folder: str, into: Path) -> None:
     """Write the scripts of a submitted folder, with programs in place of those that would train."""
     for name in git(mirror, "ls-tree", "--name-only", f"HEAD:{folder}").splitlines():
+        if name == "run.sub":
+            # BERT's command is put together there, and given to run_and_time.sh.
+            command = re.search(r"(?ms)^THROUGHPUT_RUN=.*?^BERT_CMD=.*?^fi$", shown(mirror, folder, name))
+            (into / "command.sh").write_text(command[0] if command else "")
         if name == "Dockerfile" or re.fullmatch(r"config_.*\.sh|run_and_time\.sh|run_training\.sh", name):
-            (into / name).write_text(git(mirror, "show", f"HEAD:{folder}/{name}"))
+            (into / name).write_text(shown(mirror, folder, name))
     for name in ("python", "bindpcie", "bind.sh", "ompi_bind_DGX1.sh", "ompi_bind_DGX2.sh"):
         (into / name).write_text(STUB.format(folder=into))
     # Some scripts link the data set into the root, and try the cluster's shared folder.
@@ -143,7 +158,7 @@ def dockerfile_environment(text: str) -> dict[str, str]:
 
 def run(folder: Path, config: str) -> tuple[list[str], dict[str, dict[str, str]]]:
     """Return the training command and the variables of one configuration, by the script that set them last."""
-    script = f"source config_{config}.sh; exec bash run_and_time.sh"
+    script = f'source config_{config}.sh; source command.sh; exec bash run_and_time.sh ${{BERT_CMD:+"$BERT_CMD" 1}}'
     variables = {"PATH": f"{folder}:/usr/bin:/bin", "DGXSYSTEM": config, "SLURM_LOCALID": "0", "DATADIR": "/data"}
     subprocess.run(["bash", "-c", script], cwd=folder, env=variables, check=False, capture_output=True)
     command = (folder / "command").read_text().rstrip("\0").split("\0")

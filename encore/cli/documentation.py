@@ -49,7 +49,7 @@ def benchmarks_table() -> str:
             f"{quality.title}: " + ", ".join(f"{entry.targets[key]:g} ({r})" for r, entry in benchmark.rounds.items())
             for key, quality in benchmark.qualities.items()
         )
-        page = f"[{benchmark.title}](benchmarks/{benchmark.name}/README.md)"
+        page = f"[{benchmark.title}](benchmarks/{paths.benchmark_folder(benchmark.name).name}/README.md)"
         framework = choice.implementation.framework
         rows.append([f"`{name}`", page, framework, benchmark.data_set, targets])
     return markdown(["name", "task", "framework", "data set", "target"], rows)

@@ -18,6 +18,7 @@ from encore.cli.report import print_table, tables_as_json
 from encore.cli.run import hooks, refuse_with_resume
 from encore.configuration import describe_scale
 from encore.errors import EncoreError, ExitCode
+from encore.machine import node
 from encore.run import hints, judge, planning
 from encore.run.run_folder import RunFolder
 from encore.run.runner import Hooks
@@ -35,6 +36,8 @@ Examples:
   encore sweep resnet --gpus 1,2,4,8 --weak --data /data/imagenet --set epochs=2 --set warmup_epochs=0
 
   encore sweep resnet --gpus 8 --precision fp32,fp16 --dry-run
+
+  encore sweep resnet --gpus 8 --images 24.06,24.05 --system dgxa100 --dry-run
 
   encore sweep --resume results/20261120T101500Z-sweep-resnet
 
@@ -57,6 +60,10 @@ def sweep(
         typer.Option(help="Of strong scaling; default: the system's. The learning rate stays as it is."),
     ] = None,
     precision: Annotated[str | None, typer.Option(help="Precisions, such as fp32,fp16.")] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(help="Releases of the image's base to compare, such as 25.12,21.11; the first counts 1."),
+    ] = None,
     runs: options.Experiments = 1,
     system: options.System = None,
     round_name: options.Round = None,
@@ -102,16 +109,17 @@ def sweep(
 
 def _grid(given: Mapping[str, Any]) -> Grid:
     """Return the grid that the options ask for, by their names above."""
-    if given["benchmark"] is None or given["gpus"] is None:
+    if given["benchmark"] is None or (given["gpus"] is None and given["images"] is None):
         raise EncoreError("no benchmark or no numbers of GPUs given", expected="encore sweep BENCHMARK --gpus 1,2,4")
     data, cluster, python = (options.as_path(given[name]) for name in ("data_folder", "cluster", "python"))
     precision = given["precision"]
     same = ("global_batch", "runs", "system", "seed", "drop_caches", "runtime", "image")
     return Grid(
         benchmark=catalogue.choose(given["benchmark"]).name,
-        gpus=_numbers("--gpus", given["gpus"]),
+        gpus=_numbers("--gpus", given["gpus"] or str(len(node.this_node().gpus) or 1)),
         nodes=_numbers("--nodes", given["nodes"]),
-        precisions=tuple(dict.fromkeys(each.strip() for each in precision.split(","))) if precision else (),
+        precisions=_names(precision),
+        images=_names(given["images"]),
         mode="strong" if given["strong"] else "weak",
         round=given["round_name"],
         data=str(data.absolute()) if data else None,
@@ -151,6 +159,11 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
             f"{option} {text}", expected="whole numbers from 1 on, such as 1,2,4", remedy=f"{option} 1,2,4"
         )
     return found
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """Return ``fp32,fp16`` as names, each once."""
+    return tuple(dict.fromkeys(each.strip() for each in text.split(","))) if text else ()
 
 
 def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
@@ -198,10 +211,12 @@ def _run(screen: Console, study: Study, limits: Limits, submit: bool, predict: t
 
 def _report(screen: Console, study: Study, predict: tuple[int, ...], as_json: bool) -> None:
     """Write the report, and print its first tables."""
-    from encore.scaling import throughput
+    from encore.scaling import releases, throughput
 
     results = throughput.measured(study)
     tables = [throughput.throughput_table(results)]
+    if study.grid.images:
+        tables.append(releases.releases_table(results, releases.published(study.grid.benchmark)))
     if predict:
         tables.append(throughput.predictions(study, results, predict))
     written = []

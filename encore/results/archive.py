@@ -231,10 +231,9 @@ def _copy_log(source: Path, target: Path) -> None:
 def _copy_code(benchmark: str, target: Path) -> None:
     """Copy the code of the benchmark as it is in this checkout; run.json says whether it has changed since."""
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for name in (benchmark, "common"):
-        source = paths.BENCHMARKS / name
+    for source in (paths.benchmark_folder(benchmark), paths.BENCHMARKS / "common"):
         if source.is_dir():
-            shutil.copytree(source, target / name, ignore=ignored)
+            shutil.copytree(source, target / source.name, ignore=ignored)
 
 
 def _description(each: _Set) -> dict[str, Any]:

@@ -162,20 +162,20 @@ def over_gpus(
 def relative(measurements: Sequence[Measurement], baseline: str) -> Figure | None:
     """Score of each system relative to a baseline system."""
     table = relative_to(measurements, baseline)
-    return _bars("relative", table, label=(0, 1), value=4, axis="times as fast as the baseline")
+    return bars("relative", table, label=(0, 1), value=4, axis="times as fast as the baseline")
 
 
 def releases(measurements: Sequence[Measurement]) -> Figure | None:
     """Return speed-up by container release."""
-    return _bars("releases", by_release(measurements), label=(0, 1, 2), value=4, axis="speed-up")
+    return bars("releases", by_release(measurements), label=(0, 1, 2), value=4, axis="speed-up")
 
 
 def precisions(measurements: Sequence[Measurement]) -> Figure | None:
     """Return speed-up of each precision against the slowest."""
-    return _bars("precisions", by_precision(measurements), label=(0, 1, 2), value=4, axis="speed-up")
+    return bars("precisions", by_precision(measurements), label=(0, 1, 2), value=4, axis="speed-up")
 
 
-def _bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) -> Figure | None:
+def bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) -> Figure | None:
     """Return bars from 0, each with its name above it, whole."""
     if not table.rows:
         return None

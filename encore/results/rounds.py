@@ -48,9 +48,12 @@ class RoundEvidence:
         """Return the round, how it was found and whether it is a guess; or None and why it could not be found."""
         if not self.dialects:
             return None, "no MLPerf event in the file", False
+        own = _in_run_json(path)
+        if own and own not in ROUNDS:
+            return None, f"its run.json has {own!r}, which is no round of MLPerf", False
         left = frozenset(ROUNDS)
         used: list[str] = []
-        for name, rounds in self._clues(path):
+        for name, rounds in self._clues(path, own):
             narrowed = left & rounds
             if narrowed and narrowed != left:
                 left = narrowed
@@ -61,11 +64,11 @@ class RoundEvidence:
         candidates = ", ".join(round_ for round_ in ROUNDS if round_ in left)
         return None, f"may be any of {candidates}: nothing in the log distinguishes them", False
 
-    def _clues(self, path: Path) -> list[tuple[str, frozenset[str]]]:
+    def _clues(self, path: Path, own: str) -> list[tuple[str, frozenset[str]]]:
         clues = [("dialect of the lines", frozenset().union(*(_BY_DIALECT[each] for each in self.dialects)))]
         if self.benchmark:
             clues.append(("benchmark", rounds_of(self.benchmark)))
-        clues.append(("run folder's run.json", _round_in_run_json(path)))
+        clues.append(("run folder's run.json", frozenset({own} if own else ())))
         clues.append(("folder's name", _rounds_in(path)))
         if self.start_s:
             clues.append(("date", _rounds_at(self.start_s)))
@@ -85,16 +88,16 @@ def _rounds_in(path: Path) -> frozenset[str]:
     return frozenset()
 
 
-def _round_in_run_json(path: Path) -> frozenset[str]:
-    """Return the round that ``run.json`` of Encore's own run folder names."""
+def _in_run_json(path: Path) -> str:
+    """Return the round that ``run.json`` of Encore's own run folder names, empty where there is none."""
     passport = path.parent / "run.json"
     try:
         if passport.stat().st_size > _PASSPORT_LIMIT:
-            return frozenset()
+            return ""
         round_ = json.loads(passport.read_text("utf-8")).get("round")
     except (OSError, ValueError, AttributeError, RecursionError):
-        return frozenset()
-    return frozenset({round_}) if round_ in ROUNDS else frozenset()
+        return ""
+    return round_ if isinstance(round_, str) else ""
 
 
 def _rounds_at(seconds: float) -> frozenset[str]:

@@ -10,6 +10,7 @@ from encore.catalogue import Benchmark
 from encore.files import read_json
 from encore.results.compliance import check
 from encore.results.findings import ComplianceReport
+from encore.results.rules import ROUNDS
 from encore.results.run_log import RunLog, read_run
 from encore.results.timing import length_of
 from encore.run.follow import read_progress
@@ -68,18 +69,19 @@ def figures(experiment: Experiment, benchmark: Benchmark) -> Figures:
     )
 
 
-def judge_experiment(experiment: Experiment, benchmark: Benchmark, ruleset: str) -> Judgement:
-    """Judge an experiment by its log; one that has not finished is not checked."""
+def judge_experiment(experiment: Experiment, benchmark: Benchmark, ruleset: str | None) -> Judgement:
+    """Judge an experiment by its log; not checked: one that has not finished, and without a ruleset."""
     found = figures(experiment, benchmark)
-    compliance = check(experiment.result, ruleset) if found.log else None
+    compliance = check(experiment.result, ruleset) if found.log and ruleset else None
     return Judgement(experiment.number, experiment.state(), found, compliance)
 
 
 def judge(run: RunFolder) -> list[Judgement]:
-    """Judge every experiment of a run by the rules of its round."""
+    """Judge every experiment of a run by the rules of its round; a benchmark that MLPerf has not has none."""
     passport = run.passport()
     benchmark = catalogue.choose(passport["name"]).benchmark
-    ruleset = f"{passport['round'].removeprefix('v')}.0"
+    round_name = passport["round"]
+    ruleset = f"{round_name.removeprefix('v')}.0" if round_name in ROUNDS else None
     return [judge_experiment(experiment, benchmark, ruleset) for experiment in run.experiments()]
 
 

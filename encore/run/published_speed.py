@@ -29,7 +29,7 @@ class Figures(BaseModel):
 
 def find(benchmark: str, gpu: str) -> Figure | None:
     """Return the figure for a GPU, None where nothing was published."""
-    path = paths.BENCHMARKS / benchmark / "published_speed.toml"
+    path = paths.benchmark_folder(benchmark) / "published_speed.toml"
     if not path.exists():
         return None
     return next((each for each in catalogue.parse(Figures, path).figures if each.gpu in gpu), None)

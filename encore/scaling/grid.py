@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from encore import catalogue, configuration
 from encore.catalogue import System
+from encore.containers import building, images
 from encore.errors import EncoreError
 from encore.machine import node
 from encore.run import planning
@@ -35,6 +36,8 @@ class Grid:
     nodes: tuple[int, ...] = (1,)
     precisions: tuple[str, ...] = ()
     """Empty: as the system has it."""
+    images: tuple[str, ...] = ()
+    """Releases of the base of the benchmark's image, the first one to be compared with; empty: no such axis."""
     mode: Mode = "strong"
     global_batch: int | None = None
     """Of strong scaling; None: the system's."""
@@ -60,6 +63,8 @@ class GridPoint:
     nodes: int
     gpus_per_node: int
     precision: str | None = None
+    image: str | None = None
+    """Release of the image's base."""
 
     @property
     def gpus(self) -> int:
@@ -70,11 +75,12 @@ class GridPoint:
     def key(self) -> str:
         """``2x8-fp16``: the name of the point's folder."""
         precision = f"-{self.precision}" if self.precision else ""
-        return f"{self.nodes}x{self.gpus_per_node}{precision}"
+        image = f"-{self.image}" if self.image else ""
+        return f"{self.nodes}x{self.gpus_per_node}{precision}{image}"
 
 
 def points(grid: Grid) -> list[GridPoint]:
-    """Return every combination, small ones first; EncoreError for numbers that cannot be."""
+    """Return every combination, small ones first, images in their order; EncoreError for numbers that cannot be."""
     for name, counts in (("--gpus", grid.gpus), ("--nodes", grid.nodes)):
         if not counts or min(counts) < 1 or max(counts) > planning.MAX_GPUS:
             raise EncoreError(
@@ -83,9 +89,12 @@ def points(grid: Grid) -> list[GridPoint]:
                 remedy=f"such as {name} 1,2,4",
             )
     found = [
-        GridPoint(nodes=nodes, gpus_per_node=gpus, precision=precision)
-        for nodes, gpus, precision in itertools.product(
-            dict.fromkeys(grid.nodes), dict.fromkeys(grid.gpus), dict.fromkeys(grid.precisions or (None,))
+        GridPoint(nodes=nodes, gpus_per_node=gpus, precision=precision, image=image)
+        for nodes, gpus, precision, image in itertools.product(
+            dict.fromkeys(grid.nodes),
+            dict.fromkeys(grid.gpus),
+            dict.fromkeys(grid.precisions or (None,)),
+            dict.fromkeys(grid.images or (None,)),
         )
     ]
     return sorted(found, key=lambda point: (point.gpus, point.nodes, point.precision or ""))
@@ -112,10 +121,23 @@ def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
         environment=grid.environment,
         drop_caches=grid.drop_caches,
         runtime=grid.runtime,
-        image=grid.image,
+        image=_image(grid, point),
         python=Path(grid.python) if grid.python else None,
         cluster=Path(grid.cluster) if grid.cluster else None,
     )
+
+
+def _image(grid: Grid, point: GridPoint) -> str | None:
+    """Return the benchmark's image on the point's release, as `encore images build --base` names it."""
+    if point.image is None:
+        return grid.image
+    if grid.image is not None or grid.runtime == "host":
+        given = "--image" if grid.image is not None else "--runtime host"
+        raise EncoreError(f"--images with {given}", remedy=f"leave out {given}: the sweep names the images")
+    choice = catalogue.choose(grid.benchmark)
+    if point.image == images.STANDIN:
+        return building.image_name(choice, images.STANDIN)
+    return building.image_name(choice, images.find_release(choice.implementation.framework, point.image).release)
 
 
 def _refuse_settings(grid: Grid) -> None:

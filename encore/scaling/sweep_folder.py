@@ -142,6 +142,11 @@ def refuse(grid: Grid, results: Path, submitter: Submitter | None, submit_all: b
             submitter.check(point, request_of(grid, point, results))
             continue
         plan = planning.make_plan(request_of(grid, point, results))
+        if point.image is not None and plan.target.runtime == "host":
+            raise EncoreError(
+                f"point {point.key} needs a container engine: {plan.target.why}",
+                remedy=f"encore images build {grid.benchmark} --base {point.image}, on a machine with an engine",
+            )
         warnings += [(point, check) for check in planning.refuse(planning.asked(plan))]
     return warnings
 

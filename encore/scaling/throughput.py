@@ -195,6 +195,7 @@ def _predicted_row(precision: str | None, count: int, nodes: int, total: int, st
 
 def write_study_report(study: Study, extra: Sequence[Table] = ()) -> list[Path]:
     """Write STUDY/report: the throughput, and all that `encore report` says of the runs that have ended."""
+    from encore.scaling import releases
     from encore.scaling.plots import speed_up
 
     results = measured(study)
@@ -202,6 +203,8 @@ def write_study_report(study: Study, extra: Sequence[Table] = ()) -> list[Path]:
     table = throughput_table(results)
     report: Report = build_report([run.path for run in runs if run is not None])
     figure = speed_up(speed_ups(results), table)
+    if study.grid.images:
+        figure = releases.releases_figure(next(each for each in extra if each.title == releases.TITLE))
     report = replace(
         report,
         tables=(table, *extra, *report.tables),

@@ -60,6 +60,13 @@ def write_scenes(folder: Path) -> None:
         (folder / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(content))
 
 
+def write_articles(folder: Path) -> None:
+    words = ("the", "cat", "dog", "house", "town", "runs", "sees")
+    (folder / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words)) + "\n")
+    lines = [" ".join(words[(a * n + b) % 7] for n in range(5)) + " ." for a in range(9) for b in range(9)]
+    (folder / "articles.txt").write_text("\n\n".join("\n".join(lines[n : n + 9]) for n in range(0, 81, 9)) + "\n")
+
+
 SOURCES: dict[str, Callable[[Path], None]] = {
     "resnet": write_pictures,
     "dlrm": write_clicks,
@@ -68,6 +75,7 @@ SOURCES: dict[str, Callable[[Path], None]] = {
     "gnmt": write_pairs,
     # Mask R-CNN's too.
     "ssd": write_scenes,
+    "bert": write_articles,
 }
 FILES = {
     "resnet": "train.rec",
@@ -75,6 +83,7 @@ FILES = {
     "ncf": "train_users.npy",
     "gnmt": "train_source.npy",
     "ssd": "train_boxes.npy",
+    "bert": "train_tokens.npy",
 }
 every_benchmark = pytest.mark.parametrize("benchmark", SOURCES)
 
@@ -219,9 +228,9 @@ def test_a_change_is_found(benchmark: str, source: Path, tmp_path: Path) -> None
     for how in ((), ("--quick",)):
         assert run(benchmark, "--verify", tmp_path / "to", *how)[0] == 0
     facts = passport(tmp_path / "to")
-    (tmp_path / "to" / "dataset.json").write_text(json.dumps({**facts, "benchmark": "bert", "shared_with": []}))
+    (tmp_path / "to" / "dataset.json").write_text(json.dumps({**facts, "benchmark": "minigo", "shared_with": []}))
     code, lines = run(benchmark, "--verify", tmp_path / "to")
-    assert (code, "is a data set of bert" in problem(lines)) == (2, True)
+    assert (code, "is a data set of minigo" in problem(lines)) == (2, True)
     (tmp_path / "to" / FILES[benchmark]).write_bytes(b"")
     code, lines = run(benchmark, "--verify", tmp_path / "to", "--quick")
     assert len(lines[-1]["error"]["more"]) == 2

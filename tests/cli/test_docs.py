@@ -492,7 +492,7 @@ def test_exit_codes_page_has_every_code() -> None:
 
 def test_every_benchmark_has_its_page() -> None:
     for name in catalogue.benchmarks():
-        text = (paths.BENCHMARKS / name / "README.md").read_text(encoding="utf-8")
+        text = (paths.benchmark_folder(name) / "README.md").read_text(encoding="utf-8")
         for heading in ("Target", "Data", "Commands", "Submitted results", "Measured results", "Known gaps"):
             assert f"\n## {heading}\n" in text, f"{name}: no section {heading}"
 

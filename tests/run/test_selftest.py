@@ -89,7 +89,8 @@ def test_telemetry_must_have_seen_the_gpu_at_work(tmp_path: Path) -> None:
 
 def test_published_speeds_have_a_source() -> None:
     for name in catalogue.benchmarks():
-        figures = catalogue.parse(published_speed.Figures, paths.BENCHMARKS / name / "published_speed.toml").figures
+        path = paths.benchmark_folder(name) / "published_speed.toml"
+        figures = catalogue.parse(published_speed.Figures, path).figures
         assert all(each.source and each.conditions for each in figures)
         assert {each.gpu for each in figures} >= {"V100", "A100"}
     assert published_speed.beside("resnet", "NVIDIA H200", 5500) == (

@@ -17,7 +17,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.run import planning, run_folder
 from encore.run.run_folder import ExperimentState
 from encore.run.supervise import Limits
-from encore.scaling import batch, sweep_folder, throughput
+from encore.scaling import batch, releases, sweep_folder, throughput
 from encore.scaling.grid import Grid, GridPoint, batch_settings, points, request_of
 from encore.scaling.sweep_folder import Here, Submitter
 from tests.conftest import TINY, Encore, Study, records
@@ -39,6 +39,50 @@ def made_point(study: sweep_folder.Study, point: GridPoint, speed: float, status
     experiment.metrics.write_text("".join(json.dumps(record) + "\n" for record in stream), encoding="utf-8")
     experiment.set_state(ExperimentState(status=status))
     return run.path
+
+
+# -- releases of an image -------------------------------------------------------------------------------
+
+
+def release_grid(**values: Any) -> Grid:
+    return Grid(benchmark="bert-squad", gpus=(1,), images=("25.12", "21.11"), system="cpu", **values)
+
+
+def test_releases_are_points_of_their_own_in_the_order_given(tmp_path: Path) -> None:
+    grid = release_grid()
+    assert [point.key for point in points(grid)] == ["1x1-25.12", "1x1-21.11"]
+    images = [request_of(grid, point, tmp_path).image for point in points(grid)]
+    assert images == [f"localhost/encore/bert-squad:{each}" for each in grid.images]
+    with pytest.raises(EncoreError, match="release"):
+        request_of(Grid(benchmark="bert-squad", gpus=(1,), images=("1.1",)), GridPoint(1, 1, None, "1.1"), tmp_path)
+    with pytest.raises(EncoreError, match="--images with --image"):
+        request_of(release_grid(image="other"), points(grid)[0], tmp_path)
+
+
+def test_releases_are_listed_without_an_engine(encore: Encore) -> None:
+    done = encore("sweep", "bert-squad", "--images", "25.12,21.11", "--system", "cpu", "--dry-run", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [each["point"] for each in json.loads(done.stdout)["points"]] == ["1x1-25.12", "1x1-21.11"]
+
+
+def test_speed_up_of_releases_is_next_to_the_published_one(tmp_path: Path) -> None:
+    study = sweep_folder.create(release_grid(), tmp_path)
+    for point, speed in zip(points(study.grid), (100.0, 150.0), strict=True):
+        made_point(study, point, speed)
+    results = throughput.measured(study)
+    table = releases.releases_table(results, releases.published("bert-squad"))
+    assert [row[3:] for row in table.rows[:2]] == [(1.0, releases.MEASURED), (1.5, releases.MEASURED)]
+    theirs = [row for row in table.rows if row[4] == "published"]
+    assert [(row[0], row[2], row[3]) for row in theirs] == [
+        ("20.03", None, 1.0),
+        ("20.06", None, 2.1),
+        ("20.06", None, 4.9),
+    ]
+    assert "not measured here" in table.note
+    figure = releases.releases_figure(table)
+    assert figure is not None and "published" in figure.svg and ">1.50<" in figure.svg
+    assert releases.releases_figure(releases.releases_table([], releases.published("bert-squad"))) is None
+    assert releases.published("resnet") is None
 
 
 # -- the grid -------------------------------------------------------------------------------------------

@@ -58,6 +58,11 @@ class DataSet:
     """Benchmarks that read the same data set, this one among them; its passport has the first one's name."""
 
     @property
+    def module(self) -> str:
+        """Name of the benchmark's prepare.py."""
+        return f"benchmarks.{self.benchmark.replace('-', '_')}.prepare"
+
+    @property
     def places(self) -> Tuple[str, ...]:
         """Names of all that is written in addition to the passport."""
         return (*self.files, *self.folders)
@@ -118,9 +123,8 @@ def fraction(text: str) -> float:
 
 def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
     """Return the parser of the options that every benchmark has, and those of this one."""
-    benchmark = data_set.benchmark
-    description = f"Prepare or verify {benchmark}'s data set."
-    parser = _Parser(prog=f"python -m benchmarks.{benchmark}.prepare", description=description)
+    description = f"Prepare or verify {data_set.benchmark}'s data set."
+    parser = _Parser(prog=f"python -m {data_set.module}", description=description)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--to", type=Path, metavar="DIR", help="folder to prepare the data set in")
     what.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")
@@ -361,7 +365,7 @@ def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path
     for key, split in content.splits.items():
         files = [described[name] for name in split.files]
         splits[key] = {"count": split.samples, "files": files, **split.facts}
-    tool = {"name": f"benchmarks.{data_set.benchmark}.prepare", "python": platform.python_version(), **content.tool}
+    tool = {"name": data_set.module, "python": platform.python_version(), **content.tool}
     facts = {
         "benchmark": (*data_set.shared_with, data_set.benchmark)[0],
         "shared_with": list(data_set.shared_with),

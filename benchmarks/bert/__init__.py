@@ -1,0 +1,1 @@
+"""BERT pretraining: the task, once for all implementations."""

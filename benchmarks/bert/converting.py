@@ -1,0 +1,104 @@
+"""Writes pretraining data from MLPerf's own prepared records: take the padding out, compare both parts, shuffle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.bert import buckets, overlap, records
+from benchmarks.bert.records import Packed
+from benchmarks.bert.sources import File
+from benchmarks.bert.stages import facts_of
+from benchmarks.bert.task import Counts, Task
+from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.problem import Problem
+from benchmarks.language import wordpiece
+from benchmarks.language.arrays import PARTS, VOCABULARY, part_files
+
+VERSION = "1"
+"""Raise it when the same records give other bytes."""
+BUCKET_BYTES = 128 << 20
+"""Packed samples of a bucket, about: HDF5 has 6 times the bytes of its tokens."""
+
+
+def write(task: Task) -> Content:
+    """Write arrays and vocabulary.
+
+    Raises:
+        Problem: records are damaged, of another vocabulary or of several lengths, or the parts overlap.
+    """
+    if task.source.vocabulary is None:
+        raise Problem("records without a vocabulary", "the one they were made with", "add --vocabulary FILE")
+    total = sum(each.path.stat().st_size for each in task.source.train)
+    check_room(task.scratch, 2 * total)
+    entries = wordpiece.read(task.source.vocabulary)
+    wordpiece.write(task.vocabulary, entries.entries)
+    held_files = _packed(task, "test", task.source.test, 1)
+    task.run("convert", "bytes", records.convert, held_files, lambda packed: packed.size)
+    # In the order of the files, as run_pretraining.py (NVIDIA v0.7) takes its first samples.
+    held = buckets.gather("test", _stems(held_files), 0, None)
+    held = buckets.take(held, np.arange(min(task.most, len(held))))
+    runs = task.scratch / "runs"
+    wanted = np.unique(overlap.runs_of(held, entries)[0])
+    buckets.write_in_one_step(runs, wanted.tobytes())
+    train_files = _packed(task, "train", task.source.train, max(1, -(-total // BUCKET_BYTES)), str(runs))
+    task.run("convert", "bytes", records.convert, train_files, lambda packed: packed.size)
+    every = [*train_files, *held_files]
+    length, predictions = _width(every)
+    records.refuse_equal_files([(packed.path, facts_of(packed.facts_path)) for packed in every])
+    seen = np.any([np.fromfile(str(packed.seen_path), bool) for packed in train_files], axis=0)
+    common = overlap.refuse(held, entries, wanted, seen, Path(train_files[0].path).parent)
+    return _content(
+        task, len(every), task.shuffle(_stems(train_files), held), common, entries.size, length, predictions
+    )
+
+
+def _packed(task: Task, part: str, files: Sequence[File], count: int, compared: str = "") -> List[Packed]:
+    found = []
+    for number, file in enumerate(files):
+        stem = str(task.scratch / f"{part}-{number:06}")
+        how = stem, str(task.vocabulary), count, task.seed, compared
+        found.append(Packed(number, part, str(file.path), file.form, file.path.stat().st_size, *how))
+    return found
+
+
+def _stems(files: Sequence[Packed]) -> List[str]:
+    return [stem for packed in files for stem in facts_of(packed.facts_path)["shards"]]
+
+
+def _width(files: Sequence[Packed]) -> Tuple[int, int]:
+    """Return tokens and masked words of a sample, at most: the same in all files."""
+    widths: Dict[Tuple[int, int], str] = {}
+    for packed in files:
+        facts = facts_of(packed.facts_path)
+        widths.setdefault((facts["width"], facts["predictions"]), packed.path)
+    if len(widths) > 1:
+        found = "; ".join(f"{path}: {width} tokens, {most} masked" for (width, most), path in widths.items())
+        raise Problem(found, "records of one length", "name files of one phase: 128 tokens, or 512")
+    return next(iter(widths))
+
+
+def _content(
+    task: Task, files: int, counts: Counts, common: int, entries: int, length: int, predictions: int
+) -> Content:
+    names: Dict[str, Tuple[str, ...]] = {part: part_files(part) for part in PARTS}
+    names["train"] += (VOCABULARY,)
+    train, test = counts["train"]["samples"], counts["test"]["samples"]
+    how: Dict[str, Any] = {"made": task.source.made, "files": files, "seed": task.seed}
+    return Content(
+        name=task.source.name,
+        splits={part: Split(counts[part]["samples"], names[part]) for part in PARTS},
+        summary=f"{train:,} + {test:,} samples of {length} tokens at most, {entries:,} entries",
+        facts={
+            "kind": "records",
+            "vocabulary": entries,
+            "sequence_length": length,
+            "max_predictions": predictions,
+            "tokens": {part: counts[part]["tokens"] for part in PARTS},
+            "masked": {part: counts[part]["masked"] for part in PARTS},
+        },
+        how={**how, "evaluation samples also in the training part": common},
+        tool={"version": VERSION, "numpy": np.__version__},
+    )

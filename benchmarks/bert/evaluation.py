@@ -1,0 +1,158 @@
+"""The evaluation set: articles of the source chosen by MLPerf's rule, or a text of its own; never trained on.
+
+The rule (transparency_in_test_set_generation.py, NVIDIA v0.7): of each of the 500 parts of the text the article 42,
+counted from 0, or the middle one of a part with fewer than 84. Here a part is an equal share of the documents, as they
+come; a text too small for 500 parts has fewer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from benchmarks.bert import buckets, stages
+from benchmarks.bert.stages import Block, facts_of
+from benchmarks.common.data.problem import Problem
+
+PARTS, ARTICLE = 500, 42
+LEAST_DOCUMENTS = 20
+"""Of a part: at most one of 20 documents is for evaluation."""
+
+Sized = Tuple[str, int]
+"""Stem of a shard and its bytes of text."""
+Places = Dict[str, Set[int]]
+"""Documents of a shard, by its stem."""
+
+
+class Chosen(NamedTuple):
+    """Shards of both parts."""
+
+    train: Tuple[Sized, ...]
+    test: Tuple[Sized, ...]
+    left_out: Dict[str, Tuple[int, ...]]
+    """Documents of a training shard that are not trained on."""
+    copies: int
+    """How many of them are copies of a document of the evaluation set."""
+    rule: str
+
+
+def chosen_places(documents: int) -> List[int]:
+    """Return which of so many documents are for evaluation."""
+    parts = max(1, min(PARTS, documents // LEAST_DOCUMENTS))
+    found = []
+    for part in range(parts):
+        begin, end = documents * part // parts, documents * (part + 1) // parts
+        found.append(begin + min(ARTICLE, (end - begin) // 2))
+    return found
+
+
+def choose(blocks: Sequence[Block], listed: Optional[Path], scratch: Path) -> Chosen:
+    """Return what is trained on and what is evaluated.
+
+    Raises:
+        Problem: there is no text, a listed article is not in it, or the evaluation set overlaps the training text.
+    """
+    train, test = _shards(blocks, "train"), _shards(blocks, "test")
+    counts = [stages.count_digests(stem) for stem, _ in train]
+    total = sum(counts)
+    if total < 2:
+        paths = ", ".join(sorted({block.path for block in blocks}))
+        raise Problem(f"{paths}: {total} documents with text", "at least two documents", "name another source")
+    if test:
+        held = [digest for stem, _ in test for digest in stages.read_digests(stem)]
+        _refuse_overlap(train, set(held), test)
+        return Chosen(tuple(train), tuple(test), {}, 0, f"{len(held):,} documents of a text of its own")
+    if listed is not None:
+        return _cut_listed(train, listed, total, scratch)
+    numbers = chosen_places(total)
+    ends = list(accumulate(counts))
+    places: Places = {}
+    for number in numbers:
+        shard = bisect_right(ends, number)
+        places.setdefault(train[shard][0], set()).add(number - ends[shard] + counts[shard])
+    share = total // len(numbers)
+    rule = f"{len(numbers):,} of {total:,} documents: of each {share:,} the one at {ARTICLE} or the middle"
+    return _cut(train, places, rule, scratch)
+
+
+def _shards(blocks: Sequence[Block], part: str) -> List[Sized]:
+    return [
+        (f"{block.stem}-{number:04}", shard["bytes"])
+        for block in blocks
+        if block.part == part
+        for number, shard in enumerate(facts_of(block.facts_path)["shards"])
+    ]
+
+
+def _refuse_overlap(train: Sequence[Sized], held: Set[bytes], test: Sequence[Sized]) -> None:
+    common = {digest for stem, _ in train for digest in stages.read_digests(stem) if digest in held}
+    if common:
+        first = next(
+            document[0]
+            for stem, _ in test
+            for document, digest in zip(stages.read_shard(stem), stages.read_digests(stem))
+            if digest in common
+        )
+        raise Problem(
+            f"{len(common):,} documents are in both parts, the first one begins: {first[:80]}",
+            "an evaluation set that is not trained on",
+            "remove them from the training text, or leave out --evaluation: then the set is cut from it",
+        )
+
+
+# -- cut from the training text --------------------------------------------------------------------------------
+
+
+def _cut(train: Sequence[Sized], places: Places, rule: str, scratch: Path) -> Chosen:
+    """Write the chosen articles as a shard of their own; copies of them are left out of training too."""
+    held: Set[bytes] = set()
+    documents: List[List[str]] = []
+    for stem, _ in train:
+        wanted = places.get(stem, set())
+        if wanted:
+            digests = stages.read_digests(stem)
+            held |= {digests[place] for place in wanted}
+            documents += [document for place, document in enumerate(stages.read_shard(stem)) if place in wanted]
+    left_out = {}
+    for stem, _ in train:
+        found = tuple(place for place, digest in enumerate(stages.read_digests(stem)) if digest in held)
+        if found:
+            left_out[stem] = found
+    size = sum(len(sentence.encode("utf-8")) for each in documents for sentence in each)
+    stem = str(scratch / "chosen")
+    text = "\n\n".join("\n".join(each) for each in documents) + "\n"
+    buckets.write_in_one_step(Path(f"{stem}.text"), text.encode("utf-8"))
+    copies = sum(map(len, left_out.values())) - len(documents)
+    return Chosen(tuple(train), ((stem, size),), left_out, copies, rule)
+
+
+def _cut_listed(train: Sequence[Sized], listed: Path, total: int, scratch: Path) -> Chosen:
+    wanted = _read_listed(listed)
+    places: Places = {}
+    missing = set(wanted)
+    for stem, _ in train:
+        for place, digest in enumerate(stages.read_digests(stem)):
+            if digest in missing:
+                missing.remove(digest)
+                places.setdefault(stem, set()).add(place)
+    if missing:
+        raise Problem(
+            f"{len(missing):,} of {len(wanted):,} documents of {listed} are not among the {total:,} of the source, "
+            f"such as {min(missing).hex()}",
+            "the text that the list was made from: results/part-* of process_wiki.sh, dump of 2020-01-01",
+            "name that text with --from, or leave --evaluation-md5 out: then the set is cut by MLPerf's rule",
+        )
+    return _cut(train, places, f"the {len(wanted):,} documents of {listed.name}", scratch)
+
+
+def _read_listed(path: Path) -> Set[bytes]:
+    remedy = "take wiki_test_set_md5.txt of the submission"
+    try:
+        found = {bytes.fromhex(line) for line in path.read_text(encoding="utf-8").split()}
+    except (OSError, ValueError) as error:
+        raise Problem(f"{path}: {error}", "32 hexadecimal digits a line", remedy) from None
+    if not found or {len(each) for each in found} != {16}:
+        raise Problem(f"{path} is no list of md5", "32 hexadecimal digits a line", remedy)
+    return found

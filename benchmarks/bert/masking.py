@@ -1,0 +1,190 @@
+"""Samples of pretraining from tokenized documents: two texts in a row, and the words that are masked.
+
+As create_pretraining_data.py of the MLPerf v0.7 submission draws them: whole sentences of a document fill a sample up
+to its length (in 10 % of a document's passes up to a random shorter one), a random cut makes two segments, in half of
+the samples the second one is from a random document instead, and 15 % of the words are to be found: 80 % of them
+become [MASK], 10 % a random entry, 10 % stay. The random numbers are other ones: they are drawn for a whole shard at
+once, and each shard and each pass has its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Callable, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.language.arrays import Samples
+from benchmarks.language.wordpiece import Vocabulary
+
+MARKS = 3
+"""[CLS] and two [SEP]."""
+LEAST_LENGTH = 8
+"""Tokens of a sample: fewer leave no room for two segments and a masked word."""
+MASKED = 0.15
+SHORT = 0.1
+RANDOM_NEXT = 0.5
+BECOMES_MASK, STAYS = 0.8, 0.9
+"""Draws below the first become [MASK], up to the second stay, above it become a random entry."""
+TRIES = 10
+"""Draws of another document than the one in hand."""
+
+
+class Settings(NamedTuple):
+    """How samples are made."""
+
+    sequence_length: int
+    """Tokens of a sample, at most, [CLS] and both [SEP] included."""
+    max_predictions: int
+    """Masked words of a sample, at most."""
+    duplication: int
+    """Passes over each document."""
+
+
+class Documents(NamedTuple):
+    """Tokenized documents of a shard."""
+
+    tokens: np.ndarray
+    """uint16 [tokens]: all sentences one after the other."""
+    sentences: List[int]
+    """Where each sentence begins in tokens, and the end of the last one; none is empty."""
+    documents: List[int]
+    """The first sentence of each document, and the end of the last one; none is empty."""
+
+
+class Pair(NamedTuple):
+    """Two segments of one sample as places in ``Documents.tokens``."""
+
+    first: int
+    first_end: int
+    second: int
+    second_end: int
+    is_random: int
+
+
+def stream(seed: int, *place: int) -> np.random.RandomState:
+    """Return the random numbers of one place; RandomState's stream is frozen, a Generator's is not."""
+    return np.random.RandomState([seed % 2**32, seed >> 32, *place])
+
+
+def pairs_of(documents: Documents, number: int, length: int, random: np.random.RandomState) -> List[Pair]:
+    """Return the pairs of one pass over a document.
+
+    ``length`` is that of both segments together, at most.
+    """
+    draw = random.random_sample
+    target = 2 + int(draw() * (length - 1)) if draw() < SHORT else length
+    sentences, last = documents.sentences, documents.documents[number + 1]
+    begin, found = documents.documents[number], []
+    while begin < last:
+        # Sentences begin..end - 1 reach the target, or the document ends.
+        end = min(last, bisect_left(sentences, sentences[begin] + target, begin + 1, last + 1))
+        middle = begin + 1 if end - begin < 2 else begin + 1 + int(draw() * (end - begin - 1))
+        first, first_end = sentences[begin], sentences[middle]
+        if end - begin == 1 or draw() < RANDOM_NEXT:
+            second, second_end = _random_text(documents, number, target - (first_end - first), draw)
+            found.append(Pair(*_cut(first, first_end, second, second_end, length, random), 1))
+            begin = middle
+        else:
+            found.append(Pair(*_cut(first, first_end, first_end, sentences[end], length, random), 0))
+            begin = end
+    return found
+
+
+def _random_text(documents: Documents, number: int, wanted: int, draw: Callable[[], float]) -> Tuple[int, int]:
+    """Return sentences of a random document with ``wanted`` tokens, or up to its end; at least one sentence."""
+    count = len(documents.documents) - 1
+    for _ in range(TRIES):
+        other = int(draw() * count)
+        if other != number:
+            break
+    first, last = documents.documents[other], documents.documents[other + 1]
+    begin = first + int(draw() * (last - first))
+    sentences = documents.sentences
+    end = min(last, bisect_left(sentences, sentences[begin] + wanted, begin + 1, last + 1))
+    return sentences[begin], sentences[end]
+
+
+def _cut(
+    first: int, first_end: int, second: int, second_end: int, length: int, random: np.random.RandomState
+) -> Tuple[int, int, int, int]:
+    """Cut the longer segment, at either end by chance, until both have ``length`` tokens together."""
+    sizes = first_end - first, second_end - second
+    excess = sum(sizes) - length
+    if excess <= 0:
+        return first, first_end, second, second_end
+    # One by one from the longer one, from the second one where both are equal.
+    difference = sizes[0] - sizes[1]
+    alone = min(excess, abs(difference))
+    rest = excess - alone
+    from_first = rest // 2 + (alone if difference > 0 else 0)
+    from_second = rest - rest // 2 + (alone if difference <= 0 else 0)
+    left, right = int(random.binomial(from_first, 0.5)), int(random.binomial(from_second, 0.5))
+    return first + left, first_end - (from_first - left), second + right, second_end - (from_second - right)
+
+
+def make_samples(
+    documents: Documents,
+    numbers: Sequence[int],
+    settings: Settings,
+    vocabulary: Vocabulary,
+    random: np.random.RandomState,
+) -> Samples:
+    """Return the samples of one pass over the documents ``numbers``, in their order."""
+    length = settings.sequence_length - MARKS
+    pairs = [pair for number in numbers for pair in pairs_of(documents, number, length, random)]
+    places = np.array(pairs, np.int64).reshape(-1, len(Pair._fields))
+    sizes = places[:, [1, 3]] - places[:, [0, 2]]
+    lengths = sizes.sum(axis=1) + MARKS
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    tokens = np.full(offsets[-1], vocabulary.sep, np.uint16)
+    tokens[offsets[:-1]] = vocabulary.cls
+    seconds = sizes[:, 0] + 2
+    for begins, counts, starts in (
+        (offsets[:-1] + 1, sizes[:, 0], places[:, 0]),
+        (offsets[:-1] + seconds, sizes[:, 1], places[:, 2]),
+    ):
+        within = _within(counts)
+        tokens[np.repeat(begins, counts) + within] = documents.tokens[np.repeat(starts, counts) + within]
+    masked, counts = _choose(offsets, seconds, settings, random)
+    labels = tokens[masked]
+    tokens[masked] = _replace(labels, vocabulary, random)
+    return Samples(
+        tokens,
+        offsets,
+        seconds.astype(np.uint16),
+        (masked - np.repeat(offsets[:-1], counts)).astype(np.uint16),
+        labels,
+        np.concatenate(([0], np.cumsum(counts))),
+        places[:, 4].astype(np.uint8),
+    )
+
+
+def _within(counts: np.ndarray) -> np.ndarray:
+    """Return 0 to count - 1 for each count, one after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+
+
+def _choose(
+    offsets: np.ndarray, seconds: np.ndarray, settings: Settings, random: np.random.RandomState
+) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the places of the masked words in all tokens, ascending, and how many each sample has."""
+    lengths = np.diff(offsets)
+    counts = np.minimum(settings.max_predictions, np.maximum(1, np.rint(lengths * MASKED))).astype(np.int64)
+    keys = random.random_sample(int(offsets[-1]))
+    for marks in (offsets[:-1], offsets[:-1] + seconds - 1, offsets[1:] - 1):
+        keys[marks] = 1.0  # above every draw: marks are chosen last, which is never
+    keys += 2 * np.repeat(np.arange(len(lengths)), lengths)
+    order = np.argsort(keys, kind="stable")
+    chosen = order[np.repeat(offsets[:-1], counts) + _within(counts)]
+    chosen.sort()
+    return chosen, counts
+
+
+def _replace(labels: np.ndarray, vocabulary: Vocabulary, random: np.random.RandomState) -> np.ndarray:
+    draws = random.random_sample(len(labels))
+    found = np.where(draws < BECOMES_MASK, np.uint16(vocabulary.mask), labels)
+    drawn = draws >= STAYS
+    found[drawn] = random.randint(vocabulary.size, size=int(drawn.sum()))
+    return found

@@ -1,0 +1,44 @@
+"""A data set of noise with the sizes of the real one, to measure the speed of a step; nothing of it can be learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, Tuple
+
+import numpy as np
+
+from benchmarks.common.selftest import write_passport
+from benchmarks.language import arrays
+
+SAMPLES = {"train": 1 << 13, "test": 512}
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WHOLE_SHARE = 0.2
+"""Of samples as long as they may be: in MLPerf's set, where the others have any length, half of a batch is padding."""
+
+
+def sample_arrays(count: int, length: int, predictions: int, entries: int) -> Dict[str, np.ndarray]:
+    """Return the arrays of a part: tokens of any entry, a seventh of them masked."""
+    random = np.random.RandomState(count)
+    lengths = np.where(random.rand(count) < WHOLE_SHARE, length, random.randint(8, length + 1, count))
+    masked = np.minimum(np.maximum(lengths // 7, 1), predictions)
+    places = [np.sort(random.permutation(n - 2)[:m] + 1) for n, m in zip(lengths, masked)]
+    return {
+        "tokens": random.randint(len(SPECIAL), entries, lengths.sum()),
+        "offsets": np.concatenate(([0], np.cumsum(lengths))),
+        "second": lengths // 2,
+        "masked_places": np.concatenate(places),
+        "masked_labels": random.randint(len(SPECIAL), entries, masked.sum()),
+        "masked_offsets": np.concatenate(([0], np.cumsum(masked))),
+        "next": random.randint(0, 2, count),
+    }
+
+
+def write(folder: Path, entries: int = 30522, length: int = 512, predictions: int = 76) -> None:
+    """Write samples of up to ``length`` tokens of a vocabulary of so many ``entries``."""
+    for part, count in SAMPLES.items():
+        for name, array in sample_arrays(count, length, predictions, entries).items():
+            np.save(str(folder / f"{part}_{name}.npy"), array.astype(arrays.ARRAYS[name]))
+    words: Tuple[str, ...] = (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL))))
+    (folder / arrays.VOCABULARY).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    facts = {"vocabulary": entries, "sequence_length": length, "max_predictions": predictions}
+    write_passport(folder, "bert", SAMPLES, facts)

@@ -1,0 +1,76 @@
+"""Prepare BERT's pretraining data: samples with a passport, or check a prepared data set.
+
+    $ python -m benchmarks.bert.prepare --to data/bert                       # the small set
+    $ python -m benchmarks.bert.prepare --from /raw/wiki --to /data/bert     # a dump, or clean text, with vocab.txt
+    $ python -m benchmarks.bert.prepare --from /raw/hdf5 --evaluation /raw/eval_hdf5 --to /data/bert
+    $ python -m benchmarks.bert.prepare --verify /data/bert
+
+Writes the files that benchmarks/language/arrays.py describes and, last, dataset.json. Give an interrupted command
+again and it continues. Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, List
+
+from benchmarks.common.data import prepare
+from benchmarks.common.data.problem import Problem
+
+FILES = (
+    *(
+        f"{part}_{name}.npy"
+        for part in ("train", "test")
+        for name in ("tokens", "offsets", "second", "masked_places", "masked_labels", "masked_offsets", "next")
+    ),
+    "vocabulary.txt",
+)
+"""As in arrays.py, which needs numpy; a test compares them."""
+
+
+def _add_options(options: argparse._ArgumentGroup) -> None:
+    add = options.add_argument
+    add("--vocabulary", type=Path, metavar="FILE", help="entries, one a line; default: vocab.txt of the source")
+    entries = "learn a vocabulary of N entries; default: 2,048 for the small set, else none"
+    add("--vocabulary-size", type=prepare.number(64, 1 << 16), metavar="N", help=entries)
+    length = "tokens of a sample, at most; default: 512, as submitted, 128 for the small set"
+    add("--sequence-length", type=prepare.number(8, 1 << 15), metavar="N", help=length)
+    most = "masked words of a sample, at most; default: 76 of 512, 20 of 128, as submitted, else 15 %%"
+    add("--predictions", type=prepare.number(1, 1 << 15), metavar="N", help=most)
+    passes = "passes over each document, with other pairs and masks; default: %(default)s, as submitted"
+    add("--duplication", type=prepare.number(1, 1000), default=10, metavar="N", help=passes)
+    evaluation = "text or records of the evaluation set; default: articles of the source, as MLPerf cut them"
+    add("--evaluation", type=Path, metavar="PATH", help=evaluation)
+    listed = "md5 of the articles for evaluation, one a line, such as wiki_test_set_md5.txt of the submission"
+    add("--evaluation-md5", type=Path, metavar="FILE", help=listed)
+    most = "samples of the evaluation set, at most; default: 10,000, as submitted, 1,000 for the small set"
+    add("--evaluation-samples", type=prepare.number(1, 10**9), metavar="N", help=most)
+    add("--paragraphs", action="store_true", help="lines of plain text are paragraphs: cut them into sentences")
+
+
+def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
+    """Open the arrays: their sizes must fit together."""
+    from benchmarks.language.arrays import open_data
+
+    try:
+        open_data(directory)
+    except Problem as problem:
+        return [problem]
+    return []
+
+
+DATA_SET = prepare.DataSet(
+    benchmark="bert",
+    source="folder or file of a Wikipedia dump, of clean text or of MLPerf's records, with vocab.txt",
+    files=FILES,
+    add_options=_add_options,
+    writer="benchmarks.bert.writer",
+    check=check,
+)
+main = partial(prepare.main, DATA_SET)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,100 @@
+"""The small set: the English that comes with every Python, a document per module and per chapter of its reference.
+
+It is the prose of the docstrings of the standard library, and the language reference that help() shows
+(pydoc_data.topics). The text differs with Python's version, which the passport has; for one version and distribution
+it is the same on every machine. No text that all versions have in common is long enough.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sysconfig
+from pathlib import Path
+from typing import Iterator, List, Union
+
+from benchmarks.bert import sentences
+from benchmarks.common.data.problem import Problem
+
+NAME = "python-text"
+LEAST_SENTENCES = 8
+"""Of a document: modules with hardly any prose are left out."""
+LEAST_WORDS = 4
+_Documented = Union[ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef]
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
+_LEFT_OUT |= {"ensurepip", "turtledemo", "lib-dynload"}
+_CODE = re.compile(r"^\s*(>>>|\.\.\. |\.\. |[-=+*#~^_|]{3,}|:\w+)|[{}\\<>]|\w\(.*\)\s*$|\w = \w|::=")
+_MARKS = re.compile(r"[*`]{1,2}([^*`]+)[*`]{1,2}")
+_PROSE = re.compile(r"""^["'(]?[A-Za-z].*[.!?:)"']$""")
+
+
+def write_text(path: Path) -> str:
+    """Write one sentence a line with an empty line between documents; return what was read.
+
+    Raises:
+        Problem: this Python has no source files.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(_modules(root))
+    documents = [each for file in files for each in _of_module(file)] + list(_topics(root))
+    if not documents:
+        remedy = "use a Python whose standard library is installed as .py files, or name a text with --from"
+        raise Problem(f"{root} holds no English text", "the docstrings of Python's standard library", remedy)
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write("\n\n".join("\n".join(each) for each in documents) + "\n")
+    return f"docstrings of {len(files):,} modules and the language reference of Python"
+
+
+def _modules(root: Path) -> Iterator[Path]:
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name not in _LEFT_OUT]
+        yield from (Path(folder) / name for name in names if name.endswith(".py"))
+
+
+def _of_module(path: Path) -> Iterator[List[str]]:
+    """Yield the sentences of all docstrings of a file as one document."""
+    tree = _parse(path)
+    texts = (ast.get_docstring(node) or "" for node in (_documented(tree) if tree else ()))
+    yield from _document("\n\n".join(texts))
+
+
+def _documented(node: _Documented) -> Iterator[_Documented]:
+    """Yield a module, a class or a function and those in it; a function within an "if" has no readers."""
+    yield node
+    for each in node.body:
+        if isinstance(each, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _documented(each)
+
+
+def _parse(path: Path) -> "ast.Module | None":
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None  # a broken file of a distribution is none of our text
+
+
+def _topics(root: Path) -> Iterator[List[str]]:
+    """Yield each chapter of the language reference once: several topics have the same text."""
+    tree = _parse(root / "pydoc_data" / "topics.py")
+    values = {node.value: None for node in ast.walk(tree) if isinstance(node, ast.Constant)} if tree else {}
+    for text in values:
+        if isinstance(text, str) and "\n\n" in text:
+            yield from _document(text)
+
+
+def _document(text: str) -> Iterator[List[str]]:
+    found = [sentence for part in re.split(r"\n\s*\n", text) for sentence in _sentences(part)]
+    once = list(dict.fromkeys(found))  # a sentence that many methods have would be learnt by heart
+    if len(once) >= LEAST_SENTENCES:
+        yield once
+
+
+def _sentences(paragraph: str) -> Iterator[str]:
+    """Yield the sentences of a paragraph of prose; nothing of code, tables and titles."""
+    lines = paragraph.splitlines()
+    if any(_CODE.search(line) for line in lines) or paragraph.startswith("    "):
+        return
+    for sentence in sentences.split(_MARKS.sub(r"\1", " ".join(paragraph.split()))):
+        if _PROSE.match(sentence) and len(sentence.split()) >= LEAST_WORDS:
+            yield sentence

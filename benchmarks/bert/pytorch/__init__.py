@@ -1,0 +1,1 @@
+"""BERT pretraining in PyTorch: rows of tokens without padding, the vocabulary at masked places alone, LAMB."""

@@ -1,0 +1,111 @@
+"""Hyperparameters of BERT pretraining in PyTorch: one flat, frozen dataclass; standard library only.
+
+The host side loads this file to check a configuration before anything starts, the training code to run it.
+Values come from ``systems/*.toml`` and the command line; the defaults are those that NVIDIA's v0.7 submissions have in
+common (run.sub, run_pretraining.py, the published bert_config.json of BERT-Large), and ours where those say nothing.
+"Sample" is a pair of texts, "step" one update of the weights; a run counts samples and has one epoch, as submitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Literal
+
+from benchmarks.common.checks import above_zero, at_least, fraction, refuse
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that train.py needs to know, except where the data and the results are."""
+
+    # The run
+    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
+    seed: int = 0  # draws weights, dropout and the order of the samples; a new one for each experiment
+    round: Literal["v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
+    quality_target: float = 0.712  # share of the masked words that are predicted, at which the run stops
+    epochs: int = 1  # a run is one epoch of so many samples as max_samples and max_steps allow
+    max_steps: int = 13700  # at which the learning rate is 0
+    max_samples: int = 4500000  # gives up after so many, or after max_steps
+
+    # The network (Devlin et al. 2018, arXiv 1810.04805, BERT-Large)
+    checkpoint: str = ""  # weights to begin with: a file, or its name in the data folder; empty draws them
+    layers: int = 24  # each an attention and two products
+    width: int = 1024  # of the embeddings and of what layers exchange
+    heads: int = 16  # of each attention
+    inner_width: int = 4096  # between the two products of a layer
+    positions: int = 512  # rows of the table of positions: the longest sample
+    vocabulary_multiple: int = 8  # the vocabulary is padded to a multiple of this
+    gelu: Literal["tanh", "erf"] = "tanh"  # tanh: the approximation of the submissions (layers/fused_gelu.py)
+    dropout: float = 0.1  # of embeddings and of each block's output
+    attention_dropout: float = 0.1  # of the attentions' weights
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of products; weights, sums and LAMB stay in fp32
+
+    # The loss
+    masked_mean: Literal["global", "batch"] = "batch"  # mean over masked words of a step, or of a rank's part of it
+    loss_scale: float = 1048576.0  # for fp16: the first factor on the loss, halved by an overflow
+    loss_scale_window: int = 2000  # steps without an overflow after which loss_scale is doubled
+
+    # The input
+    batch_size: int = 32  # samples per rank and step
+    accumulation: int = 1  # parts of equal size that a batch is computed in
+    prefetch: int = 4  # batches built ahead by threads
+
+    # The optimizer (You et al. 2020, arXiv 1904.00962; see benchmarks/common/torch_lamb.py)
+    optimizer: Literal["lamb"] = "lamb"  # as apex's FusedLAMB computes it
+    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
+    learning_rate: float = 3.5e-4  # at step 0 of the decay, which begins there whatever the warm-up
+    warmup_steps: int = 0  # linear, counted from start_warmup_step
+    start_warmup_step: int = 0  # step of the run at which the warm-up began, 0 or below
+    decay_power: float = 1.0  # of the polynomial
+    beta1: float = 0.9  # decay of the first moment
+    beta2: float = 0.999  # decay of the second moment
+    epsilon: float = 1e-6  # added to the root of the second moment
+    weight_decay: float = 0.01  # of all tensors but biases and those of layer norms
+    gradient_clip: float = 1.0  # largest norm of the whole gradient; 0: any
+
+    # Evaluation
+    eval_start_samples: int = 3000000  # samples trained on before the first
+    eval_interval_samples: int = 500000  # and between one and the next
+    eval_batch_size: int = 16  # samples per rank
+
+    # How it runs
+    attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # see benchmarks/language/pytorch/attention.py
+    compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
+    warm_up_steps: int = 3  # on noise, before the clock; 0 does none
+    log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
+    checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
+
+    @property
+    def targets(self) -> Dict[str, float]:
+        """Target of each quality, by the names of benchmark.toml."""
+        return {"masked_accuracy": self.quality_target}
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work; ValueError says which keys contradict each other."""
+        at_least(self, 1, "max_steps", "max_samples", "layers", "width", "heads", "inner_width", "positions")
+        at_least(self, 1, "vocabulary_multiple", "batch_size", "accumulation", "eval_interval_samples")
+        at_least(self, 1, "eval_batch_size", "log_interval", "loss_scale_window")
+        at_least(self, 0, "prefetch", "warmup_steps", "eval_start_samples", "warm_up_steps", "checkpoint_interval")
+        at_least(self, 0, "weight_decay", "gradient_clip", "decay_power")
+        above_zero(self, "learning_rate", "epsilon", "loss_scale")
+        fraction(self, "quality_target")
+        on_cpu = self.device == "cpu"
+        refuse(
+            ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
+            ("device=cpu has no tf32: set precision=fp32", on_cpu and self.precision == "tf32"),
+            ("device=cpu has no apex: set optimizer_kernel=auto", on_cpu and self.optimizer_kernel == "apex"),
+            ("device=cpu has no flash attention: set attention=auto", on_cpu and self.attention == "flash"),
+            ("device=cpu is not compiled for: set compile=false", on_cpu and self.compile),
+            (f"width={self.width} must be a multiple of heads={self.heads}", self.width % self.heads != 0),
+            (
+                f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}",
+                self.batch_size % self.accumulation != 0,
+            ),
+            (f"width={self.width} must be a multiple of 64: LAMB reads so many weights at once", self.width % 64 != 0),
+            ("start_warmup_step must be 0 or below", self.start_warmup_step > 0),
+            ("beta1 and beta2 must be in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
+            *(
+                (f"{name} must be at least 0 and below 1", not 0 <= getattr(self, name) < 1)
+                for name in ("dropout", "attention_dropout")
+            ),
+        )

@@ -1,0 +1,131 @@
+"""What is prepared: files found in a folder by their names, or the small set."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from benchmarks.bert import python_text, records, texts, wikipedia
+from benchmarks.bert.stages import DUMP
+from benchmarks.common.data.problem import Problem
+
+VOCABULARY = "vocab.txt"
+EXPECTED = "a dump (*.xml or *.xml.bz2), clean text (*.txt, wiki_*, part-*) or records (*.tfrecord, *.hdf5)"
+
+
+class File(NamedTuple):
+    """One file of text or records."""
+
+    path: Path
+    form: str
+
+
+class Source(NamedTuple):
+    """What there is, and how it is called."""
+
+    name: str
+    train: Tuple[File, ...]
+    test: Tuple[File, ...]
+    """Empty where the evaluation set is cut from the training text."""
+    vocabulary: Optional[Path]
+    """None to learn it."""
+    made: str
+    listed: Optional[Path] = None
+    """md5 of the documents for evaluation, one a line."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is of samples that were made before."""
+        return self.train[0].form in PACKED
+
+
+PACKED = (records.TFRECORD, records.HDF5)
+
+
+def find(args: argparse.Namespace) -> Source:
+    """Return what ``--from`` holds.
+
+    Raises:
+        Problem: it holds nothing that can be read, or there is no vocabulary.
+    """
+    origin: Path = args.origin
+    train = files_of(origin, args.paragraphs)
+    test = files_of(args.evaluation, args.paragraphs) if args.evaluation else ()
+    for place, files in ((origin, train), (args.evaluation, test)):
+        if place and not files:
+            raise Problem(f"{place} holds none of these", EXPECTED, "name the folder that has them")
+    inside = {each.path.resolve() for each in test}
+    train = tuple(each for each in train if each.path.resolve() not in inside)
+    kinds = sorted({each.form for each in train})
+    _refuse_mixture(origin, train, test)
+    made = f"{len(train):,} files of {' and '.join(kinds)}"
+    return Source(args.name or origin.stem, train, test, _vocabulary(args, origin), made, _listed(args, train))
+
+
+def _refuse_mixture(origin: Path, train: Sequence[File], test: Sequence[File]) -> None:
+    packed = {each.form in PACKED for each in (*train, *test)}
+    if len(packed) > 1:
+        raise Problem(f"{origin} has both text and records", "one of them", "name a folder of one kind")
+    if not train:
+        raise Problem(f"{origin} is all for evaluation", "training text next to it", "name another --from")
+    if packed == {True} and not test:
+        remedy = "add --evaluation with the folder of the evaluation set's records"
+        raise Problem(f"{origin} holds records for training alone", "an evaluation set", remedy)
+
+
+def _listed(args: argparse.Namespace, train: Sequence[File]) -> Optional[Path]:
+    path: Optional[Path] = args.evaluation_md5
+    if path and (args.evaluation or train[0].form in PACKED):
+        remedy = "leave one of them out" if args.evaluation else "leave it out"
+        raise Problem(f"--evaluation-md5 {path}", "a list for text that the evaluation set is cut from", remedy)
+    return path
+
+
+def _vocabulary(args: argparse.Namespace, origin: Path) -> Optional[Path]:
+    folder = origin if origin.is_dir() else origin.parent
+    path: Optional[Path] = args.vocabulary or next((each for each in [folder / VOCABULARY] if each.is_file()), None)
+    if path is None and not args.vocabulary_size:
+        raise Problem(
+            f"{folder} has no {VOCABULARY}",
+            "the vocabulary of the model",
+            f"put BERT's {VOCABULARY} there, name it with --vocabulary, or learn one with --vocabulary-size 30522",
+        )
+    if path is not None and args.vocabulary_size:
+        raise Problem(f"--vocabulary-size and {path}", "one of them", "leave one out")
+    return path
+
+
+def files_of(origin: Path, paragraphs: bool) -> Tuple[File, ...]:
+    """Return the files of a folder that can be read, sorted by their path; or the one that is named."""
+    if not origin.exists():
+        raise Problem(f"{origin} does not exist", EXPECTED, "name another one")
+    paths = sorted(each for each in origin.rglob("*") if each.is_file()) if origin.is_dir() else [origin]
+    found: List[File] = []
+    for path in paths:
+        form = _form_of(path, paragraphs, named=not origin.is_dir())
+        if form:
+            found.append(File(path, form))
+    return tuple(found)
+
+
+def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
+    """Return the form of a file, or nothing where it is not one of the source's."""
+    if path.name == VOCABULARY:
+        return ""
+    if wikipedia.is_dump(path):
+        return DUMP
+    packed = records.form_of(path)
+    if packed:
+        return packed
+    if path.suffix in (".txt", ".raw") or path.name.startswith(("wiki_", "part-")) or named:
+        form = texts.form_of(path)
+        return texts.PARAGRAPHS if paragraphs and form == texts.SENTENCES else form
+    return ""
+
+
+def small_set(folder: Path, name: Optional[str]) -> Source:
+    """Write the text of the small set; written anew after an interruption, it is the same."""
+    path = folder / "python.txt"
+    made = python_text.write_text(path)
+    return Source(name or python_text.NAME, (File(path, texts.SENTENCES),), (), None, made)

@@ -1,0 +1,193 @@
+"""What worker processes do: text to clean sentences, sentences to samples.
+
+A block is a range of a source file. Cleaning writes its documents as shards of bounded size, ``.text`` (one sentence a
+line, an empty line between documents) and ``.md5`` (16 bytes a document). A shard is what samples are made of: a random
+second segment is from the same shard, as the reference takes it from the same one of its 500 files. Each stage ends
+with a file of facts; what has it is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.bert import buckets, masking, texts, wikipedia
+from benchmarks.bert.buckets import write_in_one_step
+from benchmarks.bert.masking import Documents, Settings
+from benchmarks.bert.texts import Document
+from benchmarks.common.data.workers import Report
+from benchmarks.language import wordpiece
+
+SHARD_BYTES = 8 << 20
+"""Text of a shard, about: what a worker holds in memory, about 40 times."""
+
+DIGEST_BYTES = 16
+DUMP = "dump"
+"""The form of a Wikipedia dump; the others are those of texts."""
+
+
+class Block(NamedTuple):
+    """A range of a source file."""
+
+    part: str
+    form: str
+    path: str
+    begin: int
+    end: int
+    stem: str
+    """Path of its files, without what each adds to it."""
+    shard_bytes: int
+    """Text of a shard, about."""
+
+    @property
+    def facts_path(self) -> Path:
+        """The file that says that it is done."""
+        return Path(f"{self.stem}.clean.json")
+
+
+class Shard(NamedTuple):
+    """Clean text of bounded size, and how its samples are made."""
+
+    number: int
+    part: str
+    stem: str
+    size: int
+    """Bytes of text."""
+    left_out: Tuple[int, ...]
+    """Documents that are not taken: those of the evaluation set."""
+    settings: Settings
+    seed: int
+    buckets: int
+    vocabulary: str
+
+    @property
+    def facts_path(self) -> Path:
+        """The file that says that it is done."""
+        return Path(f"{self.stem}.mask.json")
+
+
+def facts_of(path: Path) -> Dict[str, Any]:
+    """Return what a stage counted."""
+    facts: Dict[str, Any] = json.loads(path.read_text())
+    return facts
+
+
+# -- clean ---------------------------------------------------------------------------------------------------
+
+
+def clean(block: Block, report: Report) -> Tuple[int, int]:
+    """Write the documents of a block as shards."""
+    counts: Dict[str, int] = {}
+    shards: List[Dict[str, int]] = []
+    lines: List[str] = []
+    digests: List[bytes] = []
+    size = sentences = 0
+
+    def flush() -> None:
+        nonlocal size, sentences
+        stem = Path(f"{block.stem}-{len(shards):04}")
+        content = "\n".join(lines).encode("utf-8")
+        write_in_one_step(stem.with_name(f"{stem.name}.text"), content)
+        write_in_one_step(stem.with_name(f"{stem.name}.md5"), b"".join(digests))
+        shards.append({"documents": len(digests), "sentences": sentences, "bytes": size})
+        lines.clear()
+        digests.clear()
+        size = sentences = 0
+
+    for document in _documents(block, counts, report):
+        lines += [*document.sentences, ""]
+        digests.append(hashlib.md5(document.raw.encode("utf-8")).digest())
+        size += sum(len(each.encode("utf-8")) for each in document.sentences)
+        sentences += len(document.sentences)
+        if size >= block.shard_bytes:
+            flush()
+    if digests:
+        flush()
+    write_in_one_step(block.facts_path, json.dumps({"shards": shards, "counts": counts}).encode())
+    return block.end - block.begin, 0
+
+
+def _documents(block: Block, counts: Dict[str, int], report: Report) -> Iterator[Document]:
+    def tell(done: int) -> None:
+        report(min(done, block.end - block.begin), 0)
+
+    path = Path(block.path)
+    if block.form == DUMP:
+        yield from wikipedia.read(path, block.begin, block.end, counts, tell)
+    else:
+        yield from texts.read(path, block.form, block.begin, block.end, tell)
+
+
+def read_shard(stem: str) -> Iterator[List[str]]:
+    """Yield the sentences of each document of a shard."""
+    text = Path(f"{stem}.text").read_bytes().decode("utf-8")
+    for document in text[:-1].split("\n\n"):
+        yield document.split("\n")
+
+
+def count_digests(stem: str) -> int:
+    """Return the number of documents of a shard."""
+    return Path(f"{stem}.md5").stat().st_size // DIGEST_BYTES
+
+
+def read_digests(stem: str) -> List[bytes]:
+    """Return the md5 of each document of a shard."""
+    content = Path(f"{stem}.md5").read_bytes()
+    return [content[place : place + DIGEST_BYTES] for place in range(0, len(content), DIGEST_BYTES)]
+
+
+# -- mask ----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(path: str) -> wordpiece.Tokenizer:
+    return wordpiece.Tokenizer(wordpiece.read(Path(path)))
+
+
+def mask(shard: Shard, report: Report) -> Tuple[int, int]:
+    """Write the samples of a shard, grouped by bucket."""
+    tokenizer = _tokenizer(shard.vocabulary)
+    documents, unknown = tokenize(read_shard(shard.stem), set(shard.left_out), tokenizer)
+    count = len(documents.documents) - 1
+    passes = []
+    for number in range(shard.settings.duplication if count else 0):
+        random = masking.stream(shard.seed, PARTS_BY_NUMBER.index(shard.part), shard.number, number)
+        passes.append(masking.make_samples(documents, range(count), shard.settings, tokenizer.vocabulary, random))
+        report(shard.size * number // shard.settings.duplication, 0)
+    random = masking.stream(shard.seed, PARTS_BY_NUMBER.index(shard.part), shard.number, shard.settings.duplication)
+    samples = buckets.join(passes)
+    facts = {"unknown": unknown, "documents": count, "tokens": len(documents.tokens), "samples": len(samples)}
+    buckets.write_grouped(shard.stem, samples, random.randint(shard.buckets, size=len(samples)), shard.buckets)
+    write_in_one_step(shard.facts_path, json.dumps(facts).encode())
+    return shard.size, 0
+
+
+PARTS_BY_NUMBER = ("train", "test")
+"""Their numbers are seeds."""
+
+
+def tokenize(
+    texts_of: "Iterator[Sequence[str]]", left_out: "set[int]", tokenizer: wordpiece.Tokenizer
+) -> Tuple[Documents, int]:
+    """Return the tokens of all documents but those left out, without empty ones, and how many are unknown."""
+    pieces: List[np.ndarray] = []
+    ends, firsts = [0], [0]
+    unknown = 0
+    for number, document in enumerate(texts_of):
+        if number in left_out:
+            continue
+        for sentence in document:
+            ids = tokenizer.ids(sentence)
+            if ids:
+                pieces.append(np.array(ids, np.uint16))
+                ends.append(ends[-1] + len(ids))
+                unknown += ids.count(tokenizer.vocabulary.unk)
+        if len(ends) - 1 > firsts[-1]:
+            firsts.append(len(ends) - 1)
+    tokens = np.concatenate(pieces) if pieces else np.zeros(0, np.uint16)
+    return Documents(tokens, ends, firsts), unknown

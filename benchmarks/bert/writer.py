@@ -1,0 +1,171 @@
+"""Writes pretraining data: clean, choose the evaluation set, learn or copy the vocabulary, mask, shuffle."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import platform
+import unicodedata
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.bert import buckets, converting, evaluation, sources, stages, texts, wikipedia, words
+from benchmarks.bert.evaluation import Chosen
+from benchmarks.bert.masking import MASKED, Settings
+from benchmarks.bert.sources import File, Source
+from benchmarks.bert.stages import DUMP, Block, Shard, facts_of
+from benchmarks.bert.task import Counts, Task
+from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.progress import Progress
+from benchmarks.language import wordpiece
+from benchmarks.language.arrays import PARTS, VOCABULARY, part_files
+
+VERSION = "1"
+"""Raise it when the same source and options give other bytes: unfinished parts are then made again."""
+BLOCK_BYTES = 8 << 20
+"""Text of a block, about."""
+BUCKET_BYTES = 32 << 20
+"""Text of a bucket times the passes over it, about."""
+BYTES_PER_PASS = 1.6
+"""Written per byte of text and pass, at most: tokens and masked words, in shards and in the arrays."""
+PREDICTIONS = {128: 20, 512: 76}
+"""As published for both phases; NVIDIA v0.7 and DeepLearningExamples."""
+SMALL = {"vocabulary": 2048, "length": 128, "evaluation": 1000}
+SUBMITTED = {"vocabulary": 0, "length": 512, "evaluation": 10_000}
+
+
+class Listing(NamedTuple):
+    """What there is to prepare."""
+
+    source: Optional[Source]
+    """None for the small set, whose text is not written yet."""
+    fingerprint: str
+
+
+def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
+    """Find the text; all that decides what is written goes into the fingerprint."""
+    files: List[Path] = []
+    source, parts = None, 0
+    if args.origin is not None:
+        source = sources.find(args)
+        files += [each.path for each in (*source.train, *source.test)]
+        parts = len(source.train)
+        files += [path for path in (source.vocabulary, source.listed) if path]
+        if source.vocabulary:
+            wordpiece.read(source.vocabulary)
+    elif args.evaluation or args.vocabulary:
+        raise Problem("--evaluation or --vocabulary without --from", "both for a text of your own", "add --from")
+    options = (args.name, args.seed, args.vocabulary_size, args.sequence_length, args.predictions, args.duplication)
+    more = (args.evaluation_samples, args.paragraphs)
+    listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    # The words of a text are cut by what Unicode says of its characters.
+    made = (VERSION, source and (source.name, source.made), unicodedata.unidata_version)
+    python = "" if source else platform.python_version()
+    return Listing(source, hashlib.sha256(repr((made, python, parts, listed, options, more)).encode()).hexdigest())
+
+
+def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Write arrays and vocabulary."""
+    task = _task(listing, args, scratch, progress)
+    return converting.write(task) if task.source.is_packed else _write_text(task)
+
+
+def _task(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
+    source = listing.source or sources.small_set(scratch, args.name)
+    defaults = SUBMITTED if listing.source else SMALL
+    length = args.sequence_length or defaults["length"]
+    predictions = args.predictions or PREDICTIONS.get(length, max(1, round(length * MASKED)))
+    settings = Settings(length, predictions, args.duplication)
+    entries = 0 if source.vocabulary else args.vocabulary_size or defaults["vocabulary"]
+    most = args.evaluation_samples or defaults["evaluation"]
+    return Task(source, settings, entries, most, args.seed, scratch, args.workers, progress)
+
+
+def _write_text(task: Task) -> Content:
+    blocks = _blocks(task)
+    task.run("clean", "bytes", stages.clean, blocks, lambda block: block.end - block.begin)
+    chosen = evaluation.choose(blocks, task.source.listed, task.scratch)
+    text = sum(size for _, size in chosen.train)
+    present = sum(path.stat().st_size for path in task.scratch.iterdir() if path.suffix != ".text")
+    check_room(task.scratch, int(text * BYTES_PER_PASS * task.settings.duplication) - present)
+    words.write_vocabulary(task.source.vocabulary, task.entries, chosen, task.scratch, task.progress)
+    shards = _shards(task, chosen, text)
+    task.run("mask", "bytes", stages.mask, shards, lambda shard: shard.size)
+    stems = {part: [shard.stem for shard in shards if shard.part == part] for part in PARTS}
+    held = buckets.gather("test", stems["test"], 0, task.seed)
+    # They are shuffled: the first ones are a random choice.
+    held = buckets.take(held, np.arange(min(task.most, len(held))))
+    return _content(task, blocks, shards, chosen, task.shuffle(stems["train"], held))
+
+
+def _blocks(task: Task) -> List[Block]:
+    """Cut the files into ranges of whole documents."""
+    found: List[Block] = []
+    for part, files in (("train", task.source.train), ("test", task.source.test)):
+        for file in files:
+            for begin, end in _ranges(file):
+                stem = str(task.scratch / f"{part}-{len(found):06}")
+                found.append(Block(part, file.form, str(file.path), begin, end, stem, stages.SHARD_BYTES))
+    return found
+
+
+def _ranges(file: File) -> List[Tuple[int, int]]:
+    if file.form == DUMP:
+        return wikipedia.cut(file.path)
+    return texts.cut(file.path, file.form, BLOCK_BYTES)
+
+
+def _shards(task: Task, chosen: Chosen, text: int) -> List[Shard]:
+    count = max(1, -(-text * task.settings.duplication // BUCKET_BYTES))
+    vocabulary = str(task.vocabulary)
+    found = []
+    for part, stems, number in (("train", chosen.train, count), ("test", chosen.test, 1)):
+        for place, (stem, size) in enumerate(stems):
+            left_out = chosen.left_out.get(stem, ())
+            how = task.settings, task.seed, number, vocabulary
+            found.append(Shard(place, part, stem, size, left_out, *how))
+    return found
+
+
+def _content(task: Task, blocks: Sequence[Block], shards: Sequence[Shard], chosen: Chosen, counts: Counts) -> Content:
+    entries = wordpiece.read(task.vocabulary).size
+    cleaned = [facts_of(block.facts_path) for block in blocks]
+    masked = {part: [facts_of(each.facts_path) for each in shards if each.part == part] for part in PARTS}
+    left_out: Dict[str, int] = {"copies of evaluation documents": chosen.copies}
+    for each in cleaned:
+        for name, count in each["counts"].items():
+            left_out[name] = left_out.get(name, 0) + count
+    text = {name: sum(each[name] for facts in cleaned for each in facts["shards"]) for name in _TEXT}
+    text["unknown"] = sum(facts["unknown"] for each in masked.values() for facts in each)
+    files: Dict[str, Tuple[str, ...]] = {part: part_files(part) for part in PARTS}
+    files["train"] += (VOCABULARY,)
+    train, test = counts["train"]["samples"], counts["test"]["samples"]
+    return Content(
+        name=task.source.name,
+        splits={part: Split(counts[part]["samples"], files[part]) for part in PARTS},
+        summary=f"{train:,} + {test:,} samples of {task.settings.sequence_length} tokens at most, {entries:,} entries",
+        facts={
+            "kind": "text",
+            "vocabulary": entries,
+            "sequence_length": task.settings.sequence_length,
+            "max_predictions": task.settings.max_predictions,
+            "duplication": task.settings.duplication,
+            "tokens": {part: counts[part]["tokens"] for part in PARTS},
+            "masked": {part: counts[part]["masked"] for part in PARTS},
+            "documents": {part: sum(facts["documents"] for facts in masked[part]) for part in PARTS},
+        },
+        how={
+            "made": task.source.made,
+            "text": text,
+            "left_out": left_out,
+            "evaluation": chosen.rule,
+            "seed": task.seed,
+        },
+        tool={"version": VERSION, "numpy": np.__version__, "unicode": unicodedata.unidata_version},
+    )
+
+
+_TEXT = ("documents", "sentences", "bytes")

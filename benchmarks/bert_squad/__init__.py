@@ -1,0 +1,1 @@
+"""Fine-tuning of BERT to answer questions: SQuAD v1.1."""

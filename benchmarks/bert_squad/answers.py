@@ -1,0 +1,77 @@
+"""From logits to answers: the best spans of each window, and the text of a question's best span.
+
+The rule of run_squad.py: the 20 best first and the 20 best last tokens of a window, in pairs that are within the
+paragraph, in order, no longer than 30 tokens and begin where this window has the most context; then the best pair of
+all windows of a question. The text is the paragraph's own from the first character of the first token to the last of
+the last one. run_squad.py knows the words of a token alone and looks for the token in them by a heuristic, which gives
+the same text where it succeeds.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+
+class Span(NamedTuple):
+    """A candidate for an answer."""
+
+    score: float
+    """Sum of the logits of the first and the last token."""
+    begin: int
+    """First character in the paragraph."""
+    end: int
+    """Behind the last one."""
+
+
+class Places(NamedTuple):
+    """What is known of the tokens of a window, each array of all of them."""
+
+    begins: np.ndarray
+    ends: np.ndarray
+    """0 where a token is not the paragraph's."""
+    best: np.ndarray
+    """Whether the token may begin an answer in this window."""
+
+
+def highest(logits: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of the ``count`` highest logits, the first of equal ones first."""
+    return np.argsort(-logits, kind="stable")[:count]
+
+
+def best_spans(start: np.ndarray, end: np.ndarray, places: Places, count: int, longest: int) -> List[Span]:
+    """Return up to ``count`` spans of one window, the best first, no two of the same characters.
+
+    Args:
+        start: logits [tokens] of the first token of the answer.
+        end: the same of its last one.
+        places: of the window's tokens.
+        count: of spans, and of first and of last tokens that are paired.
+        longest: tokens of an answer, at most.
+    """
+    start, end = start.astype(np.float64), end.astype(np.float64)
+    firsts, lasts = highest(start, count), highest(end, count)
+    length = lasts[None, :] - firsts[:, None] + 1
+    possible = (length >= 1) & (length <= longest)
+    possible &= places.best[firsts].astype(bool)[:, None] & (places.ends[lasts] > 0)[None, :]
+    sums = (start[firsts][:, None] + end[lasts][None, :])[possible]
+    rows, columns = np.nonzero(possible)
+    found: Dict[Tuple[int, int], Span] = {}
+    for pair in np.argsort(-sums, kind="stable"):
+        first, last = firsts[rows[pair]], lasts[columns[pair]]
+        text = int(places.begins[first]), int(places.ends[last])
+        found.setdefault(text, Span(float(sums[pair]), *text))
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def best_of(spans: Iterable[Span], count: int) -> List[Span]:
+    """Return the best spans of all windows of a question, the best first, the earlier window first of equal ones."""
+    return sorted(spans, key=lambda span: -span.score)[:count]
+
+
+def text_of(spans: Sequence[Span], context: str) -> str:
+    """Return the text of the best span; empty where there is none."""
+    return context[spans[0].begin : spans[0].end] if spans else ""

@@ -1,0 +1,166 @@
+"""The on-disk format: windows without padding, one after the other.
+
+For ``train`` and ``test``::
+
+    train_tokens.npy     uint16 [tokens]: [CLS] question [SEP] part of a paragraph [SEP] of all windows
+    train_begins.npy     uint16 [tokens]: first character of each token in its paragraph; 0 outside of the paragraph
+    train_ends.npy       uint16 [tokens]: behind its last one; 0 outside of the paragraph
+    train_best.npy       uint8 [tokens]: 1 where no other window has more context for the token
+    train_offsets.npy    int64 [windows + 1]
+    train_second.npy     uint16 [windows]: place in the window where the paragraph begins
+    train_start.npy      uint16 [windows]: place of the first token of the answer; 0 where it is not whole in the window
+    train_end.npy        uint16 [windows]: place of its last token, or 0
+    train_question.npy   int32 [windows]: which question it is of, ascending; windows of one are in the text's order
+
+Next to them ``vocabulary.txt``, one entry a line as published, and ``test_paragraphs.jsonl``, a paragraph a line, with
+its questions, in their order, and all answers. Arrays are read through memory maps::
+
+    data = open_data(Path("data/bert-squad"))
+    print(data.vocabulary.text(data.test[0]), data.questions[0].references)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, List, Mapping, NamedTuple, Tuple
+
+import numpy as np
+
+from benchmarks.bert_squad.answers import Places
+from benchmarks.common.data import passport
+from benchmarks.common.data.passport import prepare_again
+from benchmarks.common.data.problem import Problem
+from benchmarks.language import wordpiece
+from benchmarks.language.wordpiece import Vocabulary
+
+PARTS = ("train", "test")
+VOCABULARY, PARAGRAPHS = "vocabulary.txt", "test_paragraphs.jsonl"
+OF_TOKENS = {"tokens": "<u2", "begins": "<u2", "ends": "<u2", "best": "|u1"}
+OF_WINDOWS = {"second": "<u2", "start": "<u2", "end": "<u2", "question": "<i4"}
+ARRAYS = {**OF_TOKENS, "offsets": "<i8", **OF_WINDOWS}
+"""Names and types, in the order of Windows."""
+LONGEST_PARAGRAPH = (1 << 16) - 1
+"""Characters."""
+
+
+def part_files(part: str) -> Tuple[str, ...]:
+    """Return the names of the files of a part."""
+    names = tuple(f"{part}_{name}.npy" for name in ARRAYS)
+    return (*names, VOCABULARY) if part == "train" else (*names, PARAGRAPHS)
+
+
+FILES = (*part_files("train"), *part_files("test"))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """One part; the fields are as above."""
+
+    tokens: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    best: np.ndarray
+    offsets: np.ndarray
+    second: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    question: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int32 [windows]: tokens of each, [CLS] and both [SEP] included; read when first asked for."""
+        return np.diff(self.offsets).astype(np.int32)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Return the tokens of a window, uint16 [length]."""
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def places(self, index: int) -> Places:
+        """Return what is known of the tokens of a window."""
+        inside = slice(self.offsets[index], self.offsets[index + 1])
+        return Places(self.begins[inside], self.ends[inside], self.best[inside])
+
+
+class Asked(NamedTuple):
+    """A question of the test part."""
+
+    id: str
+    text: str
+    context: str
+    references: Tuple[str, ...]
+    """All answers."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A prepared data set, opened."""
+
+    train: Windows
+    test: Windows
+    vocabulary: Vocabulary
+    passport: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a window, at most."""
+        return int(self.passport["facts"]["sequence_length"])
+
+    @cached_property
+    def questions(self) -> List[Asked]:
+        """The questions of the test part; read when first asked for."""
+        found = []
+        for line in (self.folder / PARAGRAPHS).read_text(encoding="utf-8").split("\n")[:-1]:
+            paragraph = json.loads(line)
+            for each in paragraph["questions"]:
+                found.append(Asked(each["id"], each["question"], paragraph["context"], tuple(each["answers"])))
+        return found
+
+
+def open_data(folder: Path) -> DataSet:
+    """Open a prepared data set; reads its vocabulary and no window, so that it may be open before the clock starts.
+
+    Raises:
+        Problem: there is none, it is half-written, or its files are not those of its passport.
+    """
+    found = passport.read(folder)
+    try:
+        parts = {part: Windows(*(_array(folder, part, name) for name in ARRAYS)) for part in PARTS}
+        data = DataSet(parts["train"], parts["test"], wordpiece.read(folder / VOCABULARY), found, folder)
+        problems = check(data)
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        raise Problem(f"{folder}: {error!r}", "a data set for bert-squad", prepare_again(folder)) from None
+    if problems:
+        raise problems[0]
+    return data
+
+
+def _array(folder: Path, part: str, name: str) -> np.ndarray:
+    path = folder / f"{part}_{name}.npy"
+    array: np.ndarray = np.load(str(path), mmap_mode="r")
+    if array.dtype.str != ARRAYS[name] or array.ndim != 1:
+        found = f"{path} has {array.dtype.str} {list(array.shape)}"
+        raise Problem(found, f"{ARRAYS[name]} in one dimension", prepare_again(folder))
+    return array
+
+
+def check(data: DataSet) -> List[Problem]:
+    """Compare the sizes of arrays and files with the passport; reads the ends of offsets alone."""
+    folder, splits, facts = data.folder, data.passport["splits"], data.passport["facts"]
+    expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
+    for part, windows in (("train", data.train), ("test", data.test)):
+        count = splits[part]["count"]
+        expected.append((f"windows in {part}_offsets", len(windows), count))
+        expected += [(f"values in {part}_{name}", len(getattr(windows, name)), count) for name in OF_WINDOWS]
+        tokens = int(windows.offsets[-1]) if len(windows.offsets) else 0
+        expected += [(f"values in {part}_{name}", len(getattr(windows, name)), tokens) for name in OF_TOKENS]
+        for file in splits[part]["files"]:
+            expected.append((f"bytes in {file['name']}", (folder / file["name"]).stat().st_size, file["bytes"]))
+    again = prepare_again(folder)
+    return [Problem(f"{folder}: {got:,} {what}", f"{want:,}", again) for what, got, want in expected if got != want]

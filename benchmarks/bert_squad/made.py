@@ -1,0 +1,64 @@
+"""The small set: paragraphs of facts about one person, in any order, and a question about each fact.
+
+"Ada has a grey cat. Ada lives in New Bray. ..." with "Where does Ada live?" and "Which animal does Ada have?". The
+question decides which sentence has the answer, and where that is differs. That a person has to be told from others is
+left out: small random networks learn to compare words only after thousands of steps.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Callable, List, NamedTuple, Tuple
+
+from benchmarks.bert_squad.squad import Answer, Paragraph, Question
+
+NAME = "made-questions"
+NAMES = ("Ada", "Ben", "Cora", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jack", "Kim", "Leo")
+LAST_NAMES = ("Brook", "Field", "Hill", "Marsh", "Stone", "Wood")
+TOWNS = ("Alton", "Bray", "Colby", "Dunmore", "Elgin", "Garland", "Hanley", "Irvine", "Jasper", "Kenton")
+TRADES = ("baker", "cook", "doctor", "farmer", "judge", "lawyer", "miner", "nurse", "painter", "pilot", "sailor")
+COLOURS = ("black", "brown", "grey", "white")
+ANIMALS = ("cat", "dog", "goat", "horse", "parrot", "sheep")
+MEALS = ("bread", "cheese", "fruit", "porridge", "rice", "soup")
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+FACTS = (2, 5)
+"""In a paragraph, at least and at most."""
+LONG_EVERY = 16
+"""Each so manyth paragraph has all facts and does not fit into one window."""
+PARAGRAPHS = {"train": 2000, "test": 200}
+
+
+class Kind(NamedTuple):
+    """A kind of fact; {} is the person, and the answer in the sentence."""
+
+    question: str
+    sentence: str
+    draw: Callable[[random.Random], str]
+
+
+KINDS: Tuple[Kind, ...] = (
+    Kind("Where does {} live?", "{} lives in {}.", lambda draw: f"{draw.choice(('Old', 'New'))} {draw.choice(TOWNS)}"),
+    Kind("What does {} work as?", "{} works as a {}.", lambda draw: draw.choice(TRADES)),
+    Kind("Which animal does {} have?", "{} has a {}.", lambda draw: f"{draw.choice(COLOURS)} {draw.choice(ANIMALS)}"),
+    Kind("What does {} eat?", "{} eats {} for breakfast.", lambda draw: draw.choice(MEALS)),
+    Kind("Who knows {}?", "{} is known to {}.", lambda draw: f"{draw.choice(NAMES)} {draw.choice(LAST_NAMES)}"),
+    Kind("When was {} born?", "{} was born on a {}.", lambda draw: draw.choice(DAYS)),
+)
+
+
+def paragraphs(part: str, seed: int) -> List[Paragraph]:
+    """Return those of ``train`` or ``test``, drawn from ``seed``: the same each time, other ones in each part."""
+    draw = random.Random(f"{part} {seed}")
+    return [_paragraph(draw, f"{part}-{number}", number) for number in range(PARAGRAPHS[part])]
+
+
+def _paragraph(draw: random.Random, name: str, number: int) -> Paragraph:
+    count = len(KINDS) if number % LONG_EVERY == LONG_EVERY - 1 else draw.randint(*FACTS)
+    person, context, questions = draw.choice(NAMES), "", []
+    for place, kind in enumerate(draw.sample(KINDS, count)):
+        text = kind.draw(draw)
+        # Behind the person's name: the answer may be that name too.
+        begin = len(context) + kind.sentence.replace("{}", person, 1).index("{}")
+        questions.append(Question(f"{name}-{place}", kind.question.format(person), (Answer(text, begin),)))
+        context += kind.sentence.format(person, text) + " "
+    return Paragraph(context.rstrip(), tuple(questions))

@@ -1,0 +1,51 @@
+"""Prepare the data set of questions: windows of paragraphs with a passport, or check a prepared one.
+
+    $ python -m benchmarks.bert_squad.prepare --to data/bert-squad                      # the small set
+    $ python -m benchmarks.bert_squad.prepare --from /raw/squad --to /data/squad        # SQuAD v1.1 and vocab.txt
+    $ python -m benchmarks.bert_squad.prepare --verify /data/squad
+
+Writes the files that benchmarks/bert_squad/arrays.py describes and, last, dataset.json. Give an interrupted command
+again and it starts over. Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+from benchmarks.common.data import prepare
+
+FILES = (
+    *(
+        f"{part}_{name}.npy"
+        for part in ("train", "test")
+        for name in ("tokens", "begins", "ends", "best", "offsets", "second", "start", "end", "question")
+    ),
+    "vocabulary.txt",
+    "test_paragraphs.jsonl",
+)
+
+
+def add_options(options: argparse._ArgumentGroup) -> None:
+    """How paragraphs become windows; all in tokens."""
+    add = options.add_argument
+    length = "tokens of a window, at most; default: 384, of the small set 40"
+    add("--sequence-length", type=prepare.number(16, 512), metavar="N", help=length)
+    stride = "tokens between the begins of two windows; default: 128, of the small set 12"
+    add("--stride", type=prepare.number(1, 512), metavar="N", help=stride)
+    question = "tokens of a question, at most; default: 64, of the small set 12"
+    add("--question-length", type=prepare.number(1, 256), metavar="N", help=question)
+
+
+DATA_SET = prepare.DataSet(
+    benchmark="bert-squad",
+    source="folder of train-v1.1.json, dev-v1.1.json and vocab.txt",
+    files=FILES,
+    add_options=add_options,
+    writer="benchmarks.bert_squad.writer",
+)
+main = partial(prepare.main, DATA_SET)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

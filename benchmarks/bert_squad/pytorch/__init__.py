@@ -1,0 +1,1 @@
+"""BERT on SQuAD in PyTorch."""

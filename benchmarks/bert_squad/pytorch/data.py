@@ -1,0 +1,171 @@
+"""Windows as batches without padding on this rank's device, built ahead on a thread, and a batch of noise."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generator, Iterator
+
+import numpy as np
+import torch
+
+from benchmarks.bert_squad.arrays import DataSet, Windows
+from benchmarks.bert_squad.pytorch.config import Config
+from benchmarks.common.data.passport import prepare_again
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.ranks import Ranks
+from benchmarks.common.read_ahead import read_ahead
+from benchmarks.language.pytorch.encoder import Rows
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's windows of a step: B windows of T tokens together, like lengths next to each other."""
+
+    rows: Rows
+    wide: torch.Tensor
+    """int64 (T,): place of each token in a table of (B, longest) places."""
+    start: torch.Tensor
+    """int64 (B,): place of the answer's first token in its window."""
+    end: torch.Tensor
+    """int64 (B,): that of its last one."""
+    indices: np.ndarray
+    """int64 (B,): which windows they are."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def check_length(config: Config, data: DataSet) -> None:
+    """Refuse a data set that was cut to another length."""
+    if data.sequence_length != config.sequence_length:
+        raise Problem(
+            f"{data.folder} has windows of {data.sequence_length} tokens",
+            f"sequence_length={config.sequence_length}",
+            f"set sequence_length={data.sequence_length}, or {prepare_again(data.folder)} "
+            f"--sequence-length {config.sequence_length}",
+        )
+
+
+def steps_per_epoch(config: Config, data: DataSet, ranks: Ranks) -> int:
+    """Return the number of whole global batches.
+
+    Raises:
+        Problem: there is none.
+    """
+    size = config.batch_size * ranks.size
+    if len(data.train) < size:
+        raise Problem(
+            f"{data.folder} has {len(data.train):,} windows, fewer than the {size:,} of a step",
+            "at least one whole batch",
+            "a smaller batch_size, fewer ranks, or more data",
+        )
+    return len(data.train) // size
+
+
+def chosen(config: Config, windows: Windows, step: int, steps: int, ranks: Ranks) -> np.ndarray:
+    """Return this rank's windows of a step, int64 (batch_size,): the same global batch for any number of ranks.
+
+    An epoch is a permutation drawn from the seed, in which what fills no whole batch is left out. The windows of a
+    batch are dealt out by length, so that ranks have as much to do.
+    """
+    epoch, number = divmod(step, steps)
+    size = config.batch_size * ranks.size
+    # 2 ** 32 seeds are all that NumPy has; a large prime keeps the epochs of one seed from being another one's.
+    order = np.random.RandomState((config.seed * 1_000_003 + epoch) % 2**32).permutation(len(windows))
+    batch = order[number * size : (number + 1) * size]
+    return batch[np.argsort(-windows.lengths[batch], kind="stable")][ranks.rank :: ranks.size]
+
+
+def gathered(windows: Windows, indices: np.ndarray) -> Batch:
+    """Return windows as a batch in main memory."""
+    lengths = windows.lengths[indices].astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    owners = np.repeat(np.arange(len(indices)), lengths)
+    positions = np.arange(offsets[-1]) - offsets[owners]
+    longest = int(lengths.max(initial=1))
+    tokens = np.asarray(windows.tokens)[windows.offsets[indices][owners] + positions].astype(np.int64)
+    rows = Rows(
+        tokens=torch.from_numpy(tokens),
+        segments=torch.from_numpy((positions >= windows.second[indices][owners]).astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        offsets=torch.from_numpy(offsets.astype(np.int32)),
+        longest=longest,
+    )
+    wide = torch.from_numpy(owners * longest + positions)
+    start, end = (torch.from_numpy(each[indices].astype(np.int64)) for each in (windows.start, windows.end))
+    return Batch(rows, wide, start, end, indices)
+
+
+def _moved(content: Any, device: torch.device, pin: bool) -> Any:
+    """Return a dataclass with its tensors in pinned memory, or on ``device``."""
+    found = {field.name: getattr(content, field.name) for field in fields(content)}
+    tensors = {name: each for name, each in found.items() if torch.is_tensor(each)}
+    moved = {name: each.pin_memory() if pin else each.to(device, non_blocking=True) for name, each in tensors.items()}
+    return replace(content, **moved)
+
+
+def to_device(batch: Batch, device: torch.device, pin: bool = False) -> Batch:
+    """Return a batch on ``device``; with ``pin`` in memory from which a copy to it waits for nothing."""
+    if device.type == "cpu":
+        return batch
+    return replace(_moved(batch, device, pin), rows=_moved(batch.rows, device, pin))
+
+
+class TrainingInput:
+    """An endless stream of training batches from ``position`` (steps done) on; ``close`` ends its thread.
+
+    Nothing is read before the first batch is asked for.
+    """
+
+    def __init__(self, config: Config, data: DataSet, steps: int, ranks: Ranks, position: int) -> None:
+        self._batches = _training_batches(config, data.train, steps, ranks, position)
+        self.close = self._batches.close
+
+    def next(self) -> Batch:
+        """Return the next batch."""
+        return next(self._batches)
+
+
+def _training_batches(
+    config: Config, windows: Windows, steps: int, ranks: Ranks, position: int
+) -> Generator[Batch, None, None]:
+    def make(step: int) -> Batch:
+        return to_device(gathered(windows, chosen(config, windows, step, steps, ranks)), ranks.context, pin=True)
+
+    endless = range(position, 2**62)
+    with closing(read_ahead(make, endless, config.prefetch, 1)) as batches:
+        for batch in batches:
+            yield to_device(batch, ranks.context)
+
+
+def evaluation_batches(config: Config, windows: Windows, ranks: Ranks) -> Iterator[Batch]:
+    """Yield this rank's batches of all windows, the longest first; every rank has as many, of which some are empty."""
+    order = np.argsort(-windows.lengths, kind="stable")
+    size = config.eval_batch_size * ranks.size
+
+    def make(begin: int) -> Batch:
+        indices = order[begin : begin + size][ranks.rank :: ranks.size]
+        return to_device(gathered(windows, indices), ranks.context, pin=True)
+
+    with closing(read_ahead(make, range(0, len(order), size), config.prefetch, 1)) as batches:
+        for batch in batches:
+            yield to_device(batch, ranks.context)
+
+
+def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
+    """A batch of windows as long as they come, of random tokens."""
+    length, count = config.sequence_length, config.batch_size
+    draw = np.random.RandomState(config.seed % 2**32)
+    windows = Windows(
+        tokens=draw.randint(0, vocabulary, count * length).astype(np.uint16),
+        begins=np.zeros(0, np.uint16),
+        ends=np.zeros(0, np.uint16),
+        best=np.zeros(0, np.uint8),
+        offsets=np.arange(count + 1) * length,
+        second=np.full(count, length // 4, np.uint16),
+        start=draw.randint(length // 4, length, count).astype(np.uint16),
+        end=draw.randint(length // 4, length, count).astype(np.uint16),
+        question=np.zeros(count, np.int32),
+    )
+    return to_device(gathered(windows, np.arange(count)), ranks.context)

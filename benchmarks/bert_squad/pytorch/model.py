@@ -1,0 +1,64 @@
+"""BERT with the head that finds an answer: two logits a token, for the answer's first token and its last one."""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.bert_squad.pytorch.config import Config
+from benchmarks.bert_squad.pytorch.data import Batch
+from benchmarks.language.pytorch.encoder import Encoder, Rows, Shape
+from benchmarks.language.pytorch.pieces import DEVIATION, draw_weights
+
+
+def shape_of(config: Config, vocabulary: int) -> Shape:
+    """Return the sizes of the encoder; ``vocabulary`` with its padding."""
+    return Shape(
+        layers=config.layers,
+        width=config.width,
+        heads=config.heads,
+        inner_width=config.inner_width,
+        vocabulary=vocabulary,
+        positions=config.positions,
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        gelu=config.gelu,
+    )
+
+
+class Network(nn.Module):
+    """Encoder and span head (arXiv 1810.04805, section 4.2)."""
+
+    def __init__(self, config: Config, vocabulary: int, attention: str) -> None:
+        super().__init__()
+        self.encoder = Encoder(shape_of(config, vocabulary), attention, config.compile)
+        self.span = nn.Linear(config.width, 2)
+        self.span.apply(draw_weights)
+        with torch.no_grad():
+            for weight in (each for each in self.parameters() if each.dim() > 1):
+                weight *= config.initializer_range / DEVIATION
+
+    def forward(self, rows: Rows) -> torch.Tensor:
+        """Logits (T, 2), fp32: that a token is the first, and the last one of the answer."""
+        return self.span(self.encoder(rows)).float()
+
+
+def loss_sum(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Return the mean of the cross-entropies of first and last token, each over its window's tokens; summed."""
+    tables = in_tables(logits, batch)
+    first, last = (
+        functional.cross_entropy(table, wanted, reduction="sum")
+        for table, wanted in zip(tables, (batch.start, batch.end))
+    )
+    return (first + last) / 2
+
+
+def in_tables(logits: torch.Tensor, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return both logits as (B, longest), minus infinity behind a window's end."""
+    count, longest = len(batch), batch.rows.longest
+    empty = logits.new_full((count * longest, 2), float("-inf"))
+    first, last = empty.index_copy(0, batch.wide, logits).view(count, longest, 2).unbind(2)
+    return first, last

@@ -1,0 +1,28 @@
+"""What `encore selftest` checks of BERT on SQuAD in PyTorch; see benchmarks/common/selftest.py."""
+
+from __future__ import annotations
+
+from benchmarks.bert_squad.pytorch.config import Config
+from benchmarks.common import selftest
+from benchmarks.common.agreement import Tolerance
+from benchmarks.common.selftest import Suite
+
+ROUNDED = Tolerance(0.005, 0.02)
+SUITE = Suite(
+    module="benchmarks.bert_squad.pytorch",
+    config_class=Config,
+    device=ROUNDED,
+    two_ranks=Tolerance(0.005, 0.02),
+    resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
+    varied={
+        "precision": Tolerance(0.02, 0.05),
+        "attention": ROUNDED,
+        "optimizer_kernel": ROUNDED,
+        "compile": ROUNDED,
+    },
+    left_out=("optimizer_kernel=apex", "attention=flash"),
+    settings={"stop_at_target": False, "initializer_range": 0.05},
+)
+
+if __name__ == "__main__":
+    raise SystemExit(selftest.main(SUITE))

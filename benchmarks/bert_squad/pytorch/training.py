@@ -1,0 +1,197 @@
+"""What a step works on: the network and the updates of its weights; built, warmed up; and the optimizer."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+
+import torch
+
+from benchmarks.bert_squad.arrays import DataSet
+from benchmarks.bert_squad.pytorch.config import Config
+from benchmarks.bert_squad.pytorch.data import Batch, check_length, noise
+from benchmarks.bert_squad.pytorch.model import Network, loss_sum
+from benchmarks.common import torch_optimizers
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.ranks import Ranks
+from benchmarks.common.torch_optimizers import Build
+from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates
+from benchmarks.language.pytorch import attention
+from benchmarks.language.pytorch.checkpoint import load_weights
+
+SEED_STRIDE = 1_000_003
+"""Between the seeds of the ranks' dropout."""
+MANY_STEPS = 1e6
+"""Steps after which 1 - beta ** steps is 1 in fp32, for any beta that is used."""
+EagerStep = Callable[["Training", Batch, float], torch.Tensor]
+"""``train_step`` of train.py."""
+
+
+class Training:
+    """The network on this rank's device, and its optimizer."""
+
+    def __init__(self, config: Config, vocabulary: int, ranks: Ranks, kernel: str, weights: Optional[Path]) -> None:
+        """Draw the weights, the same on all ranks, and load those of the encoder from ``weights`` if given.
+
+        Args:
+            config: of the run.
+            vocabulary: entries of the table, padding included.
+            ranks: of the job.
+            kernel: implementation of the optimizer, or "auto".
+            weights: pretrained ones.
+        """
+        self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
+        dtype = pytorch.DTYPES[config.precision]
+        chosen = attention.choose(config.attention, ranks.context, dtype, config.width // config.heads, ranks.rank)
+        with drawn_from(config.seed):
+            self.network = Network(config, vocabulary, chosen)
+        if weights is not None:
+            load_weights(self.network.encoder, weights)
+        self.network.to(ranks.context)
+        # Decayed weights come first in the flat tensor of all.
+        parameters = sorted(self.network.parameters(), key=lambda parameter: parameter.dim() < 2)
+        decayed = sum(-(-each.numel() // ALIGNMENT) * ALIGNMENT for each in parameters if each.dim() >= 2)
+        self.updates = Updates(
+            parameters,
+            adam_candidates(config, decayed, torch_optimizers.find_apex()),
+            kernel,
+            ranks,
+            clip=config.gradient_clip or None,
+            scale=ScaleRule(config.loss_scale, config.loss_scale_window) if config.precision == "fp16" else None,
+        )
+        without_correction(self.updates.optimizer)
+
+    def loss_sum(self, batch: Batch) -> torch.Tensor:
+        """The loss of this rank's windows, summed."""
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            logits = self.network(batch.rows)
+        return loss_sum(logits, batch)
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """Logits (T, 2) of windows to be answered."""
+        self.network.eval()
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            found: torch.Tensor = self.network(batch.rows)
+        self.network.train()
+        return found
+
+    def content(self) -> Dict[str, Any]:
+        """What all ranks have in common, for a checkpoint."""
+        return {"network": self.network.state_dict(), **self.updates.content()}
+
+
+# -- optimizer -----------------------------------------------------------------------------------------
+
+
+def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]:
+    """Return Adam without the correction of the bias by the name of each implementation at hand.
+
+    As apex's FusedAdam of run_squad.py, with bias_correction=False: with the moments m and v,
+    w <- w - rate (m / (sqrt(v) + epsilon) + decay w). PyTorch's own always corrects, by 1 - beta ** steps:
+    ``without_correction`` starts it at so many steps that this is 1. The first ``decayed`` elements of the only
+    parameter have weight decay, the others none.
+    """
+    options: Dict[str, Any] = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon}
+
+    def groups(parameters: Sequence[torch.nn.Parameter]) -> List[Dict[str, Any]]:
+        (whole,) = parameters
+        found = []
+        for part, decay in ((slice(decayed), config.weight_decay), (slice(decayed, None), 0.0)):
+            parameter = torch.nn.Parameter(whole.detach()[part])
+            parameter.grad = whole.grad[part] if whole.grad is not None else None
+            found.append({"params": [parameter], "weight_decay": decay})
+        return found
+
+    found: Dict[str, Build] = {
+        "plain": lambda parameters: torch.optim.AdamW(groups(parameters), foreach=True, **options),
+        "fused": lambda parameters: torch.optim.AdamW(groups(parameters), fused=True, **options),
+    }
+    if apex is not None:
+        found["apex"] = lambda parameters: apex.FusedAdam(groups(parameters), bias_correction=False, **options)
+    return found
+
+
+def without_correction(optimizer: torch.optim.Optimizer) -> None:
+    """Start the moments at 0 and PyTorch's count of steps where its correction is 1; apex's needs neither."""
+    if not isinstance(optimizer, torch.optim.AdamW):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state, on_device = optimizer.state[parameter], bool(group.get("fused"))
+            if not state:
+                device = parameter.device if on_device else torch.device("cpu")
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            state["step"].fill_(MANY_STEPS)
+
+
+# -- building ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """Draw on the CPU from ``seed``, and leave the generator as it was: a checkpoint has brought its state."""
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    yield
+    torch.set_rng_state(state)
+
+
+def weights_file(config: Config, folder: Path) -> Optional[Path]:
+    """Return the file of the pretrained weights, which may be in the data folder; None without one.
+
+    Raises:
+        Problem: it is not there.
+    """
+    if not config.checkpoint:
+        return None
+    path = folder / config.checkpoint
+    # TensorFlow's checkpoints are several files with one beginning.
+    if not path.exists() and not list(path.parent.glob(f"{path.name}.*")):
+        remedy = "name the file with --set checkpoint=FILE, or set checkpoint= to begin with random weights"
+        raise Problem(f"{path} is not there", "pretrained weights of BERT", remedy)
+    return path
+
+
+def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any], step: EagerStep) -> Training:
+    """Build with a checkpoint, pretrained or fresh weights, ready: warmed up by ``step`` on noise, before the clock.
+
+    Raises:
+        Problem: the data set has windows of another length, or the pretrained weights do not fit.
+    """
+    check_length(config, data)
+    weights = None if saved else weights_file(config, data.folder)
+    if not saved:
+        # What dropout draws differs from rank to rank.
+        torch.manual_seed(config.seed + (ranks.rank + 1) * SEED_STRIDE)
+    multiple = config.vocabulary_multiple
+    vocabulary = -(-data.vocabulary.size // multiple) * multiple
+    training = Training(config, vocabulary, ranks, saved.get("kernel", config.optimizer_kernel), weights)
+    pytorch.broadcast(training.network.parameters())
+    warm_up(step, training)
+    if saved:
+        training.network.load_state_dict(saved["network"])
+        training.updates.restore(saved)
+    return training
+
+
+def warm_up(step: EagerStep, training: Training) -> None:
+    """Connect the ranks and compile, by steps on noise at rate 0; weights, optimizer and generators are as before."""
+    updates, on_gpu = training.updates, training.ranks.context.type == "cuda"
+    if not training.config.warm_up_steps:
+        return
+    generators = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
+    scale = {name: value.clone() for name, value in updates.scale.content().items()} if updates.scale else {}
+    batch = noise(training.config, training.vocabulary, training.ranks)
+    for _ in range(training.config.warm_up_steps):
+        step(training, batch, 0.0)
+    torch_optimizers.reset(updates.optimizer)
+    without_correction(updates.optimizer)
+    if updates.scale:
+        updates.scale.restore(scale)
+    torch.set_rng_state(generators[0])
+    if generators[1] is not None:
+        torch.cuda.set_rng_state(generators[1])

@@ -1,0 +1,134 @@
+"""Paragraphs as windows: what a question and a part of its paragraph look like to the network.
+
+[CLS] question [SEP] part of the paragraph [SEP], cut as run_squad.py of BERT and of NVIDIA's DeepLearningExamples cuts
+it: parts of at most what is left of the sequence length, each ``stride`` tokens behind the one before it. A token that
+is in several windows may begin an answer in that one alone where it has the most context on its poorer side.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from benchmarks.bert_squad.squad import Answer
+from benchmarks.language.wordpiece import Tokenizer
+
+MARKS = 3
+"""[CLS] and twice [SEP]."""
+
+
+class Cut(NamedTuple):
+    """How windows are cut; all in tokens."""
+
+    sequence_length: int
+    """Of a window, at most."""
+    stride: int
+    """Between the first tokens of two windows."""
+    question_length: int
+    """Of the question, at most: the rest is left out."""
+
+
+class Text(NamedTuple):
+    """A tokenized paragraph."""
+
+    ids: np.ndarray
+    """uint16 [tokens]."""
+    begins: np.ndarray
+    """int64 [tokens]: first character of each in the paragraph."""
+    ends: np.ndarray
+    """int64 [tokens]: behind the last one."""
+
+
+class Window(NamedTuple):
+    """A question with a part of its paragraph; arrays are of all its tokens, 0 where they are not the paragraph's."""
+
+    tokens: np.ndarray
+    second: int
+    """Place at which the part of the paragraph begins."""
+    start: int
+    """Place of the first token of the answer; 0, [CLS], where it is not whole in this window."""
+    end: int
+    """Place of its last token, or 0."""
+    begins: np.ndarray
+    ends: np.ndarray
+    best: np.ndarray
+    """Whether no other window has more context for the token."""
+
+
+def tokenized(text: str, tokenizer: Tokenizer) -> Text:
+    """Return the tokens of a paragraph and where they are in it."""
+    spans = tokenizer.spans(text)
+    ends = [_with_accents(text, end) for end in spans.ends]
+    return Text(np.array(spans.ids, np.uint16), np.array(spans.begins, np.int64), np.array(ends, np.int64))
+
+
+def _with_accents(text: str, end: int) -> int:
+    """Move behind the accents that follow a letter as characters of their own: no token has them."""
+    while end < len(text) and unicodedata.category(text[end]) == "Mn":
+        end += 1
+    return end
+
+
+def answer_tokens(text: Text, answer: Answer) -> Optional[Tuple[int, int]]:
+    """Return the first and the last token that an answer touches; None where no token has any of it."""
+    first = int(np.searchsorted(text.ends, answer.begin, side="right"))
+    last = int(np.searchsorted(text.begins, answer.begin + len(answer.text), side="left")) - 1
+    return (first, last) if first <= last else None
+
+
+def parts(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
+    """Return the first token and the number of tokens of each window's part of a paragraph of ``length`` tokens."""
+    found = [(0, min(length, room))]
+    while sum(found[-1]) < length:
+        begin = found[-1][0] + min(room, stride)
+        found.append((begin, min(length - begin, room)))
+    return found
+
+
+def most_context(length: int, cut: List[Tuple[int, int]]) -> np.ndarray:
+    """Return which window, int64 [length], has the most context for each token, the first of equal ones.
+
+    The context of a token in a window is that on its poorer side, plus a hundredth of the window's length.
+    """
+    places = np.arange(length)
+    scores = np.full((len(cut), length), -np.inf)
+    for number, (begin, size) in enumerate(cut):
+        inside = slice(begin, begin + size)
+        poorer = np.minimum(places[inside] - begin, begin + size - 1 - places[inside])
+        scores[number, inside] = poorer + 0.01 * size
+    return scores.argmax(axis=0)
+
+
+def windows(
+    question: List[int], text: Text, cut: Cut, marks: Tuple[int, int], answer: Optional[Tuple[int, int]]
+) -> Iterator[Window]:
+    """Yield the windows of a question.
+
+    Args:
+        question: its tokens.
+        text: its paragraph.
+        cut: how windows are cut.
+        marks: ids of [CLS] and [SEP].
+        answer: first and last token of the answer in the paragraph, as of ``answer_tokens``.
+    """
+    cls, sep = marks
+    before = np.array([cls, *question[: cut.question_length], sep], np.uint16)
+    second = len(before)
+    chosen = parts(len(text.ids), cut.sequence_length - second - 1, cut.stride)
+    owners = most_context(len(text.ids), chosen)
+    for number, (begin, size) in enumerate(chosen):
+        inside = slice(begin, begin + size)
+        start = end = 0
+        if answer is not None and begin <= answer[0] and answer[1] < begin + size:
+            start, end = (place - begin + second for place in answer)
+        yield Window(
+            tokens=np.concatenate([before, text.ids[inside], np.array([sep], np.uint16)]),
+            second=second,
+            start=start,
+            end=end,
+            begins=np.pad(text.begins[inside], (second, 1)),
+            ends=np.pad(text.ends[inside], (second, 1)),
+            best=np.pad(owners[inside] == number, (second, 1)),
+        )

@@ -1,0 +1,191 @@
+"""Writes questions about paragraphs as windows: read or generate, tokenize, cut, look for the answers."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, BinaryIO, Dict, Iterable, List, Mapping, NamedTuple, Optional
+
+import numpy as np
+
+from benchmarks.bert_squad import made, squad, windows
+from benchmarks.bert_squad.arrays import (
+    ARRAYS,
+    LONGEST_PARAGRAPH,
+    OF_TOKENS,
+    OF_WINDOWS,
+    PARAGRAPHS,
+    PARTS,
+    VOCABULARY,
+    part_files,
+)
+from benchmarks.bert_squad.squad import Paragraph
+from benchmarks.bert_squad.windows import Cut, Window
+from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.progress import Progress
+from benchmarks.language import wordpiece
+from benchmarks.language.wordpiece import SPECIAL, Tokenizer
+
+VERSION = "1"
+"""Raise it when the same source and options give other bytes."""
+PUBLISHED, SMALL = Cut(384, 128, 64), Cut(40, 12, 12)
+"""As in scripts/run_squad.sh and run_squad.py of DeepLearningExamples; as short as the small set's paragraphs."""
+SHORTEST_PART = 8
+"""Tokens of a paragraph that a window must have room for."""
+ROOM_FACTOR = 24
+"""Bytes written per byte of JSON, at most: a paragraph is there once a question, and more often where it is cut."""
+
+
+class Listing(NamedTuple):
+    """What there is to prepare."""
+
+    folder: Optional[Path]
+    """None for the small set."""
+    cut: Cut
+    fingerprint: str
+
+
+class Written(NamedTuple):
+    """What was made of a part."""
+
+    windows: int
+    questions: int
+    left_out: int
+    """Questions whose answer has no token."""
+    with_answer: int
+    """Windows."""
+    cut_off: int
+    """Questions that were longer than the limit."""
+
+
+def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
+    """Find the files; all that decides what is written goes into the fingerprint."""
+    given = args.sequence_length, args.stride, args.question_length
+    default = SMALL if args.origin is None else PUBLISHED
+    cut = Cut(*(own if own is not None else usual for own, usual in zip(given, default)))
+    if cut.sequence_length < cut.question_length + windows.MARKS + SHORTEST_PART:
+        raise Problem(
+            f"--sequence-length {cut.sequence_length} with --question-length {cut.question_length}",
+            f"room for the question, {windows.MARKS} marks and {SHORTEST_PART} tokens of the paragraph",
+            "a longer --sequence-length, or a shorter --question-length",
+        )
+    listed: List[Any] = []
+    for name in (squad.TRAIN, squad.TEST, "vocab.txt") if args.origin is not None else ():
+        path = args.origin / name
+        if not path.is_file():
+            remedy = "put SQuAD v1.1 and the vocabulary of the published weights into one folder"
+            raise Problem(f"{path} is not there", f"{squad.TRAIN}, {squad.TEST} and vocab.txt", remedy)
+        listed.append((name, path.stat().st_size, path.stat().st_mtime_ns))
+    facts = repr((VERSION, args.name, args.seed if args.origin is None else 0, tuple(cut), listed))
+    return Listing(args.origin, cut, hashlib.sha256(facts.encode()).hexdigest())
+
+
+def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Write arrays, vocabulary and paragraphs."""
+    if listing.folder is None:
+        paragraphs = {part: made.paragraphs(part, args.seed) for part in PARTS}
+        entries = words_of(paragraphs["train"])
+    else:
+        files = {"train": squad.TRAIN, "test": squad.TEST}
+        paragraphs = {part: squad.read(listing.folder / files[part]) for part in PARTS}
+        entries = list(wordpiece.read(listing.folder / "vocab.txt").entries)
+        check_room(scratch, ROOM_FACTOR * sum((listing.folder / name).stat().st_size for name in files.values()))
+    wordpiece.write(scratch / VOCABULARY, entries)
+    tokenizer = Tokenizer(wordpiece.read(scratch / VOCABULARY))
+    written = {part: write_part(part, paragraphs[part], tokenizer, listing.cut, scratch, progress) for part in PARTS}
+    write_paragraphs(scratch / PARAGRAPHS, paragraphs["test"])
+    counts = {part: each.questions for part, each in written.items()}
+    return Content(
+        name=args.name or (made.NAME if listing.folder is None else "squad-v1.1"),
+        splits={part: Split(written[part].windows, part_files(part)) for part in PARTS},
+        summary=f"{counts['train']:,} + {counts['test']:,} questions, {written['train'].windows:,} + "
+        f"{written['test'].windows:,} windows",
+        facts={
+            "vocabulary": len(entries),
+            "sequence_length": listing.cut.sequence_length,
+            "stride": listing.cut.stride,
+            "question_length": listing.cut.question_length,
+            "questions": counts,
+        },
+        how={
+            "made": listing.folder is None,
+            "seed": args.seed if listing.folder is None else None,
+            **{name: {part: getattr(written[part], name) for part in PARTS} for name in Written._fields[2:]},
+        },
+        tool={"version": VERSION, "numpy": np.__version__},
+    )
+
+
+def words_of(paragraphs: Iterable[Paragraph]) -> List[str]:
+    """Return a vocabulary: the special entries and all words of the paragraphs and their questions, sorted."""
+    found: Dict[str, None] = {}
+    for paragraph in paragraphs:
+        for text in (paragraph.context, *(question.text for question in paragraph.questions)):
+            found.update(dict.fromkeys(wordpiece.words(text)))
+    return [*SPECIAL, *sorted(found)]
+
+
+def write_part(
+    part: str, paragraphs: List[Paragraph], tokenizer: Tokenizer, cut: Cut, scratch: Path, progress: Progress
+) -> Written:
+    """Write the arrays of a part: those of tokens as they come, those of windows at the end."""
+    vocabulary = tokenizer.vocabulary
+    marks = vocabulary.cls, vocabulary.sep
+    columns: Dict[str, List[int]] = {name: [] for name in ("lengths", *OF_WINDOWS)}
+    number = left_out = cut_off = 0
+    files = {name: (scratch / f"{part}_{name}.raw").open("wb") for name in OF_TOKENS}
+    for done, paragraph in enumerate(paragraphs, 1):
+        text = windows.tokenized(paragraph.context, tokenizer)
+        if not len(text.ids) or len(paragraph.context) > LONGEST_PARAGRAPH:
+            found = f"a paragraph of {len(paragraph.context):,} characters and {len(text.ids):,} tokens: "
+            limits = f"at least one token, and at most {LONGEST_PARAGRAPH:,} characters"
+            raise Problem(found + repr(paragraph.context[:60]), limits, "leave it out, or divide it")
+        for question in paragraph.questions:
+            ids = tokenizer.ids(question.text)
+            answer = windows.answer_tokens(text, question.answers[0])
+            cut_off += len(ids) > cut.question_length
+            left_out += answer is None
+            if answer is not None or part == "test":
+                for window in windows.windows(ids, text, cut, marks, answer):
+                    _append(window, number, columns, files)
+            number += 1
+        progress.update(part, done, len(paragraphs), unit="paragraphs")
+    for file in files.values():
+        file.close()
+    for name, kind in OF_TOKENS.items():
+        _as_array(scratch, part, name, np.dtype(kind))
+    lengths = np.array(columns.pop("lengths"), np.int64)
+    np.save(str(scratch / f"{part}_offsets.npy"), np.concatenate([[0], np.cumsum(lengths)]).astype(ARRAYS["offsets"]))
+    for name, values in columns.items():
+        np.save(str(scratch / f"{part}_{name}.npy"), np.array(values, ARRAYS[name]))
+    return Written(len(lengths), number, left_out, int(np.count_nonzero(columns["start"])), cut_off)
+
+
+def _append(window: Window, number: int, columns: Dict[str, List[int]], files: Mapping[str, BinaryIO]) -> None:
+    values = (len(window.tokens), window.second, window.start, window.end, number)
+    for column, value in zip(columns.values(), values):
+        column.append(value)
+    for name, file in files.items():
+        file.write(getattr(window, name).astype(OF_TOKENS[name]).tobytes())
+
+
+def _as_array(scratch: Path, part: str, name: str, kind: Any) -> None:
+    """Put the header of a NumPy file before raw values."""
+    raw = scratch / f"{part}_{name}.raw"
+    np.save(str(scratch / f"{part}_{name}.npy"), np.memmap(str(raw), kind, "r"))
+    raw.unlink()
+
+
+def write_paragraphs(path: Path, paragraphs: Iterable[Paragraph]) -> None:
+    """Write what evaluation compares with, a paragraph a line."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for paragraph in paragraphs:
+            questions = [
+                {"id": each.id, "question": each.text, "answers": [answer.text for answer in each.answers]}
+                for each in paragraph.questions
+            ]
+            # JSON's escapes keep a paragraph on its line, whatever ends of lines Unicode knows.
+            file.write(json.dumps({"context": paragraph.context, "questions": questions}) + "\n")

@@ -1,0 +1,1 @@
+"""English text for language models: WordPiece tokens, and arrays of samples without padding."""

@@ -1,0 +1,171 @@
+"""The on-disk format of pretraining data: samples without padding, one after the other.
+
+For ``train`` and ``test`` (MLPerf's evaluation set)::
+
+    train_tokens.npy           uint16 [tokens]: [CLS] a [SEP] b [SEP] of all samples, masked words already replaced
+    train_offsets.npy          int64 [samples + 1]
+    train_second.npy           uint16 [samples]: place in the sample where segment b begins
+    train_masked_places.npy    uint16 [masked]: places in the sample, ascending
+    train_masked_labels.npy    uint16 [masked]: the words that stood there
+    train_masked_offsets.npy   int64 [samples + 1]
+    train_next.npy             uint8 [samples]: 1 where b is a random text, 0 where it follows a
+
+Next to them ``vocabulary.txt``, one entry a line as published. Arrays are read through memory maps::
+
+    data = open_data(Path("data/bert"))
+    print(data.vocabulary.text(data.train[0]))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Iterator, List, Mapping, Tuple
+
+import numpy as np
+
+from benchmarks.common.data import passport
+from benchmarks.common.data.passport import prepare_again
+from benchmarks.common.data.problem import Problem
+from benchmarks.language import wordpiece
+from benchmarks.language.wordpiece import Vocabulary
+
+PARTS = ("train", "test")
+VOCABULARY = "vocabulary.txt"
+ARRAYS = {
+    "tokens": "<u2",
+    "offsets": "<i8",
+    "second": "<u2",
+    "masked_places": "<u2",
+    "masked_labels": "<u2",
+    "masked_offsets": "<i8",
+    "next": "|u1",
+}
+"""Names and types, in the order of Samples."""
+CHUNK = 1 << 22
+"""Ids compared at once."""
+
+
+def part_files(part: str) -> Tuple[str, ...]:
+    """Return the names of the arrays of a part."""
+    return tuple(f"{part}_{name}.npy" for name in ARRAYS)
+
+
+FILES = (*part_files("train"), *part_files("test"), VOCABULARY)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One part; the fields are as above."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    second: np.ndarray
+    masked_places: np.ndarray
+    masked_labels: np.ndarray
+    masked_offsets: np.ndarray
+    next: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int32 [samples]: tokens of each, [CLS] and both [SEP] included; read when first asked for."""
+        return np.diff(self.offsets).astype(np.int32)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Return the tokens of a sample, uint16 [length]."""
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def masked(self, index: int) -> Tuple[np.ndarray, np.ndarray]:
+        """Return places and labels of the masked words of a sample, uint16 [masked] each."""
+        place = slice(self.masked_offsets[index], self.masked_offsets[index + 1])
+        return self.masked_places[place], self.masked_labels[place]
+
+    def original(self, index: int) -> np.ndarray:
+        """Return the tokens of a sample as they were before masking, uint16 [length]."""
+        tokens = np.array(self[index])
+        places, labels = self.masked(index)
+        tokens[places] = labels
+        return tokens
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A prepared data set, opened."""
+
+    train: Samples
+    test: Samples
+    vocabulary: Vocabulary
+    passport: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a sample, at most."""
+        return int(self.passport["facts"]["sequence_length"])
+
+    @property
+    def max_predictions(self) -> int:
+        """Masked words of a sample, at most."""
+        return int(self.passport["facts"]["max_predictions"])
+
+
+def open_data(folder: Path) -> DataSet:
+    """Open a prepared data set; reads its vocabulary and no sample, so that it may be open before the clock starts.
+
+    Raises:
+        Problem: there is none, it is half-written, or its files are not those of its passport.
+    """
+    found = passport.read(folder)
+    try:
+        parts = {part: Samples(*(_array(folder, part, name) for name in ARRAYS)) for part in PARTS}
+        data = DataSet(parts["train"], parts["test"], wordpiece.read(folder / VOCABULARY), found, folder)
+        problems = check(data)
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        raise Problem(f"{folder}: {error!r}", "a data set for BERT", prepare_again(folder)) from None
+    if problems:
+        raise problems[0]
+    return data
+
+
+def _array(folder: Path, part: str, name: str) -> np.ndarray:
+    path = folder / f"{part}_{name}.npy"
+    array = np.load(str(path), mmap_mode="r")
+    if array.dtype.str != ARRAYS[name] or array.ndim != 1:
+        found = f"{path} has {array.dtype.str} {list(array.shape)}"
+        raise Problem(found, f"{ARRAYS[name]} in one dimension", prepare_again(folder))
+    return array
+
+
+def check(data: DataSet) -> List[Problem]:
+    """Compare the sizes of arrays and files with the passport and with each other; reads the ends of offsets alone."""
+    folder, splits = data.folder, data.passport["splits"]
+    expected = [("entries of the vocabulary", data.vocabulary.size, data.passport["facts"]["vocabulary"])]
+    for part, samples in (("train", data.train), ("test", data.test)):
+        count = splits[part]["count"]
+        sizes = [("offsets", samples.offsets, count + 1), ("second", samples.second, count)]
+        sizes += [("next", samples.next, count), ("masked_offsets", samples.masked_offsets, count + 1)]
+        expected += [(f"values in {part}_{name}", len(array), want) for name, array, want in sizes]
+        if len(samples.offsets) and len(samples.masked_offsets):
+            expected += [
+                (f"tokens in {part}_tokens", len(samples.tokens), int(samples.offsets[-1])),
+                (f"words in {part}_masked_places", len(samples.masked_places), int(samples.masked_offsets[-1])),
+                (f"words in {part}_masked_labels", len(samples.masked_labels), int(samples.masked_offsets[-1])),
+            ]
+        for file in splits[part]["files"]:
+            expected.append((f"bytes in {file['name']}", (folder / file["name"]).stat().st_size, file["bytes"]))
+    again = prepare_again(folder)
+    return [Problem(f"{folder}: {got:,} {what}", f"{want:,}", again) for what, got, want in expected if got != want]
+
+
+def check_ids(data: DataSet) -> Iterator[Problem]:
+    """Compare every id with the vocabulary: reads all tokens."""
+    for part, samples in (("train", data.train), ("test", data.test)):
+        for name, array in (("tokens", samples.tokens), ("masked_labels", samples.masked_labels)):
+            most = max((int(array[at : at + CHUNK].max()) for at in range(0, len(array), CHUNK)), default=0)
+            if most >= data.vocabulary.size:
+                found = f"{data.folder}: id {most:,} in {part}_{name}"
+                yield Problem(found, f"ids below {data.vocabulary.size:,}", prepare_again(data.folder))

@@ -1,0 +1,1 @@
+"""The encoder of BERT in PyTorch, without work on padding, and the files that weights are published in."""

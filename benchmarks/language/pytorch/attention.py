@@ -1,0 +1,143 @@
+"""Self-attention of sequences that lie one behind the other in one row of tokens: no work on padding.
+
+Queries, keys and values are (T, heads, size), the T tokens of all sequences; offsets (B + 1) say where each begins.
+All implementations compute softmax(q k' / sqrt(size)) v within each sequence (arXiv 1706.03762, equation 1), with
+dropout on the weights:
+
+``flash``    PyTorch's flash attention for sequences of any length in one kernel (arXiv 2205.14135): GPUs, fp16 and bf16
+``grouped``  one call for all neighbours of equal length: batches sorted by length have few groups
+``padded``   every sequence padded to the longest, with a mask: the equal path where neither can run
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+from torch.nn import functional
+
+Attention = Callable[..., torch.Tensor]
+"""(queries, keys, values, offsets, longest, dropout) -> (T, heads, size)."""
+
+
+def grouped(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    longest: int,
+    dropout: float,
+) -> torch.Tensor:
+    """Attend in all neighbours of equal length together; waits for a GPU, whose offsets it reads."""
+    heads, size = queries.shape[1:]
+    found = []
+    for begin, count, length in runs_of_equal(offsets):
+        part = slice(begin, begin + count * length)
+        q, k, v = (each[part].view(count, length, heads, size).transpose(1, 2) for each in (queries, keys, values))
+        attended = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+        found.append(attended.transpose(1, 2).reshape(count * length, heads, size))
+    return torch.cat(found)
+
+
+def runs_of_equal(offsets: torch.Tensor) -> List[Tuple[int, int, int]]:
+    """Return (first token, sequences, length of each) for neighbours of equal length."""
+    found: List[Tuple[int, int, int]] = []
+    for begin, length in zip(offsets.tolist(), (offsets[1:] - offsets[:-1]).tolist()):
+        if found and found[-1][2] == length:
+            first, count, _ = found[-1]
+            found[-1] = (first, count + 1, length)
+        else:
+            found.append((begin, 1, length))
+    return found
+
+
+def padded(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    longest: int,
+    dropout: float,
+) -> torch.Tensor:
+    """Attend in a batch (B, longest), whose padding no token looks at."""
+    lengths = (offsets[1:] - offsets[:-1]).long()
+    there = torch.arange(longest, device=queries.device) < lengths[:, None]  # (B, longest)
+    q, k, v = (pad(each, there).transpose(1, 2) for each in (queries, keys, values))
+    attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=there[:, None, None], dropout_p=dropout)
+    return attended.transpose(1, 2)[there]
+
+
+def pad(row: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """Return (B, longest, ...) with the tokens (T, ...) of ``row`` where ``there`` is true, and 0 elsewhere."""
+    wide = row.new_zeros((*there.shape, *row.shape[1:]))
+    wide[there] = row
+    return wide
+
+
+def flash(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    longest: int,
+    dropout: float,
+) -> torch.Tensor:
+    """Attend in all sequences by one kernel; its gradient is PyTorch's own."""
+    # Not torch.nn.attention.varlen (since 2.10): it has no dropout.
+    operator: Any = torch.ops.aten._flash_attention_forward
+    found: torch.Tensor = operator(queries, keys, values, offsets, offsets, longest, longest, dropout, False, False)[0]
+    return found
+
+
+IMPLEMENTATIONS: Dict[str, Attention] = {"flash": flash, "grouped": grouped, "padded": padded}
+
+
+def choose(wanted: str, device: torch.device, dtype: torch.dtype, size: int, rank: int = 0) -> str:
+    """Return the implementation for activations of ``dtype`` with heads of ``size``; rank 0 prints a GPU's.
+
+    "auto" is ``grouped`` on a CPU, and on a GPU ``flash`` where the kernel is there and right, else ``padded``. Raises
+    ValueError where flash is wanted and cannot run.
+    """
+    if device.type != "cuda":
+        if wanted == "flash":
+            raise ValueError("attention=flash: a kernel for GPUs alone; use attention=auto")
+        return "grouped" if wanted == "auto" else wanted
+    reason = why_no_flash(device, dtype, size) if wanted in ("auto", "flash") else ""
+    if wanted == "flash" and reason:
+        raise ValueError(f"attention=flash: {reason}; use attention=auto")
+    chosen = wanted if wanted != "auto" else "padded" if reason else "flash"
+    if rank == 0:
+        print(f"attention: {chosen}" + (f" ({reason})" if reason else ""), file=sys.stderr, flush=True)
+    return chosen
+
+
+def why_no_flash(device: torch.device, dtype: torch.dtype, size: int) -> str:
+    """Return why this PyTorch cannot run ``flash`` on this GPU, found by asking it; empty where it can."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return "flash attention has fp16 and bf16"
+    if not hasattr(torch.ops.aten, "_flash_attention_forward"):
+        return f"PyTorch {torch.__version__} has no flash attention for sequences of any length"
+    try:
+        error = difference(flash, device, dtype, size)
+    # What this release, GPU or head size refuses has no type of its own.
+    except Exception as problem:
+        return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem) else ''}"
+    return "" if error < 0.03 else f"wrong by {error:.3g} of the largest value"
+
+
+def difference(attention: Attention, device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """Return the largest error next to ``padded`` in values and gradients, as a share of the largest value."""
+    lengths = (5, 17, 1, 64)
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(3, sum(lengths), 2, size, generator=generator).to(device, dtype)
+
+    def results(call: Attention) -> List[torch.Tensor]:
+        given = inputs.clone().requires_grad_()
+        value = call(*given.unbind(0), offsets, max(lengths), 0.0)
+        value.float().square().sum().backward()
+        return [value.detach(), given.grad]
+
+    pairs = zip(results(attention), results(padded))
+    return max(float((ours.float() - its.float()).abs().max() / its.float().abs().max()) for ours, its in pairs)

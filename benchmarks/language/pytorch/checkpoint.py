@@ -1,0 +1,205 @@
+"""Weights of BERT from a file: Hugging Face's names, NVIDIA's, TensorFlow's published checkpoint, a run's own.
+
+    $ python -m benchmarks.language.pytorch.checkpoint model.ckpt-28252.index bert.pt
+
+writes the weights of any of them as one PyTorch file with Hugging Face's names, for a run's ``checkpoint``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.language.pytorch.encoder import Encoder
+from benchmarks.language.tensorflow_bundle import Bundle
+
+Tensors = Dict[str, torch.Tensor]
+EMBEDDINGS = {"words": "word_embeddings", "places": "position_embeddings", "segments": "token_type_embeddings"}
+IN_LAYER = {
+    "out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "inner": "intermediate.dense",
+    "outer": "output.dense",
+    "norm": "output.LayerNorm",
+}
+SELF = ("query", "key", "value")
+HEADS = {
+    "pooler.dense": "bert.pooler.dense",
+    "transform": "cls.predictions.transform.dense",
+    "transform_norm": "cls.predictions.transform.LayerNorm",
+    "next": "cls.seq_relationship",
+}
+WORDS = "bert.embeddings.word_embeddings.weight"
+WORDS_BIAS = "cls.predictions.bias"
+OTHER_TASKS = ("cls.", "bert.pooler.", "qa_outputs.", "classifier.")
+"""What a file may have besides an encoder."""
+NO_WEIGHTS = re.compile(
+    r"(^|[./])(adam_[mv]|LAMB(_1)?|global_step|beta[12]_power|good_steps|loss_scale|position_ids|decoder\.(weight|bias))\b"
+)
+"""State of an optimizer, and copies: the decoder is the table of words, its bias the predictions'."""
+MULTIPLE = 8
+"""Tables of words are padded to a multiple of this."""
+
+
+def published_names(name: str) -> List[str]:
+    """Return Hugging Face's names of a parameter of ours: three for queries, keys and values, else one."""
+    where, _, kind = name.rpartition(".")
+    if name == "words_bias":
+        return [WORDS_BIAS]
+    if where in HEADS:
+        return [f"{HEADS[where]}.{kind}"]
+    part = where[len("encoder.") :]
+    if part in EMBEDDINGS:
+        return [f"bert.embeddings.{EMBEDDINGS[part]}.{kind}"]
+    if part == "norm":
+        return [f"bert.embeddings.LayerNorm.{kind}"]
+    _, number, module = part.split(".")
+    layer = f"bert.encoder.layer.{number}"
+    if module == "qkv":
+        return [f"{layer}.attention.self.{each}.{kind}" for each in SELF]
+    return [f"{layer}.{IN_LAYER[module]}.{kind}"]
+
+
+def places_of(named: Mapping[str, torch.Tensor]) -> Tensors:
+    """Return the memory of each of Hugging Face's names; ``named`` are ours, as ``encoder.layers.0.qkv.weight``."""
+    found: Tensors = {}
+    for name, tensor in named.items():
+        names = published_names(name)
+        found.update(zip(names, tensor.detach().chunk(len(names))))
+    return found
+
+
+# -- reading -------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Tensors:
+    """Return the weights in a file by Hugging Face's names. Raises Problem where it is no file of weights."""
+    if path.suffix == ".index":
+        return dict(_of_tensorflow(Bundle(path)))
+    try:
+        content = torch.load(str(path), map_location="cpu")
+    # torch.load has no exception of its own for what is not its own.
+    except Exception as error:
+        # Its message recommends to load code that is in the file.
+        raise Problem(f"{path} is no file of tensors ({type(error).__name__})", *_expected()) from None
+    for wrapper in ("content", "network", "model", "state_dict"):
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    if not isinstance(content, dict) or not any(map(torch.is_tensor, content.values())):
+        raise Problem(f"{path} holds no weights", *_expected())
+    tensors = {name: tensor for name, tensor in content.items() if torch.is_tensor(tensor)}
+    return dict(_renamed(tensors))
+
+
+def _expected() -> Tuple[str, str]:
+    return (
+        "weights of BERT: a PyTorch file, or the .index of a TensorFlow checkpoint",
+        "give another file; `python -m benchmarks.language.pytorch.checkpoint FILE OUT` converts one",
+    )
+
+
+def _renamed(tensors: Tensors) -> Iterator[Tuple[str, torch.Tensor]]:
+    if any(".qkv." in name for name in tensors):
+        yield from places_of(tensors).items()
+        return
+    bare = not any(name.startswith(("bert.", "module.bert.")) for name in tensors)
+    for name, tensor in tensors.items():
+        if NO_WEIGHTS.search(name):
+            continue
+        name = re.sub(r"^module\.", "", name)
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        # NVIDIA's own attention (remap_attn_parameters of run_pretraining.py).
+        for short, whole in zip("qkv", SELF):
+            name = re.sub(rf"multi_head_attention\.{short}_(weight|bias)$", rf"self.{whole}.\1", name)
+        name = re.sub(r"multi_head_attention\.out_proj_(weight|bias)$", r"output.dense.\1", name)
+        name = re.sub(r"attention\.layer_norm\.", "attention.output.LayerNorm.", name)
+        yield (f"bert.{name}" if bare and name.startswith(("embeddings.", "encoder.", "pooler.")) else name), tensor
+
+
+def _of_tensorflow(bundle: Bundle) -> Iterator[Tuple[str, torch.Tensor]]:
+    """Yield the weights of the checkpoint of google-research/bert (load_tf_weights_in_bert of the submission)."""
+    for name in bundle.entries:
+        if NO_WEIGHTS.search(name) or name.startswith("_CHECKPOINTABLE"):
+            continue
+        *folders, last = re.sub(r"layer_(\d+)", r"layer/\1", name).split("/")
+        array = bundle.read(name)
+        if last == "kernel":  # (in, out) there
+            array = array.T
+        if last.endswith("_embeddings"):
+            folders.append(last)
+        kind = {"gamma": "weight", "beta": "bias", "output_bias": "bias", "bias": "bias"}.get(last, "weight")
+        yield ".".join([*folders, kind]), torch.from_numpy(array.copy())
+
+
+# -- loading -------------------------------------------------------------------------------------------
+
+
+def load_weights(encoder: Encoder, path: Path) -> None:
+    """Give an encoder the weights in a file, whatever heads that has; raises Problem that names what does not fit."""
+    named = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    fill(places_of(named), read(path), path, OTHER_TASKS)
+
+
+@torch.no_grad()
+def fill(places: Tensors, found: Tensors, path: Path, may_have: Sequence[str] = ()) -> None:
+    """Copy weights to the ``places`` of their names.
+
+    Args:
+        places: memory by Hugging Face's names.
+        found: weights by the same.
+        path: of their file, for messages.
+        may_have: beginnings of names that the file may have besides.
+
+    Raises:
+        Problem: weights are missing or unexpected or have other shapes; names each.
+    """
+    there = {name for name in found if name in places or not name.startswith(tuple(may_have) or "\0")}
+    problems = [f"{name} is missing" for name in sorted(set(places) - there)]
+    problems += [f"{name} is unexpected" for name in sorted(there - set(places))]
+    problems += [
+        f"{name} has {list(found[name].shape)} instead of {list(places[name].shape)}"
+        for name in sorted(there & set(places))
+        if not _fits(name, found[name], places[name])
+    ]
+    if problems:
+        raise Problem(
+            f"{path} does not fit: {'; '.join(problems)}",
+            "the weights of this network, whose sizes are layers, width, inner_width, positions and the vocabulary",
+            "set those keys as the file has them, or give another checkpoint",
+        )
+    for name in places:
+        rows = min(len(places[name]), len(found[name]))
+        places[name].zero_()[:rows].copy_(found[name][:rows])
+
+
+def _fits(name: str, found: torch.Tensor, place: torch.Tensor) -> bool:
+    """Return whether the shapes are alike; the vocabulary may be padded in one of them alone."""
+    if name not in (WORDS, WORDS_BIAS):
+        return found.shape == place.shape
+    return found.shape[1:] == place.shape[1:] and -(-len(found) // MULTIPLE) == -(-len(place) // MULTIPLE)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Convert a file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="any file of weights; of TensorFlow's, the .index")
+    parser.add_argument("out", type=Path, help="PyTorch file to write")
+    arguments = parser.parse_args(argv)
+    try:
+        tensors = read(arguments.source)
+    except Problem as problem:
+        print(problem, file=sys.stderr)
+        return problem.code
+    torch.save(tensors, str(arguments.out))
+    print(f"{len(tensors)} tensors, {sum(each.numel() for each in tensors.values()):,} weights in {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,134 @@
+"""The encoder of BERT (Devlin et al. 2018, arXiv 1810.04805) over rows of tokens without padding.
+
+A batch is one row of all its tokens; where a sequence begins is in ``offsets``. Every product, GELU and layer norm runs
+over that row, so that nothing is spent on padding; the attention alone has to know the sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.language.pytorch.attention import IMPLEMENTATIONS
+from benchmarks.language.pytorch.pieces import NORM_EPSILON, add_norm, bias_gelu, compiled, draw_weights
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of an encoder, and its dropout."""
+
+    layers: int
+    width: int
+    heads: int
+    inner_width: int
+    vocabulary: int
+    """Rows of the table of words, padding included."""
+    positions: int = 512
+    segments: int = 2
+    dropout: float = 0.1
+    """Of embeddings and of each block's output."""
+    attention_dropout: float = 0.1
+    """Of the attentions' weights."""
+    gelu: str = "erf"
+    """``erf`` as published, or ``tanh`` as in NVIDIA's submission (layers/fused_gelu.py)."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One batch as one row of tokens."""
+
+    tokens: torch.Tensor
+    """int64 (T,)."""
+    segments: torch.Tensor
+    """int64 (T,): 0 or 1."""
+    positions: torch.Tensor
+    """int64 (T,): place of each token in its sequence."""
+    offsets: torch.Tensor
+    """int32 (B + 1,), on the device: first token of each sequence, and T."""
+    longest: int
+    """Tokens of the longest sequence."""
+
+
+def rows_of(sequences: Sequence[torch.Tensor], segments: Sequence[torch.Tensor]) -> Rows:
+    """Return sequences of tokens, int64 (length,), with their segments as one row."""
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    offsets = functional.pad(lengths.cumsum(0), (1, 0)).int()
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
+    device = sequences[0].device
+    return Rows(
+        torch.cat(list(sequences)),
+        torch.cat(list(segments)),
+        positions.to(device),
+        offsets.to(device),
+        int(lengths.max()),
+    )
+
+
+class Layer(nn.Module):
+    """Attention and two products, each with a residual sum and a layer norm behind it."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width = shape.width
+        self.shape = shape
+        # Queries, keys and values by one product.
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inner, self.outer = nn.Linear(width, shape.inner_width), nn.Linear(shape.inner_width, width)
+        self.attention_norm, self.norm = (nn.LayerNorm(width, eps=NORM_EPSILON) for _ in range(2))
+
+    def forward(self, hidden: torch.Tensor, offsets: torch.Tensor, longest: int, attention: str) -> torch.Tensor:
+        """(T, width) to (T, width)."""
+        shape, trains = self.shape, self.training
+        dropout = shape.dropout if trains else 0.0
+        parts = self.qkv(hidden).view(len(hidden), 3, shape.heads, -1).unbind(1)
+        attend = IMPLEMENTATIONS[attention]
+        attended = attend(*parts, offsets, longest, shape.attention_dropout if trains else 0.0).flatten(1)
+        norm = self.attention_norm
+        hidden = add_norm(self.out(attended), hidden, norm.weight, norm.bias, dropout)
+        inner = bias_gelu(functional.linear(hidden, self.inner.weight), self.inner.bias, shape.gelu)
+        return add_norm(self.outer(inner), hidden, self.norm.weight, self.norm.bias, dropout)
+
+
+class Encoder(nn.Module):
+    """Embeddings and layers; ``attention`` names an implementation of attention.py that this device has."""
+
+    def __init__(self, shape: Shape, attention: str = "grouped", compile: bool = False) -> None:
+        """Draw the weights; ``compile`` makes one kernel of what is between the products."""
+        super().__init__()
+        self.shape, self.attention = shape, attention
+        self.words = nn.Embedding(shape.vocabulary, shape.width)
+        self.places = nn.Embedding(shape.positions, shape.width)
+        self.segments = nn.Embedding(shape.segments, shape.width)
+        self.norm = nn.LayerNorm(shape.width, eps=NORM_EPSILON)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.apply(draw_weights)
+        self._run = [compiled(layer, compile) for layer in self.layers]
+
+    def forward(self, rows: Rows) -> torch.Tensor:
+        """Return the hidden states (T, width) of all tokens."""
+        embedded = self.words(rows.tokens) + self.places(rows.positions) + self.segments(rows.segments)
+        hidden = functional.dropout(self.norm(embedded), self.shape.dropout, self.training)
+        for layer in self._run:
+            hidden = layer(hidden, rows.offsets, rows.longest, self.attention)
+        return hidden
+
+    def first(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the state (B, width) of each sequence's first token, [CLS]."""
+        return hidden[rows.offsets[:-1].long()]
+
+
+class Pooler(nn.Module):
+    """What the next-sentence head looks at: a product and tanh of [CLS]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.apply(draw_weights)
+
+    def forward(self, first: torch.Tensor) -> torch.Tensor:
+        """(B, width) to (B, width)."""
+        return torch.tanh(self.dense(first))

@@ -1,0 +1,312 @@
+"""BERT: network, step and LAMB against their equations, files of weights, training on ranks, resume and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.bert import events, schedule
+from encore import catalogue, configuration, data, paths
+from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
+from tests.trainings import PATIENCE, InFramework, held_port, result
+
+
+@pytest.fixture(scope="module")
+def text(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small data set."""
+    folder = tmp_path_factory.mktemp("text") / "bert"
+    data.prepare("bert", folder, data.Preparation(), pytorch_python)
+    return folder
+
+
+def config_of(system: str, ranks: int, *settings: str) -> SimpleNamespace:
+    """The configuration on so many ranks per node."""
+    choice = catalogue.choose("bert")
+    found = catalogue.find_system(choice, system, None)
+    return SimpleNamespace(**configuration.resolve(choice, found, found.nodes, ranks, list(settings)).plain())
+
+
+# -- the network, the step, LAMB -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def network(in_pytorch: InFramework) -> dict[str, Any]:
+    """What tests/in_framework/bert_model.py found."""
+    found: dict[str, Any] = result(in_pytorch("bert_model.py"))
+    return found
+
+
+def test_network_and_losses_are_the_equations_with_padding_and_without(network: dict[str, Any]) -> None:
+    assert set(network["errors"]) == {"grouped erf", "grouped tanh", "padded erf", "padded tanh"}
+    for found in network["errors"].values():
+        assert found["tensors"] == 5 + 16 * 3 + 9
+        assert found["logits"] < 1e-12
+        assert found["losses"] < 1e-12
+        assert found["reported"] < 1e-6, "in float32"
+        assert found["gradients"] < 1e-9
+    assert network["grouped"] < 1e-12
+
+
+def test_weights_of_every_origin_are_read(network: dict[str, Any]) -> None:
+    files = network["files"]
+    assert [files[kind] for kind in ("hugging face", "old names", "nvidia", "own")] == [True] * 4
+    assert files["padding"] == 0.0
+
+
+def test_weights_that_do_not_fit_are_named(network: dict[str, Any]) -> None:
+    files = network["files"]
+    assert files["missing"].count("is missing") == 16
+    assert "bert.encoder.layer.2.attention.self.key.weight is missing" in files["missing"]
+    assert files["unexpected"].count("is unexpected") == 16
+    assert "bert.encoder.layer.0.intermediate.dense.weight has [48, 32] instead of [64, 32]" in files["shapes"]
+    assert files["shapes"].count(" instead of ") == 9
+    assert "bert.embeddings.word_embeddings.weight has [104, 32] instead of [120, 32]" in files["vocabulary"]
+    assert "is no file of tensors" in files["text"]
+    assert all("do this: " in files[name] for name in ("missing", "shapes", "text"))
+
+
+def test_tensorflows_checkpoint_is_read_without_tensorflow(
+    in_tensorflow: InFramework, in_pytorch: InFramework, tmp_path: Path
+) -> None:
+    written = result(in_tensorflow("bert_tensorflow.py", str(tmp_path)))
+    read = result(in_pytorch("bert_bundle.py", str(tmp_path)))
+    assert written["tensors"] == read["tensors"] > 40
+    assert read["equal"] is True
+    assert read["loaded"] is True
+    assert read["crc"] == [0xE3069283, True], "of RFC 3720's example, and of parts of every length"
+    for what in ("data", "index", "short", "gone"):
+        assert "do this: copy all files of the checkpoint again" in read[what], what
+    assert "bert/big/adam_m differs from its checksum" in read["data"]
+
+
+def test_every_sample_comes_once_in_each_epoch(network: dict[str, Any]) -> None:
+    orders = network["orders"]
+    assert orders["permutations"] is True
+    assert orders["by parts"] is True
+    assert orders["fixed"] < 10
+    assert 250 < orders["neighbours"] < 420, "a third of 1,000 in a random order"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_step_is_the_plain_one_of_the_global_batch(in_pytorch: InFramework, ranks: int) -> None:
+    found = result(in_pytorch("bert_step.py", ranks=ranks))
+    for parts in ("1 parts", "8 parts"):
+        assert found[parts]["losses"] < 1e-6
+        assert found[parts]["weights"] < 1e-4
+        assert found[parts]["changed by warm-up"] is False
+    judged = found["judged"]
+    assert judged["sums"] == pytest.approx(judged["each"], rel=1e-6)
+    assert judged["sums"][4] == judged["masked"], "every masked word is counted once"
+
+
+def test_every_precision_trains(in_pytorch: InFramework) -> None:
+    found = result(in_pytorch("bert_step.py", ranks=1))["precisions"]
+    for precision, tolerance in (("bf16", 0.01), ("fp16", 0.002)):
+        assert found[precision] == pytest.approx(found["fp32"], rel=tolerance)
+        assert found[precision] != found["fp32"]
+    assert found["fp32"][-1] < 0.8 * found["fp32"][0]
+    assert found["overflow"] == {"unchanged": True, "scale": pytest.approx(1.5e38)}
+
+
+def test_lamb_is_the_paper_and_the_submission(in_pytorch: InFramework) -> None:
+    found = result(in_pytorch("lamb.py"))
+    assert found["moved"] > 0.1
+    for kernel in ("plain", "fused"):
+        assert found[kernel]["pieces"] == 9, "queries, keys and values have a ratio each"
+        assert found[kernel]["error"] < 1e-6
+        assert found[f"{kernel}, overflows"]["error"] < 1e-6
+        assert found[f"{kernel}, overflows"]["steps"] == found[kernel]["steps"] - 2
+
+
+# -- schedule and timeline -----------------------------------------------------------------------------
+
+
+def test_learning_rate_is_the_submitted_one() -> None:
+    # LinearWarmupPolyDecayScheduler, whose first step is 1; the warm-up began at -76.
+    config = config_of("dgxa100_n256", 8)
+    found = [schedule.learning_rate(config, number - 1) / 0.00288293 for number in (1, 210, 211, 560)]
+    assert found == pytest.approx([77 / 287, 286 / 287, 1 - 211 / 560, 0])
+    config = config_of("dgxa100", 8)
+    assert schedule.learning_rate(config, 0) == pytest.approx(3.5e-4 * (1 - 1 / 13700))
+
+
+def test_evaluations_are_those_of_the_submission() -> None:
+    timeline = events.timeline(config_of("dgxa100", 8), 8)
+    evaluates = [step * 256 for step in range(1, timeline.steps + 1) if timeline.evaluates_after(step)]
+    assert evaluates[:3] == [3000064, 3500032, 3507200], "the first is train_samples of its log, the last its max_steps"
+    assert timeline.steps == 13700
+    assert events.timeline(config_of("dgx1", 8), 8).steps == 13889
+
+
+# -- training ------------------------------------------------------------------------------------------
+
+SHORT = (
+    *("quality_target=1.0", "layers=1", "width=64", "heads=1", "inner_width=64", "log_interval=1", "max_steps=24"),
+    *("eval_start_samples=1536", "eval_interval_samples=1536", "warmup_steps=5", "eval_batch_size=50"),
+    # Each part of a batch is 8 samples; the loss is noisy, and every bit counts.
+    *("dropout=0.1", "attention_dropout=0.1"),
+)
+GLOBAL_BATCH, STEPS = 64, 10
+
+
+def write_config(path: Path, ranks: int, *settings: str) -> Path:
+    """config.json of the small system with a fixed seed."""
+    size = (f"batch_size={GLOBAL_BATCH // ranks}", "accumulation=4")
+    path.write_text(json.dumps({**vars(config_of("cpu", ranks, *SHORT, *size, *settings)), "seed": 3}), "utf-8")
+    return path
+
+
+@cache
+def meeting_port() -> socket.socket:
+    """Where the ranks of one run after the other meet."""
+    return held_port()
+
+
+def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
+    """The ranks of a run, as any launcher starts them."""
+    output.mkdir(exist_ok=True)
+    port = meeting_port().getsockname()[1]
+    command = [str(python), "-m", "benchmarks.bert.pytorch.train", "--config", str(config)]
+    command += ["--data", str(folder), "--output", str(output)]
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=paths.ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit code and last words of each rank."""
+    words = [child.communicate(timeout=PATIENCE)[1] for child in children]
+    return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(pytorch_python: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Trains without disturbance, once for each number of ranks and settings; its output."""
+
+    @cache
+    def trained(ranks: int, *settings: str) -> Path:
+        output = tmp_path_factory.mktemp("unbroken") / "run"
+        config = write_config(output.parent / "config.json", ranks, *settings)
+        ended = finish(start_ranks(pytorch_python, config, text, output, ranks))
+        assert [code for code, _ in ended] == [0] * ranks, ended
+        return output
+
+    return trained
+
+
+def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
+    outputs = [unbroken(ranks, "dropout=0.0", "attention_dropout=0.0") for ranks in (1, 2)]
+    first, second = (losses(output / "metrics.jsonl") for output in outputs)
+    assert len(first) == len(second) == 24
+    # The same samples and weights: sums in another order are the only difference, and training lets it grow.
+    assert second == pytest.approx(first, rel=1e-4)
+    one, two = (evaluations(output / "metrics.jsonl")[0] for output in outputs)
+    assert two["masked_loss"] == pytest.approx(one["masked_loss"], rel=1e-4)
+
+
+def test_stopped_and_resumed_run_is_an_unbroken_one(
+    pytorch_python: Path, text: Path, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    expected = unbroken(2) / "metrics.jsonl"
+    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2)
+    children = start_ranks(pytorch_python, config, text, output, 2)
+    metrics = output / "metrics.jsonl"
+    while not metrics.exists() or len(records(metrics, "step")) < STEPS:
+        assert children[0].poll() is None, children[0].communicate()
+        time.sleep(0.01)
+    children[-1].send_signal(signal.SIGTERM)  # one rank is asked, both stop at the same place
+    assert [code for code, _ in finish(children)] == [0, 0]
+    assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+    assert STEPS <= len(losses(metrics)) < 24, "in the middle of the run's only epoch"
+    ended = finish(start_ranks(pytorch_python, config, text, output, 2))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert losses(metrics) == losses(expected)
+    assert evaluations(metrics) == evaluations(expected)
+    keys = [[event["key"] for event in logged(each / "result.txt")] for each in (output, unbroken(2))]
+    assert keys[0] == keys[1]
+    assert keys[0].count("train_samples") == 1
+
+
+def test_a_run_begins_with_the_weights_of_another(
+    pytorch_python: Path, text: Path, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    dry = ("dropout=0.0", "attention_dropout=0.0")
+    (trained,) = (unbroken(1, *dry) / "checkpoint").glob("step_00000024/shared")
+    settings = (*dry, f"checkpoint={trained}", "max_steps=2", "eval_start_samples=64")
+    config = write_config(tmp_path / "config.json", 1, *settings)
+    output = tmp_path / "second"
+    assert finish(start_ranks(pytorch_python, config, text, output, 1))[0][0] == 0
+    before, after = losses(unbroken(1, *dry) / "metrics.jsonl"), losses(output / "metrics.jsonl")
+    assert after[0] < before[1], "it goes on where the other one ended"
+    # A network of another size is refused, and each weight that does not fit is named.
+    config = write_config(tmp_path / "config.json", 1, *settings, "inner_width=128")
+    ((code, words),) = finish(start_ranks(pytorch_python, config, text, tmp_path / "third", 1))
+    assert code == 2
+    assert "bert.encoder.layer.0.intermediate.dense.weight has [64, 64] instead of [128, 64]" in words
+    assert "Traceback" not in words
+
+
+def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, text: Path, tmp_path: Path) -> None:
+    done = encore("run", "bert", "2", "--data", str(text), "--results", str(tmp_path), "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = only_run(tmp_path)
+    checked = encore("check", str(folder)).stdout
+    values = {each["key"]: each["value"] for each in logged(folder / "result_0.txt")}
+    target = config_of("cpu", 1).quality_target
+    # Less than 0.712 is all that the checker finds.
+    assert "0 errors" in checked, checked
+    labels = np.load(text / "test_masked_labels.npy")
+    assert values["eval_accuracy"] >= target > 2 * np.bincount(labels).max() / len(labels)
+    assert values["train_samples"] % values["global_batch_size"] == 0
+    assert values["eval_samples"] == 1000
+    (last,) = evaluations(folder / "experiment_0" / "metrics.jsonl")[-1:]
+    assert quality(last) == pytest.approx(values["eval_accuracy"])
+
+
+def test_bench_shows_every_kind(encore: Encore, text: Path) -> None:
+    command = ("bench", "bert", "--data", str(text), "--steps", "1", "--repeats", "1", "--json")
+    small = [word for setting in ("layers=1", "width=64", "heads=1") for word in ("--set", setting)]
+    done = encore(*command, *small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)["measured"]
+    assert set(found) == {"bare", "synthetic", "real", "input", "lamb by tensors", "lamb"}
+    assert all(entry["median"] > 0 for entry in found.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("batch_size=40000", "accumulation=1"), "take a smaller batch, fewer ranks, or more data"),
+        (("positions=64",), "set positions=128"),
+        (("checkpoint=gone.pt",), "give another file"),
+    ],
+    ids=["batch", "positions", "checkpoint"],
+)
+def test_what_cannot_train_is_refused(
+    pytorch_python: Path, text: Path, tmp_path: Path, settings: tuple[str, ...], words: str
+) -> None:
+    config = write_config(tmp_path / "config.json", 1, *settings)
+    ((code, said),) = finish(start_ranks(pytorch_python, config, text, tmp_path / "run", 1))
+    assert code == 2
+    assert words in said
+    assert "Traceback" not in said

@@ -1,0 +1,515 @@
+"""BERT on SQuAD: official scores, spans, windows, data, training on ranks, resume and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import string
+import subprocess
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.bert_squad import answers, made, schedule, scores, squad, windows, writer
+from benchmarks.bert_squad.answers import Places
+from benchmarks.bert_squad.arrays import FILES, open_data
+from benchmarks.bert_squad.prepare import DATA_SET
+from benchmarks.bert_squad.squad import Answer, Paragraph
+from benchmarks.bert_squad.windows import Cut
+from benchmarks.common.data.problem import Problem
+from benchmarks.language.wordpiece import Tokenizer, Vocabulary
+from encore import catalogue, configuration, data, paths
+from encore.errors import EncoreError
+from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
+from tests.trainings import PATIENCE, InFramework, held_port, result
+
+SHARED = paths.ROOT.parent / "shared" / "data"
+
+
+# -- scores --------------------------------------------------------------------------------------------
+
+
+def official(prediction: str, reference: str) -> tuple[float, float]:
+    """Exact match and F1 of one pair as SQuAD's rules have them, by another way: letter by letter."""
+
+    def words(text: str) -> list[str]:
+        kept = "".join(letter for letter in text.lower() if letter not in set(string.punctuation))
+        return [word for word in re.sub(r"\b(a|an|the)\b", " ", kept).split() if word]
+
+    ours, theirs = words(prediction), words(reference)
+    left, shared = list(theirs), 0
+    for word in ours:
+        if word in left:
+            left.remove(word)
+            shared += 1
+    if not shared:
+        return float(ours == theirs), 0.0
+    precision, recall = shared / len(ours), shared / len(theirs)
+    return float(ours == theirs), 2 * precision * recall / (precision + recall)
+
+
+def test_scores_are_those_of_the_official_rules() -> None:
+    random = np.random.RandomState(0)
+    pieces = ["The", "an", "cat", "Cat's", "dog.", "U.S.", "a", "10,000", "é", "–", "(dog)", "theatre", "cat", "\u00a0"]
+    pairs = [tuple(" ".join(random.choice(pieces, random.randint(0, 5))) for _ in range(2)) for _ in range(2000)]
+    for prediction, reference in pairs:
+        exact, f1 = official(prediction, reference)
+        assert scores.exact_match(prediction, reference) == exact
+        assert scores.f1(prediction, reference) == pytest.approx(f1, abs=1e-12)
+    assert len({official(*pair) for pair in pairs}) > 10, "all kinds of agreement"
+
+
+def test_each_question_counts_once_with_its_best_reference() -> None:
+    found = scores.score(["The cat sat.", "dog"], [["a dog", "cat sat"], ["cat", "big dog", "bird"]])
+    assert found.exact_match == 50.0
+    assert found.f1 == pytest.approx(100 * (1 + 2 / 3) / 2)
+    with pytest.raises(ValueError, match="1 predictions for 2 questions"):
+        scores.score(["cat"], [["cat"], ["dog"]])
+
+
+# -- spans ---------------------------------------------------------------------------------------------
+
+
+def every_span(start: np.ndarray, end: np.ndarray, places: Places, count: int, longest: int) -> list[tuple[Any, ...]]:
+    """The published rule by loops: all pairs of the best tokens, judged one by one, the best of each text first."""
+
+    def best(logits: np.ndarray) -> list[int]:
+        return [place for place, _ in sorted(enumerate(logits.tolist()), key=lambda pair: -pair[1])][:count]
+
+    found: list[tuple[float, int, int]] = []
+    for first in best(start):
+        for last in best(end):
+            if not places.ends[first] or not places.ends[last] or not places.best[first]:
+                continue
+            if last < first or last - first + 1 > longest:
+                continue
+            found.append((float(start[first]) + float(end[last]), int(places.begins[first]), int(places.ends[last])))
+    texts: dict[tuple[int, int], float] = {}
+    for score, begin, stop in sorted(found, key=lambda span: -span[0]):
+        texts.setdefault((begin, stop), score)
+    return [(score, *text) for text, score in texts.items()][:count]
+
+
+def test_best_spans_are_those_of_the_published_rule() -> None:
+    random = np.random.RandomState(1)
+    for _ in range(50):
+        length, question = random.randint(12, 60), random.randint(2, 8)
+        inside = np.arange(length) >= question
+        inside[-1] = False
+        begins = np.where(inside, 3 * np.arange(length), 0)
+        places = Places(begins, np.where(inside, begins + 2, 0), inside & (random.rand(length) < 0.7))
+        start, end = random.randn(2, length).round(1).astype(np.float32)  # rounded: some are equal
+        found = answers.best_spans(start, end, places, 5, 7)
+        assert [tuple(span) for span in found] == every_span(start, end, places, 5, 7)
+        assert all(span.end > span.begin for span in found)
+
+
+def test_text_is_the_paragraphs_own() -> None:
+    context = "In the caf\u00e9 Zo\u00eb's U.S. friends (1895-1943)."
+    tokenizer = Tokenizer(
+        Vocabulary(
+            (
+                *writer.SPECIAL,
+                *sorted({*"abcdefghijklmnopqrstuvwxyz'.()-0123456789"}),
+                *(f"##{each}" for each in "abcdefghijklmnopqrstuvwxyz0123456789"),
+            )
+        )
+    )
+    text = windows.tokenized(context, tokenizer)
+    for wanted in ("café", "Zoë's", "U.S.", "1895", "1895-1943"):
+        first, last = windows.answer_tokens(text, Answer(wanted, context.index(wanted)))  # type: ignore[misc]
+        assert context[text.begins[first] : text.ends[last]] == wanted
+    decomposed = windows.tokenized("cafe\u0301 x", tokenizer)
+    assert "cafe\u0301 x"[: decomposed.ends[3]] == "cafe\u0301", "an accent of its own belongs to its letter"
+    assert answers.text_of([], context) == ""
+
+
+# -- windows -------------------------------------------------------------------------------------------
+
+
+def test_most_context_is_the_published_choice() -> None:
+    for length in (1, 7, 30, 31, 64, 100):
+        cut = windows.parts(length, 30, 12)
+        covered = [place for begin, size in cut for place in range(begin, begin + size)]
+        assert set(covered) == set(range(length)) and cut[-1][0] + cut[-1][1] == length
+        chosen = windows.most_context(length, cut)
+        for place in range(length):
+            best, owner = -1.0, -1
+            for number, (begin, size) in enumerate(cut):
+                if begin <= place < begin + size:
+                    score = min(place - begin, begin + size - 1 - place) + 0.01 * size
+                    if score > best:
+                        best, owner = score, number
+            assert chosen[place] == owner
+
+
+@pytest.fixture(scope="module")
+def dev() -> tuple[list[Paragraph], Tokenizer]:
+    """The development set of SQuAD v1.1 and the published vocabulary."""
+    names = {"squad_dev_v1.1.tar.xz": "dev-v1.1.from-explorer.json", "bert_vocab.tar.xz": "vocab.txt"}
+    if not all((SHARED / name).exists() for name in names):
+        pytest.skip(f"no SQuAD in {SHARED}")
+    contents = []
+    for name, wanted in names.items():
+        with tarfile.open(SHARED / name) as packed:
+            member = next(each for each in packed.getmembers() if each.name.endswith(wanted))
+            file = packed.extractfile(member)
+            assert file is not None
+            contents.append(file.read().decode("utf-8"))
+    content = json.loads(contents[0])
+    return list(squad._paragraphs(Path("dev"), content)), Tokenizer(Vocabulary(tuple(contents[1].split("\n")[:-1])))
+
+
+def test_ground_truth_of_the_development_set_is_perfect(dev: tuple[list[Paragraph], Tokenizer]) -> None:
+    questions = [question for paragraph in dev[0] for question in paragraph.questions]
+    references = [[answer.text for answer in question.answers] for question in questions]
+    assert len(questions) == 10_570
+    assert scores.score([each[0] for each in references], references) == (100.0, 100.0)
+    assert scores.score(["" for _ in references], references).f1 < 1
+
+
+def test_no_answer_of_the_development_set_is_lost_by_windows(dev: tuple[list[Paragraph], Tokenizer]) -> None:
+    """Every answer is whole in a window, and what the best span of that window reads is the answer."""
+    paragraphs, tokenizer = dev
+    cut, count, worst = writer.PUBLISHED, 0, []
+    for paragraph in paragraphs:
+        text = windows.tokenized(paragraph.context, tokenizer)
+        for question in paragraph.questions:
+            ids = tokenizer.ids(question.text)[: cut.question_length]
+            chosen = windows.parts(len(text.ids), cut.sequence_length - len(ids) - windows.MARKS, cut.stride)
+            count += len(chosen)
+            for answer in question.answers:
+                place = windows.answer_tokens(text, answer)
+                assert place is not None
+                first, last = place
+                assert any(begin <= first and last < begin + size for begin, size in chosen), answer
+                read = paragraph.context[text.begins[first] : text.ends[last]]
+                assert answer.text.strip() in read, "tokens hold the whole answer"
+                worst.append(scores.exact_match(read, answer.text))
+    assert count == 10_833, "the windows that the published code has at 384 and 128"
+    assert np.mean(worst) > 0.99, "an answer that ends within a word is widened to it"
+
+
+# -- data ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made_set(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small data set."""
+    folder = tmp_path_factory.mktemp("questions") / "bert-squad"
+    data.prepare("bert-squad", folder, data.Preparation(), pytorch_python)
+    return folder
+
+
+def test_small_set_has_every_answer_in_its_windows(made_set: Path) -> None:
+    found = open_data(made_set)
+    assert found.passport["facts"]["questions"]["test"] == len(found.questions)
+    assert data.check_data(made_set, "bert-squad").name == made.NAME
+    whole: Counter[int] = Counter()
+    for index in range(len(found.test)):
+        start, end = int(found.test.start[index]), int(found.test.end[index])
+        if not start:
+            continue
+        number = int(found.test.question[index])
+        asked, places = found.questions[number], found.test.places(index)
+        assert asked.context[places.begins[start] : places.ends[end]] in asked.references
+        whole[number] += 1
+    assert set(whole) == set(range(len(found.questions)))
+    assert len(found.test) > len(found.questions), "some paragraphs have several windows"
+    again = made.paragraphs("test", 0)
+    assert again == made.paragraphs("test", 0) != made.paragraphs("test", 1)
+
+
+def test_files_of_the_command_line_are_those_of_the_arrays() -> None:
+    assert set(DATA_SET.files) == set(FILES)
+
+
+CONTEXT = "Ada lives in Old Bray. Ben lives in New Alton."
+
+
+def file_of(context: str = CONTEXT, answer: str = "Old Bray", begin: int = 13) -> dict[str, Any]:
+    """SQuAD's form with one question."""
+    asked = {"id": "q1", "question": "Where does Ada live?", "answers": [{"text": answer, "answer_start": begin}]}
+    return {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": [asked]}]}]}
+
+
+def source(folder: Path, train: Any, vocabulary: str = "\n".join(writer.SPECIAL) + "\na\n") -> Path:
+    """A folder as --from takes it; ``train`` as text or as JSON."""
+    folder.mkdir()
+    (folder / squad.TRAIN).write_text(train if isinstance(train, str) else json.dumps(train), encoding="utf-8")
+    (folder / squad.TEST).write_text(json.dumps(file_of()), encoding="utf-8")
+    (folder / "vocab.txt").write_text(vocabulary, encoding="utf-8")
+    return folder
+
+
+def without_answers() -> dict[str, Any]:
+    content = file_of()
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
+    return content
+
+
+BAD: dict[str, tuple[Any, str, str]] = {
+    "no JSON": ("{", "", "is no JSON"),
+    "another form": ({"data": [{"paragraphs": [{"qas": []}]}]}, "", "has another form than SQuAD"),
+    "a list": ([], "", "has another form than SQuAD"),
+    "answer elsewhere": (file_of(begin=14), "", "'Old Bray' is not at character 14 of its paragraph"),
+    "answer before": (file_of(begin=-3), "", "is not at character -3"),
+    "no answers": (without_answers(), "", "question q1 has no answer"),
+    "empty paragraph": (file_of(context="  "), "", "empty paragraph in 't'"),
+    "no question": ({"data": []}, "", "has no question"),
+    "no [SEP]": (file_of(), "[PAD]\n[UNK]\n[CLS]\n[MASK]\na\n", "lacks [SEP]"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named_with_what_to_do(name: str, tmp_path: Path, pytorch_python: Path) -> None:
+    train, vocabulary, words = BAD[name]
+    folder = source(tmp_path / "raw", train, *([vocabulary] if vocabulary else []))
+    with pytest.raises(EncoreError) as caught:
+        data.prepare("bert-squad", tmp_path / "out", data.Preparation(source=folder), pytorch_python)
+    assert words in caught.value.found
+    assert caught.value.remedy
+    assert not (tmp_path / "out" / data.PASSPORT).exists()
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+    arguments = {"origin": tmp_path, "name": None, "seed": 0}
+    lengths = {"sequence_length": None, "stride": None, "question_length": None}
+    with pytest.raises(Problem, match=re.escape("train-v1.1.json is not there")):
+        writer.list_source(SimpleNamespace(**arguments, **lengths), SimpleNamespace())  # type: ignore[arg-type]
+    with pytest.raises(Problem, match="--sequence-length 32 with --question-length 64"):
+        short = {**lengths, "sequence_length": 32}
+        writer.list_source(SimpleNamespace(**arguments, **short), SimpleNamespace())  # type: ignore[arg-type]
+    assert Cut(384, 128, 64) == writer.PUBLISHED
+
+
+# -- network and update --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def step(in_pytorch: InFramework) -> dict[str, Any]:
+    """What tests/in_framework/squad_step.py found."""
+    found: dict[str, Any] = result(in_pytorch("squad_step.py"))
+    return found
+
+
+def test_loss_is_over_the_window_alone(step: dict[str, Any]) -> None:
+    assert step["loss"] == {
+        "loss": pytest.approx(0, abs=1e-12),
+        "gradient": pytest.approx(0, abs=1e-12),
+        "finite": True,
+    }
+
+
+@pytest.mark.parametrize("kernel", ["plain", "fused"])
+def test_update_is_adam_without_correction(step: dict[str, Any], kernel: str) -> None:
+    found = step["update"][kernel]
+    assert found["least norm"] > 0.5, "or nothing is clipped"
+    assert found["losses"] < 1e-5
+    assert found["weights"] < 1e-5
+
+
+def test_pretrained_weights_are_read_or_refused(step: dict[str, Any]) -> None:
+    found = step["pretrained"]
+    assert found["same encoder"] is True and found["same head"] is False
+    lacking, nowhere = found["refused"]
+    assert found["lacking"] in lacking
+    assert "is not there" in nowhere and "--set checkpoint=FILE" in nowhere
+
+
+def config_of(system: str, ranks: int) -> SimpleNamespace:
+    choice = catalogue.choose("bert-squad")
+    found = catalogue.find_system(choice, system, None)
+    return SimpleNamespace(**configuration.resolve(choice, found, 1, ranks, []).plain())
+
+
+def test_learning_rate_is_the_published_one() -> None:
+    config = config_of("dgxa100-80g", 8)
+    found = [schedule.learning_rate(config, step, 100) / 4.6e-5 for step in (0, 9, 19, 20, 59, 99)]
+    assert found == pytest.approx([0.05, 0.5, 1, 79 / 80, 0.5, 0])
+
+
+# -- training ------------------------------------------------------------------------------------------
+
+SHORT = ("epochs=2", "quality_target=100.0", "width=16", "heads=2", "inner_width=16", "log_interval=1")
+GLOBAL_BATCH = 240
+STEPS = 20
+"""Less than an epoch has."""
+
+
+def write_config(path: Path, ranks: int, *settings: str) -> Path:
+    """config.json of the small system with a fixed seed."""
+    choice = catalogue.choose("bert-squad")
+    system = catalogue.find_system(choice, "cpu", None)
+    size = f"batch_size={GLOBAL_BATCH // ranks}"
+    resolved = configuration.resolve(choice, system, 1, ranks, [*SHORT, size, *settings])
+    path.write_text(json.dumps({**resolved.plain(), "seed": 3}), encoding="utf-8")
+    return path
+
+
+@cache
+def meeting_port() -> socket.socket:
+    """Where the ranks of one run after the other meet."""
+    return held_port()
+
+
+def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
+    """The ranks of a run, as any launcher starts them."""
+    output.mkdir(exist_ok=True)
+    port = meeting_port().getsockname()[1]
+    command = [str(python), "-m", "benchmarks.bert_squad.pytorch.train", "--config", str(config)]
+    command += ["--data", str(folder), "--output", str(output)]
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=paths.ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit code and last words of each rank."""
+    words = [child.communicate(timeout=PATIENCE)[1] for child in children]
+    return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(pytorch_python: Path, made_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Trains two epochs without disturbance, once for each number of ranks and settings; its output."""
+
+    @cache
+    def trained(ranks: int, *settings: str) -> Path:
+        output = tmp_path_factory.mktemp("unbroken") / "run"
+        config = write_config(output.parent / "config.json", ranks, *settings)
+        ended = finish(start_ranks(pytorch_python, config, made_set, output, ranks))
+        assert [code for code, _ in ended] == [0] * ranks, ended
+        return output
+
+    return trained
+
+
+def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
+    one, two = (unbroken(ranks) for ranks in (1, 2))
+    first, second = (losses(output / "metrics.jsonl") for output in (one, two))
+    assert len(first) == len(second) > 2 * STEPS
+    # The same windows and weights: sums in another order are the only difference.
+    assert second == pytest.approx(first, abs=1e-3)
+    answered = [json.loads((output / "predictions.json").read_text(encoding="utf-8")) for output in (one, two)]
+    assert answered[0].keys() == answered[1].keys()
+    same = sum(answered[0][each] == answered[1][each] for each in answered[0])
+    assert same > 0.97 * len(answered[0])
+
+
+def test_scores_of_a_run_are_those_of_its_predictions(unbroken: Callable[..., Path], made_set: Path) -> None:
+    output, asked = unbroken(2), open_data(made_set).questions
+    predicted = json.loads((output / "predictions.json").read_text(encoding="utf-8"))
+    pairs = [[official(predicted[each.id], reference) for reference in each.references] for each in asked]
+    exact, f1 = (100 * np.mean([max(pair[kind] for pair in each) for each in pairs]) for kind in (0, 1))
+    last = evaluations(output / "metrics.jsonl")[-1]
+    assert quality(last) == pytest.approx(f1)
+    assert last["exact_match"] == pytest.approx(exact)
+    listed = json.loads((output / "nbest_predictions.json").read_text(encoding="utf-8"))
+    assert all(listed[each][0]["text"] == text for each, text in predicted.items())
+    assert max(map(len, listed.values())) == 20
+    assert all(sum(span["probability"] for span in spans) == pytest.approx(1) for spans in listed.values())
+
+
+@pytest.mark.parametrize("in_evaluation", [False, True], ids=["in training", "in evaluation"])
+def test_stopped_and_resumed_run_is_an_unbroken_one(
+    pytorch_python: Path, made_set: Path, unbroken: Callable[..., Path], tmp_path: Path, in_evaluation: bool
+) -> None:
+    settings = ("dropout=0.1", "attention_dropout=0.1", *(("eval_batch_size=1",) if in_evaluation else ()))
+    expected = unbroken(2, *settings) / "metrics.jsonl"
+    steps = len(losses(expected)) // 2 if in_evaluation else STEPS // 2
+    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2, *settings)
+    children = start_ranks(pytorch_python, config, made_set, output, 2)
+    metrics, log = output / "metrics.jsonl", output / "result.txt"
+    while not metrics.exists() or len(records(metrics, "step")) < steps:
+        assert children[0].poll() is None, children[0].communicate()
+        time.sleep(0.01)
+    while in_evaluation and "eval_start" not in log.read_text():
+        time.sleep(0.01)
+    children[-1].send_signal(signal.SIGTERM)  # one rank is asked, all stop at the same place
+    assert [code for code, _ in finish(children)] == [0, 0]
+    assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+    assert evaluations(metrics) == [], "it was stopped before the first evaluation was over"
+    ended = finish(start_ranks(pytorch_python, config, made_set, output, 2))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert losses(metrics) == losses(expected)
+    assert evaluations(metrics) == evaluations(expected)
+    assert len(evaluations(metrics)) == 2
+
+
+@pytest.fixture(scope="module")
+def small_run(encore: Encore, made_set: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The small run as a user starts it: its folder and what was printed."""
+    results = tmp_path_factory.mktemp("results")
+    done = encore("run", "bert-squad", "2", "--data", str(made_set), "--results", str(results), "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_run(results), done.stdout
+
+
+def test_small_run_reaches_the_target(small_run: tuple[Path, str]) -> None:
+    folder, _ = small_run
+    assert "bert-squad" in folder.name
+    found = evaluations(folder / "experiment_0" / "metrics.jsonl")
+    assert quality(found[-1]) >= 80
+    values = {each["key"]: each["value"] for each in logged(folder / "result_0.txt")}
+    assert values["submission_benchmark"] == "bert-squad"
+    assert values["eval_accuracy"] == pytest.approx(quality(found[-1]))
+
+
+def test_nothing_claims_an_mlperf_score(small_run: tuple[Path, str], encore: Encore) -> None:
+    folder, printed = small_run
+    assert "passes" not in printed and "breaks rules" not in printed, "no ruleset of MLPerf has it"
+    assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["round"] == "published"
+    (score,) = [json.loads(encore("score", str(folder), "--json").stdout)]
+    assert score["score_minutes"] is None and score["round"] is None
+    compared = json.loads(encore("compare", str(folder), "--json").stdout)
+    assert compared["verdict"] == "not comparable"
+    assert not compared["score_is_official"]
+    checked = encore("check", str(folder))
+    assert "which is no round of MLPerf" in checked.stdout + checked.stderr
+
+
+def test_bench_shows_every_kind(encore: Encore, made_set: Path) -> None:
+    done = encore("bench", "bert-squad", "--data", str(made_set), "--steps", "2", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)["measured"]
+    assert set(found) == {"bare", "synthetic", "real", "input", "answer"}
+    assert all(entry["median"] > 0 for entry in found.values())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("batch_size=20000", "a smaller batch_size, fewer ranks, or more data"),
+        ("sequence_length=32", "set sequence_length=40"),
+        ("checkpoint=nowhere.pt", "--set checkpoint=FILE"),
+    ],
+    ids=["batch", "length", "weights"],
+)
+def test_what_cannot_be_trained_is_refused(
+    pytorch_python: Path, made_set: Path, tmp_path: Path, setting: str, words: str
+) -> None:
+    config = write_config(tmp_path / "config.json", 2, setting)
+    ended = finish(start_ranks(pytorch_python, config, made_set, tmp_path / "run", 2))
+    assert [code for code, _ in ended] == [2, 2], ended
+    assert words in ended[0][1]
+    assert "Traceback" not in ended[0][1] + ended[1][1]

@@ -1,0 +1,117 @@
+"""LAMB in all its implementations here next to a float64 reference of You et al. 2020; prints the largest errors."""
+
+import json
+import math
+
+import numpy as np
+import torch
+
+from benchmarks.common import torch_lamb
+from benchmarks.common.ranks import Ranks
+from benchmarks.common.torch_updates import ScaleRule, Updates
+
+SHAPES = {"table.weight": (10, 64), "layer.qkv.weight": (96, 32), "layer.qkv.bias": (96 * 2,), "norm.weight": (5,)}
+ZERO = "zero.weight"
+STEPS, BETAS, EPSILON, CLIP = 12, (0.88, 0.95), 1e-6, 1.0
+
+
+def decay_of(name):
+    return 0.0 if name.endswith("bias") or "norm" in name else 0.0166629
+
+
+def parts_of(name):
+    return 3 if ".qkv." in name else 1
+
+
+def rate_of(step):
+    return 0.01 * (step + 1)
+
+
+def start():
+    generator = np.random.RandomState(1)
+    weights = {name: generator.randn(*shape) for name, shape in SHAPES.items()}
+    return {**weights, ZERO: np.zeros((4, 16))}
+
+
+def gradients(step):
+    generator = np.random.RandomState(100 + step)
+    return {name: generator.randn(*weight.shape) * 0.3 * (step % 3) for name, weight in start().items()}
+
+
+def expected(skipped=()):
+    """Algorithm 2 with the clipping and the exception of the submission, tensor by tensor in float64."""
+    weights, done = start(), 0
+    first, second = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
+    for step in range(STEPS):
+        if step in skipped:
+            continue
+        done += 1
+        drawn = gradients(step)
+        whole = math.sqrt(sum((g**2).sum() for g in drawn.values()))
+        for name, g in drawn.items():
+            g = g * min(1.0, CLIP / (whole + 1e-6))
+            first[name] = BETAS[0] * first[name] + (1 - BETAS[0]) * g
+            second[name] = BETAS[1] * second[name] + (1 - BETAS[1]) * g**2
+            m, v = first[name] / (1 - BETAS[0] ** done), second[name] / (1 - BETAS[1] ** done)
+            update = m / (np.sqrt(v) + EPSILON) + decay_of(name) * weights[name]
+            pieces = zip(*(np.split(each, parts_of(name)) for each in (weights[name], update)))
+            changed = []
+            for w, u in pieces:
+                sizes = np.linalg.norm(w), np.linalg.norm(u)
+                ratio = sizes[0] / sizes[1] if decay_of(name) and min(sizes) > 0 else 1.0
+                changed.append(w - rate_of(step) * ratio * u)
+            weights[name] = np.concatenate(changed)
+    return weights
+
+
+def trained(kernel, skipped=()):
+    """The same by Updates; a skipped step has a gradient that is not finite."""
+    named = [(name, torch.nn.Parameter(torch.tensor(w, dtype=torch.float32))) for name, w in start().items()]
+    pieces = torch_lamb.pieces_of(named, decay_of, parts_of)
+    updates = Updates(
+        [parameter for _, parameter in named],
+        torch_lamb.lamb_candidates(pieces, torch_lamb.Options(BETAS, EPSILON), None),
+        kernel,
+        Ranks(0, 1, 0, 1, torch.device("cpu")),
+        clip=CLIP,
+        scale=ScaleRule(8.0, 1000) if skipped else None,
+    )
+    for step in range(STEPS):
+        drawn = gradients(step)
+        factor = 1.0 if updates.scale is None else float(updates.scale.value)
+        for name, parameter in named:
+            parameter.grad.copy_(torch.tensor(drawn[name] * factor))
+            if step in skipped:
+                parameter.grad.view(-1)[0] = math.inf
+        if step == STEPS // 2:
+            # A checkpoint in the middle changes nothing.
+            saved = updates.content()
+            saved = {**saved, "optimizer": json_like(saved["optimizer"])}
+            updates.restore(saved)
+        updates.step(rate_of(step), 1.0)
+    count = int(updates.optimizer.steps)
+    return {name: parameter.detach().double().numpy() for name, parameter in named}, count, len(pieces)
+
+
+def json_like(state):
+    copied = {number: {name: each.clone() for name, each in held.items()} for number, held in state["state"].items()}
+    return {**state, "state": copied}
+
+
+def error(found, wanted):
+    return max(float(np.abs(found[name] - w).max() / max(1e-9, np.abs(w).max())) for name, w in wanted.items())
+
+
+def main():
+    found = {}
+    for kernel in ("plain", "fused"):
+        for skipped in ((), (0, 5)):
+            weights, count, pieces = trained(kernel, skipped)
+            label = kernel if not skipped else f"{kernel}, overflows"
+            found[label] = {"error": error(weights, expected(skipped)), "steps": count, "pieces": pieces}
+    found["moved"] = error(start(), expected())
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
