@@ -152,7 +152,7 @@ class _V06Lines:
             return
         file, line = _caller()
         content = {"value": value, "metadata": {**(metadata or {}), "file": file, "lineno": line}}
-        self._file.write(f":::MLL {time.time():.3f} {key}: {json.dumps(content)}\n")
+        self._file.write(f":::MLL {time.time():.6f} {key}: {json.dumps(content)}\n")
         self._file.flush()
 
     start = end = event

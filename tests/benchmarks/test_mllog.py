@@ -42,7 +42,7 @@ def configured(choice: Choice, system: System) -> Configuration:
 
 def logged_before_the_data(events: Any, config: Any, ranks: int) -> dict[str, Any]:
     """The hyperparameter events of a benchmark."""
-    known = {"config": config, "ranks": ranks, "steps_per_epoch": STEPS, "facts": FACTS}
+    known = {"config": config, "ranks": ranks, "steps_per_epoch": STEPS, "facts": FACTS, "max_predictions": 76}
     found: dict[str, Any] = {}
     for function in (getattr(events, name, None) for name in ("initialization", "hyperparameters", "decays")):
         if function is not None:
