@@ -429,7 +429,7 @@ def written_options() -> set[str]:
 def test_options_exist(page: Path) -> None:
     everywhere = options_of(typer.main.get_command(app)) | written_options() | FOREIGN_OPTIONS
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
-        options = re.findall(r"(?:^|(?<=[\s\"'(]))--[a-z][a-z-]*", code)
+        options = re.findall(r"(?:^|(?<=[\s\"'(]))--[a-z][a-z0-9-]*", code)
         known = everywhere
         words = code.split()
         if words[:1] == ["encore"] and len(words) > 1:
