@@ -142,7 +142,7 @@ def _cut_listed(train: Sequence[Sized], listed: Path, total: int, scratch: Path)
             f"{len(missing):,} of {len(wanted):,} documents of {listed} are not among the {total:,} of the source, "
             f"such as {min(missing).hex()}",
             "the text that the list was made from: results/part-* of process_wiki.sh, dump of 2020-01-01",
-            "name that text with --from, or leave --evaluation-md5 out: then the set is cut by MLPerf's rule",
+            "name that text with --from, or leave --evaluation-list out: then the set is cut by MLPerf's rule",
         )
     return _cut(train, places, f"the {len(wanted):,} documents of {listed.name}", scratch)
 

@@ -44,7 +44,7 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
     evaluation = "text or records of the evaluation set; default: articles of the source, as MLPerf cut them"
     add("--evaluation", type=Path, metavar="PATH", help=evaluation)
     listed = "md5 of the articles for evaluation, one a line, such as wiki_test_set_md5.txt of the submission"
-    add("--evaluation-md5", type=Path, metavar="FILE", help=listed)
+    add("--evaluation-list", type=Path, metavar="FILE", help=listed)
     most = "samples of the evaluation set, at most; default: 10,000, as submitted, 1,000 for the small set"
     add("--evaluation-samples", type=prepare.number(1, 10**9), metavar="N", help=most)
     add("--paragraphs", action="store_true", help="lines of plain text are paragraphs: cut them into sentences")

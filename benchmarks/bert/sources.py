@@ -75,10 +75,10 @@ def _refuse_mixture(origin: Path, train: Sequence[File], test: Sequence[File]) -
 
 
 def _listed(args: argparse.Namespace, train: Sequence[File]) -> Optional[Path]:
-    path: Optional[Path] = args.evaluation_md5
+    path: Optional[Path] = args.evaluation_list
     if path and (args.evaluation or train[0].form in PACKED):
         remedy = "leave one of them out" if args.evaluation else "leave it out"
-        raise Problem(f"--evaluation-md5 {path}", "a list for text that the evaluation set is cut from", remedy)
+        raise Problem(f"--evaluation-list {path}", "a list for text that the evaluation set is cut from", remedy)
     return path
 
 

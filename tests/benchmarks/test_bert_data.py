@@ -482,7 +482,7 @@ def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> No
     listed = tmp_path / "md5.txt"
     digests = [hashlib.md5(documents[place].rstrip().encode()).hexdigest() for place in (3, 17)]
     listed.write_text("\n".join(digests) + "\n")
-    assert run("--from", raw, "--to", tmp_path / "to", *SHORT, "--evaluation-md5", listed)[0] == 0
+    assert run("--from", raw, "--to", tmp_path / "to", *SHORT, "--evaluation-list", listed)[0] == 0
     data = open_data(tmp_path / "to")
     # The copy of the first file is left out too.
     assert data.passport["facts"]["documents"] == {"train": 177, "test": 2}
@@ -491,7 +491,7 @@ def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> No
         tokens = data.test.original(number)
         assert data.vocabulary.text(tokens[1 : data.test.second[number] - 1]) in wanted
     listed.write_text("0" * 32 + "\n" + digests[0] + "\n")
-    told = refused(run("--from", raw, "--to", tmp_path / "b", "--evaluation-md5", listed))
+    told = refused(run("--from", raw, "--to", tmp_path / "b", "--evaluation-list", listed))
     assert "1 of 2 documents of" in told and "0" * 32 in told
 
 
