@@ -211,7 +211,7 @@ def _run(screen: Console, study: Study, limits: Limits, submit: bool, predict: t
 
 def _report(screen: Console, study: Study, predict: tuple[int, ...], as_json: bool) -> None:
     """Write the report, and print its first tables."""
-    from encore.scaling import releases, throughput
+    from encore.scaling import releases, report, throughput
 
     results = throughput.measured(study)
     tables = [throughput.throughput_table(results)]
@@ -221,7 +221,7 @@ def _report(screen: Console, study: Study, predict: tuple[int, ...], as_json: bo
         tables.append(throughput.predictions(study, results, predict))
     written = []
     if any(each.state == "done" for each in results):
-        written = throughput.write_study_report(study, tables[1:])
+        written = report.write_study_report(study, tables[1:])
     if as_json:
         write_json({"study": str(study.path), "tables": tables_as_json(tables)})
         return

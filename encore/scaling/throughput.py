@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from encore.results.report import Report, build_report, write_files
 from encore.results.run_log import read_run
 from encore.results.statistics import Sample
 from encore.results.tables import Cell, Table
@@ -191,23 +189,3 @@ def _point(each: Result) -> Point:
 
 def _predicted_row(precision: str | None, count: int, nodes: int, total: int, step: Prediction) -> tuple[Cell, ...]:
     return (count, nodes, precision or "", total, total / step.value, total / step.high, total / step.low)
-
-
-def write_study_report(study: Study, extra: Sequence[Table] = ()) -> list[Path]:
-    """Write STUDY/report: the throughput, and all that `encore report` says of the runs that have ended."""
-    from encore.scaling import releases
-    from encore.scaling.plots import speed_up
-
-    results = measured(study)
-    runs = [study.run_of(each.point) for each in results if each.state == "done"]
-    table = throughput_table(results)
-    report: Report = build_report([run.path for run in runs if run is not None])
-    figure = speed_up(speed_ups(results), table)
-    if study.grid.images:
-        figure = releases.releases_figure(next(each for each in extra if each.title == releases.TITLE))
-    report = replace(
-        report,
-        tables=(table, *extra, *report.tables),
-        figures=(*((figure,) if figure else ()), *report.figures),
-    )
-    return write_files(report, study.path / "report")
