@@ -19,6 +19,8 @@ RENDERERS = {
 }
 DATA = Path("/data/imagenet")
 OUTPUT = Path("/results/run/experiment_0")
+ON_GPUS = ("submitted", "study")
+"""Kinds of systems to take a sample of: a benchmark that MLPerf has not has studies alone."""
 CALLER = {
     "HOME": "/home/anna",
     "PATH": "/usr/bin:/bin",
@@ -30,8 +32,9 @@ CALLER = {
 def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job:
     """Return a benchmark's job on so many GPUs, or on one core for 0."""
     chosen = choice or catalogue.choose("resnet")
-    submitted = [each.system for each in catalogue.systems(chosen) if each.kind == "submitted"]
-    of_gpus = system if system in submitted else submitted[-1]
+    of_kind = {kind: [each.system for each in catalogue.systems(chosen) if each.kind == kind] for kind in ON_GPUS}
+    there = next(systems for systems in of_kind.values() if systems)
+    of_gpus = system if system in there else there[-1]
     name = of_gpus if gpus else chosen.benchmark.small_data.system
     resolved = configuration.resolve(chosen, catalogue.find_system(chosen, name, None), 1, gpus or 1, [])
     mounts = (Mount(DATA, str(DATA), True), Mount(OUTPUT, str(OUTPUT), False))
