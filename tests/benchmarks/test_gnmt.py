@@ -200,7 +200,7 @@ def test_log_has_what_the_checker_of_v06_asks_for(unbroken: Callable[..., Path])
     assert told == []
 
 
-@pytest.mark.parametrize(("ranks", "in_evaluation"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("ranks", "in_evaluation"), [(2, False), (2, True)])
 def test_stopped_and_resumed_run_is_an_unbroken_one(
     pytorch_python: Path,
     language: Path,
