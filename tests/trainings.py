@@ -31,7 +31,7 @@ SEED = ("--seed", "7")
 HANGS = ("--hang-seconds", "15")
 """Of a run whose rank is to hang: on a busy machine a step of one that does not may take seconds."""
 
-PATIENCE = 300.0
+PATIENCE = 500.0
 """Seconds to wait for what must come, on a machine that has other work: less than until a hang is reported (600 s)."""
 
 
