@@ -11,14 +11,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
-from encore import paths
+from encore import catalogue, configuration, paths
 from encore.machine import processes
 from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run
 
@@ -144,6 +146,70 @@ def held_port(address: str = "127.0.0.1") -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((address, 0))
     return held
+
+
+@cache
+def meeting_port() -> socket.socket:
+    """Where the ranks of one run after the other meet."""
+    return held_port()
+
+
+def write_small_config(
+    path: Path, benchmark: str, ranks: int, settings: Iterable[str], round_name: str | None = None, seed: int = 3
+) -> Path:
+    """config.json of a benchmark's small system with a fixed seed."""
+    choice = catalogue.choose(benchmark)
+    system = catalogue.find_system(choice, "cpu", round_name)
+    resolved = configuration.resolve(choice, system, 1, ranks, list(settings))
+    path.write_text(json.dumps({**resolved.plain(), "seed": seed}), encoding="utf-8")
+    return path
+
+
+def start_ranks(
+    module: str, python: Path, config: Path, folder: Path, output: Path, ranks: int
+) -> list[subprocess.Popen[str]]:
+    """The ranks of a run of ``module`` in PyTorch, as any launcher starts them."""
+    output.mkdir(exist_ok=True)
+    port = meeting_port().getsockname()[1]
+    command = [str(python), "-m", module, "--config", str(config), "--data", str(folder), "--output", str(output)]
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=paths.ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit code and last words of each rank."""
+    words = [child.communicate(timeout=PATIENCE)[1] for child in children]
+    return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
+
+
+def trained_once(
+    factory: pytest.TempPathFactory,
+    write_config: Callable[..., Path],
+    start: Callable[[Path, Path, int], list[subprocess.Popen[str]]],
+) -> Callable[..., Path]:
+    """Trains without disturbance, once for each number of ranks and settings; returns the output.
+
+    ``write_config`` takes a path, ranks and settings, ``start`` a configuration, an output folder and ranks.
+    """
+
+    @cache
+    def trained(ranks: int, *settings: str) -> Path:
+        output = factory.mktemp("unbroken") / "run"
+        config = write_config(output.parent / "config.json", ranks, *settings)
+        ended = finish(start(config, output, ranks))
+        assert [code for code, _ in ended] == [0] * ranks, ended
+        return output
+
+    return trained
 
 
 def assert_none_left(ranks: list[psutil.Process]) -> None:

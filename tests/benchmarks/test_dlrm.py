@@ -8,13 +8,12 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +25,15 @@ from benchmarks.common.data.progress import Progress
 from benchmarks.dlrm import schedule, sources, stages, writer
 from benchmarks.dlrm.placement import place
 from encore import catalogue, configuration, data, paths
+from tests import trainings
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
-from tests.trainings import PATIENCE, InFramework, held_port, result, steps_so_far
+from tests.trainings import (
+    InFramework,
+    finish,
+    result,
+    steps_so_far,
+    write_small_config,
+)
 
 CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
 CONSTANT_RATE_LOSS = 0.5269
@@ -285,44 +291,10 @@ def test_what_cannot_be_evaluated_or_read_is_refused_and_what_is_not_used_report
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
     """config.json of the small system with a fixed seed."""
-    choice = catalogue.choose("dlrm")
-    system = catalogue.find_system(choice, "cpu", None)
-    resolved = configuration.resolve(choice, system, 1, ranks, ["log_interval=1", *settings])
-    path.write_text(json.dumps({**resolved.plain(), "seed": 3}), encoding="utf-8")
-    return path
+    return write_small_config(path, "dlrm", ranks, ("log_interval=1", *settings))
 
 
-@cache
-def meeting_port() -> socket.socket:
-    """Where the ranks of one run after the other meet."""
-    return held_port()
-
-
-def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
-    """The ranks of a run, as any launcher starts them."""
-    output.mkdir(exist_ok=True)
-    port = meeting_port().getsockname()[1]
-    command = [str(python), "-m", "benchmarks.dlrm.pytorch.train", "--config", str(config)]
-    command += ["--data", str(folder), "--output", str(output)]
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    children = []
-    for rank in range(ranks):
-        variables = {
-            **os.environ,
-            **place,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "OMP_NUM_THREADS": "1",
-        }
-        pipe = subprocess.PIPE
-        children.append(subprocess.Popen(command, env=variables, cwd=paths.ROOT, stderr=pipe, text=True))
-    return children
-
-
-def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Exit code and last words of each rank."""
-    told = [child.communicate(timeout=PATIENCE)[1] for child in children]
-    return [(child.returncode, text) for child, text in zip(children, told, strict=True)]
+start_ranks = partial(trainings.start_ranks, "benchmarks.dlrm.pytorch.train")
 
 
 def train(python: Path, folder: Path, output: Path, ranks: int, *settings: str) -> list[tuple[int, str]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +18,12 @@ import pytest
 from benchmarks.common.data.problem import Problem
 from benchmarks.gnmt import schedule
 from benchmarks.translation import orders
-from encore import catalogue, configuration, data, paths
+from encore import catalogue, configuration, data
 from encore.results.compliance import check
 from encore.results.reader import read_events
+from tests import trainings
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import PATIENCE, InFramework, held_port, result
+from tests.trainings import InFramework, finish, result, trained_once, write_small_config
 
 
 @pytest.fixture(scope="module")
@@ -125,58 +124,21 @@ STEPS = 20
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
     """config.json of the small system with a fixed seed; a single rank logs in the dialect of v0.6."""
-    choice = catalogue.choose("gnmt")
-    system = catalogue.find_system(choice, "cpu", "v0.6" if ranks == 1 else "v0.7")
     size = f"batch_size={GLOBAL_BATCH // ranks}"
-    resolved = configuration.resolve(choice, system, 1, ranks, [*SHORT, size, *settings])
-    path.write_text(json.dumps({**resolved.plain(), "seed": 3}), encoding="utf-8")
-    return path
+    return write_small_config(path, "gnmt", ranks, (*SHORT, size, *settings), "v0.6" if ranks == 1 else "v0.7")
 
 
-@cache
-def meeting_port() -> socket.socket:
-    """Where the ranks of one run after the other meet."""
-    return held_port()
-
-
-def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
-    """The ranks of a run, as any launcher starts them."""
-    output.mkdir(exist_ok=True)
-    port = meeting_port().getsockname()[1]
-    command = [str(python), "-m", "benchmarks.gnmt.pytorch.train", "--config", str(config)]
-    command += ["--data", str(folder), "--output", str(output)]
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=paths.ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-
-
-def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Exit code and last words of each rank."""
-    words = [child.communicate(timeout=PATIENCE)[1] for child in children]
-    return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
+start_ranks = partial(trainings.start_ranks, "benchmarks.gnmt.pytorch.train")
 
 
 @pytest.fixture(scope="module")
 def unbroken(pytorch_python: Path, language: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Trains two epochs without disturbance, once for each number of ranks and settings; its output."""
 
-    @cache
-    def trained(ranks: int, *settings: str) -> Path:
-        output = tmp_path_factory.mktemp("unbroken") / "run"
-        config = write_config(output.parent / "config.json", ranks, *settings)
-        ended = finish(start_ranks(pytorch_python, config, language, output, ranks))
-        assert [code for code, _ in ended] == [0] * ranks, ended
-        return output
+    def start(config: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
+        return start_ranks(pytorch_python, config, language, output, ranks)
 
-    return trained
+    return trained_once(tmp_path_factory, write_config, start)
 
 
 def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:

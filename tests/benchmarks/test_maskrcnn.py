@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +18,9 @@ import pytest
 from benchmarks.maskrcnn import schedule
 from encore import catalogue, configuration, data, paths
 from encore.results.compliance import check
+from tests import trainings
 from tests.conftest import Encore, logged, losses, only_run, records
-from tests.trainings import PATIENCE, InFramework, held_port, result
+from tests.trainings import PATIENCE, InFramework, finish, result, trained_once, write_small_config
 
 SCENES, GLOBAL_BATCH = 96, 8
 STEPS = SCENES // GLOBAL_BATCH
@@ -165,43 +164,11 @@ def scenes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
-    choice = catalogue.choose("maskrcnn")
-    system = catalogue.find_system(choice, "cpu", "v0.7")
-    values = [*SHORT, f"batch_size={GLOBAL_BATCH // ranks}", *settings]
-    resolved = configuration.resolve(choice, system, 1, ranks, values)
-    path.write_text(json.dumps({**resolved.plain(), "seed": 7}), encoding="utf-8")
-    return path
+    values = (*SHORT, f"batch_size={GLOBAL_BATCH // ranks}", *settings)
+    return write_small_config(path, "maskrcnn", ranks, values, seed=7)
 
 
-@cache
-def meeting_port() -> socket.socket:
-    """Where the ranks of one run after the other meet."""
-    return held_port()
-
-
-def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
-    """The ranks of a run, as any launcher starts them."""
-    output.mkdir(exist_ok=True)
-    port = meeting_port().getsockname()[1]
-    command = [str(python), "-m", "benchmarks.maskrcnn.pytorch.train", "--config", str(config)]
-    command += ["--data", str(folder), "--output", str(output)]
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=paths.ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-
-
-def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Exit code and last words of each rank."""
-    words = [child.communicate(timeout=PATIENCE)[1] for child in children]
-    return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
+start_ranks = partial(trainings.start_ranks, "benchmarks.maskrcnn.pytorch.train")
 
 
 def found_qualities(metrics: Path) -> list[dict[str, float]]:
@@ -212,15 +179,10 @@ def found_qualities(metrics: Path) -> list[dict[str, float]]:
 def unbroken(pytorch_python: Path, scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Trains two epochs without disturbance, once for each number of ranks; its output."""
 
-    @cache
-    def trained(ranks: int) -> Path:
-        output = tmp_path_factory.mktemp("unbroken") / "run"
-        config = write_config(output.parent / "config.json", ranks)
-        ended = finish(start_ranks(pytorch_python, config, scenes, output, ranks))
-        assert [code for code, _ in ended] == [0] * ranks, ended
-        return output
+    def start(config: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
+        return start_ranks(pytorch_python, config, scenes, output, ranks)
 
-    return trained
+    return trained_once(tmp_path_factory, write_config, start)
 
 
 def test_two_ranks_train_like_one(unbroken: Callable[[int], Path]) -> None:

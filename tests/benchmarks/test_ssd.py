@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-import subprocess
 import time
-from functools import cache
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +14,11 @@ import numpy as np
 import pytest
 
 from benchmarks.ssd import schedule
-from encore import catalogue, configuration, data, paths
+from encore import catalogue, configuration, data
 from encore.results.compliance import check
+from tests import trainings
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import PATIENCE, InFramework, held_port, result
+from tests.trainings import InFramework, finish, result, write_small_config
 
 
 @pytest.fixture(scope="module")
@@ -163,42 +161,10 @@ STEPS = 12
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
     """config.json of the small system with a fixed seed and fewer, larger steps."""
-    choice = catalogue.choose("ssd")
-    system = catalogue.find_system(choice, "cpu", None)
-    resolved = configuration.resolve(choice, system, 1, ranks, [*SHORT, f"batch_size={32 // ranks}", *settings])
-    path.write_text(json.dumps({**resolved.plain(), "seed": 3}), encoding="utf-8")
-    return path
+    return write_small_config(path, "ssd", ranks, (*SHORT, f"batch_size={32 // ranks}", *settings))
 
 
-@cache
-def meeting_port() -> socket.socket:
-    """Where the ranks of one run after the other meet."""
-    return held_port()
-
-
-def start_ranks(python: Path, config: Path, folder: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
-    """The ranks of a run, as any launcher starts them."""
-    output.mkdir(exist_ok=True)
-    port = meeting_port().getsockname()[1]
-    command = [str(python), "-m", "benchmarks.ssd.pytorch.train", "--config", str(config)]
-    command += ["--data", str(folder), "--output", str(output)]
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=paths.ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-
-
-def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Exit code and last words of each rank."""
-    words = [child.communicate(timeout=PATIENCE)[1] for child in children]
-    return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
+start_ranks = partial(trainings.start_ranks, "benchmarks.ssd.pytorch.train")
 
 
 @pytest.fixture(scope="module")
