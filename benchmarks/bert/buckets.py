@@ -13,6 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from benchmarks.bert.masking import stream
+from benchmarks.common.data.arrays import write_header
 from benchmarks.common.data.workers import Report
 from benchmarks.language.arrays import ARRAYS, Samples
 
@@ -164,14 +165,15 @@ def _make_arrays(folder: Path, part: str, totals: Dict[str, int]) -> bool:
         if path.stat().st_size != whole:
             present = False
             size = _header(path, kind, count)
-            os.truncate(path, whole)
+            with path.open("r+b") as file:
+                # Room for all of it: a write into a memory map that finds none would kill the process.
+                os.posix_fallocate(file.fileno(), 0, whole)
     return present
 
 
 def _header(path: Path, kind: str, count: int) -> int:
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": (count,)})
-        return file.tell()
+        return write_header(file, np.dtype(kind), count)
 
 
 def _data_begin(path: Path) -> int:

@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List
 
 from benchmarks.common.data import prepare
-from benchmarks.common.data.problem import Problem
 
 FILES = (
     *(
@@ -50,24 +48,13 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
     add("--paragraphs", action="store_true", help="lines of plain text are paragraphs: cut them into sentences")
 
 
-def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
-    """Open the arrays: their sizes must fit together."""
-    from benchmarks.language.arrays import open_data
-
-    try:
-        open_data(directory)
-    except Problem as problem:
-        return [problem]
-    return []
-
-
 DATA_SET = prepare.DataSet(
     benchmark="bert",
     source="folder or file of a Wikipedia dump, of clean text or of MLPerf's records, with vocab.txt",
     files=FILES,
     add_options=_add_options,
     writer="benchmarks.bert.writer",
-    check=check,
+    check=prepare.opens("benchmarks.language.arrays"),
 )
 main = partial(prepare.main, DATA_SET)
 

@@ -31,6 +31,7 @@ import numpy as np
 
 from benchmarks.bert_squad.answers import Places
 from benchmarks.common.data import passport
+from benchmarks.common.data.arrays import differences, mapped
 from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
 from benchmarks.language import wordpiece
@@ -131,23 +132,16 @@ def open_data(folder: Path) -> DataSet:
     """
     found = passport.read(folder)
     try:
-        parts = {part: Windows(*(_array(folder, part, name) for name in ARRAYS)) for part in PARTS}
-        data = DataSet(parts["train"], parts["test"], wordpiece.read(folder / VOCABULARY), found, folder)
+        train, test = (
+            Windows(*(mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items())) for part in PARTS
+        )
+        data = DataSet(train, test, wordpiece.read(folder / VOCABULARY), found, folder)
         problems = check(data)
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise Problem(f"{folder}: {error!r}", "a data set for bert-squad", prepare_again(folder)) from None
     if problems:
         raise problems[0]
     return data
-
-
-def _array(folder: Path, part: str, name: str) -> np.ndarray:
-    path = folder / f"{part}_{name}.npy"
-    array: np.ndarray = np.load(str(path), mmap_mode="r")
-    if array.dtype.str != ARRAYS[name] or array.ndim != 1:
-        found = f"{path} has {array.dtype.str} {list(array.shape)}"
-        raise Problem(found, f"{ARRAYS[name]} in one dimension", prepare_again(folder))
-    return array
 
 
 def check(data: DataSet) -> List[Problem]:
@@ -160,7 +154,4 @@ def check(data: DataSet) -> List[Problem]:
         expected += [(f"values in {part}_{name}", len(getattr(windows, name)), count) for name in OF_WINDOWS]
         tokens = int(windows.offsets[-1]) if len(windows.offsets) else 0
         expected += [(f"values in {part}_{name}", len(getattr(windows, name)), tokens) for name in OF_TOKENS]
-        for file in splits[part]["files"]:
-            expected.append((f"bytes in {file['name']}", (folder / file["name"]).stat().st_size, file["bytes"]))
-    again = prepare_again(folder)
-    return [Problem(f"{folder}: {got:,} {what}", f"{want:,}", again) for what, got, want in expected if got != want]
+    return differences(folder, data.passport, expected)

@@ -23,6 +23,7 @@ from benchmarks.bert_squad.arrays import (
 )
 from benchmarks.bert_squad.squad import Paragraph
 from benchmarks.bert_squad.windows import Cut, Window
+from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
@@ -158,9 +159,9 @@ def write_part(
     for name, kind in OF_TOKENS.items():
         _as_array(scratch, part, name, np.dtype(kind))
     lengths = np.array(columns.pop("lengths"), np.int64)
-    np.save(str(scratch / f"{part}_offsets.npy"), np.concatenate([[0], np.cumsum(lengths)]).astype(ARRAYS["offsets"]))
+    write_array(scratch / f"{part}_offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(ARRAYS["offsets"]))
     for name, values in columns.items():
-        np.save(str(scratch / f"{part}_{name}.npy"), np.array(values, ARRAYS[name]))
+        write_array(scratch / f"{part}_{name}.npy", np.array(values, ARRAYS[name]))
     return Written(len(lengths), number, left_out, int(np.count_nonzero(columns["start"])), cut_off)
 
 
@@ -175,7 +176,7 @@ def _append(window: Window, number: int, columns: Dict[str, List[int]], files: M
 def _as_array(scratch: Path, part: str, name: str, kind: Any) -> None:
     """Put the header of a NumPy file before raw values."""
     raw = scratch / f"{part}_{name}.raw"
-    np.save(str(scratch / f"{part}_{name}.npy"), np.memmap(str(raw), kind, "r"))
+    write_array(scratch / f"{part}_{name}.npy", np.memmap(str(raw), kind, "r"))
     raw.unlink()
 
 

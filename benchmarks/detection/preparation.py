@@ -63,13 +63,8 @@ def check_counts(name: str, counts: Mapping[str, int]) -> List[Problem]:
 
 def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
     """Compare the counts with the name, and the lengths of the arrays with each other."""
-    from benchmarks.detection.annotations import open_data
-
-    try:
-        open_data(directory)
-    except Problem as problem:
-        return [problem]
-    return check_counts(passport["name"], passport["facts"]["counts"])
+    problems = list(prepare.opens("benchmarks.detection.annotations")(directory, passport))
+    return problems or check_counts(passport["name"], passport["facts"]["counts"])
 
 
 def check_images(directory: Path, passport: Dict[str, Any], quick: bool, add: Add) -> List[Problem]:

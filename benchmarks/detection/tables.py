@@ -8,11 +8,11 @@ import os
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Report
 from benchmarks.detection import objects, stream
@@ -161,14 +161,6 @@ def write_arrays(task: Task, report: Report) -> Tuple[int, int]:
     temporary.write_text(json.dumps(facts), encoding="utf-8")
     temporary.replace(task.done_path)
     return task.json.size, task.json.size
-
-
-def write_array(path: Path, values: np.ndarray) -> None:
-    """Write one array in a step: it is there whole or not at all."""
-    temporary = path.with_suffix(f".{os.getpid()}")
-    with temporary.open("wb") as file:
-        np.save(SimpleNamespace(write=file.write), values)  # numpy's own writing to a file loses its last error
-    temporary.replace(path)
 
 
 def _read(task: Task, entries: Sequence[Entry], report: Report) -> Tuple[_Columns, Dict[str, Any]]:

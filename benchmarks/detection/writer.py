@@ -15,6 +15,7 @@ import numpy as np
 import PIL
 
 from benchmarks.common.data import workers
+from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.passport import describe_file
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.progress import Progress
@@ -127,9 +128,9 @@ def _table(task: Task, part: str, left_out: FrozenSet[str]) -> tables.Task:
 
 def _write_image_facts(task: Task, part: str, found: Mapping[str, Any], left_out: FrozenSet[str]) -> None:
     kept = [found[entry.name] for entry in task.headers[part].entries if entry.name not in left_out]
-    tables.write_array(task.scratch / array_file(part, "bytes"), np.array([size for size, _ in kept], np.int64))
+    write_array(task.scratch / array_file(part, "bytes"), np.array([size for size, _ in kept], np.int64))
     digests = np.frombuffer(b"".join(bytes.fromhex(digest) for _, digest in kept), np.uint8).reshape(-1, 32)
-    tables.write_array(task.scratch / array_file(part, "checksums"), digests)
+    write_array(task.scratch / array_file(part, "checksums"), digests)
 
 
 # -- images ---------------------------------------------------------------------------------------------

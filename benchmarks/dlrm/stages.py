@@ -13,11 +13,11 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import BinaryIO, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.workers import Report
 from benchmarks.dlrm import blocks, criteo
 from benchmarks.dlrm.blocks import COLUMNS, FIRST_TABLE, ROW_BYTES, TABLES, WORD
@@ -97,8 +97,7 @@ def parse_part(part: Part, report: Report) -> Tuple[int, int]:
     temporary = part.rows.with_suffix(f".{os.getpid()}")
     facts, offsets = _write_chunks(part, temporary, report)
     temporary.replace(part.rows)
-    with part.offsets_path.open("wb") as file:
-        np.save(SimpleNamespace(write=file.write), offsets)
+    write_array(part.offsets_path, offsets)
     temporary.write_text(json.dumps(facts), encoding="utf-8")
     temporary.replace(part.done_path)
     return part.text.size, part.text.size

@@ -21,11 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, Tuple
+from typing import Any, List, Mapping, Tuple
 
 import numpy as np
 
 from benchmarks.common.data import passport
+from benchmarks.common.data.arrays import differences, mapped
 from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
 from benchmarks.language import wordpiece
@@ -43,8 +44,6 @@ ARRAYS = {
     "next": "|u1",
 }
 """Names and types, in the order of Samples."""
-CHUNK = 1 << 22
-"""Ids compared at once."""
 
 
 def part_files(part: str) -> Tuple[str, ...]:
@@ -121,23 +120,16 @@ def open_data(folder: Path) -> DataSet:
     """
     found = passport.read(folder)
     try:
-        parts = {part: Samples(*(_array(folder, part, name) for name in ARRAYS)) for part in PARTS}
-        data = DataSet(parts["train"], parts["test"], wordpiece.read(folder / VOCABULARY), found, folder)
+        train, test = (
+            Samples(*(mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items())) for part in PARTS
+        )
+        data = DataSet(train, test, wordpiece.read(folder / VOCABULARY), found, folder)
         problems = check(data)
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise Problem(f"{folder}: {error!r}", "a data set for BERT", prepare_again(folder)) from None
     if problems:
         raise problems[0]
     return data
-
-
-def _array(folder: Path, part: str, name: str) -> np.ndarray:
-    path = folder / f"{part}_{name}.npy"
-    array = np.load(str(path), mmap_mode="r")
-    if array.dtype.str != ARRAYS[name] or array.ndim != 1:
-        found = f"{path} has {array.dtype.str} {list(array.shape)}"
-        raise Problem(found, f"{ARRAYS[name]} in one dimension", prepare_again(folder))
-    return array
 
 
 def check(data: DataSet) -> List[Problem]:
@@ -155,17 +147,4 @@ def check(data: DataSet) -> List[Problem]:
                 (f"words in {part}_masked_places", len(samples.masked_places), int(samples.masked_offsets[-1])),
                 (f"words in {part}_masked_labels", len(samples.masked_labels), int(samples.masked_offsets[-1])),
             ]
-        for file in splits[part]["files"]:
-            expected.append((f"bytes in {file['name']}", (folder / file["name"]).stat().st_size, file["bytes"]))
-    again = prepare_again(folder)
-    return [Problem(f"{folder}: {got:,} {what}", f"{want:,}", again) for what, got, want in expected if got != want]
-
-
-def check_ids(data: DataSet) -> Iterator[Problem]:
-    """Compare every id with the vocabulary: reads all tokens."""
-    for part, samples in (("train", data.train), ("test", data.test)):
-        for name, array in (("tokens", samples.tokens), ("masked_labels", samples.masked_labels)):
-            most = max((int(array[at : at + CHUNK].max()) for at in range(0, len(array), CHUNK)), default=0)
-            if most >= data.vocabulary.size:
-                found = f"{data.folder}: id {most:,} in {part}_{name}"
-                yield Problem(found, f"ids below {data.vocabulary.size:,}", prepare_again(data.folder))
+    return differences(folder, data.passport, expected)

@@ -6,11 +6,11 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.progress import Progress
 from benchmarks.ncf.sources import read_source
@@ -56,9 +56,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         "test_negatives.npy": data.negatives.astype(item_type),
     }
     for name, array in arrays.items():
-        with (scratch / name).open("wb") as file:
-            # Not as a file: numpy would write it itself, and lose the error of its last write.
-            np.save(SimpleNamespace(write=file.write), array)
+        write_array(scratch / name, array)
     return Content(
         name=data.name,
         splits={

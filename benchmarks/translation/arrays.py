@@ -23,6 +23,7 @@ from typing import Any, List, Mapping, Tuple
 import numpy as np
 
 from benchmarks.common.data import passport
+from benchmarks.common.data.arrays import differences
 from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
 from benchmarks.translation import vocabulary
@@ -136,7 +137,4 @@ def check(data: DataSet) -> List[Problem]:
     for part, pairs in (("train", data.train), ("test", data.test)):
         for side, sentences in (("source", pairs.source), ("target", pairs.target)):
             expected.append((f"sentences in {part}_{side}", len(sentences), splits[part]["count"]))
-        for file in splits[part]["files"]:
-            expected.append((f"bytes in {file['name']}", (folder / file["name"]).stat().st_size, file["bytes"]))
-    again = prepare_again(folder)
-    return [Problem(f"{folder}: {got:,} {what}", f"{want:,}", again) for what, got, want in expected if got != want]
+    return differences(folder, data.passport, expected)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List
 
 from benchmarks.common.data import prepare
-from benchmarks.common.data.problem import Problem
 
 MERGES = 32000
 """``bpe.32000`` of GNMT's download_dataset.sh (v0.5 to v0.7)."""
@@ -49,17 +47,6 @@ def _add_options(corpus: str, tokens: str, options: argparse._ArgumentGroup) -> 
     add("--longest", type=prepare.number(1, 10**6), metavar="N", help=longest)
 
 
-def check(directory: Path, passport: Dict[str, Any]) -> List[Problem]:
-    """Open the arrays: their sizes must fit together."""
-    from benchmarks.translation.arrays import open_data
-
-    try:
-        open_data(directory)
-    except Problem as problem:
-        return [problem]
-    return []
-
-
 def data_set(benchmark: str, corpus: str, tokens: str) -> prepare.DataSet:
     """Return what a benchmark on parallel text declares, with its own list of WMT's and its own kind of tokens."""
     return prepare.DataSet(
@@ -68,5 +55,5 @@ def data_set(benchmark: str, corpus: str, tokens: str) -> prepare.DataSet:
         files=FILES,
         add_options=partial(_add_options, corpus, tokens),
         writer="benchmarks.translation.writer",
-        check=check,
+        check=prepare.opens("benchmarks.translation.arrays"),
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.common.data import workers
+from benchmarks.common.data.arrays import write_array, write_header
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
@@ -214,18 +214,11 @@ def _join_arrays(blocks: Sequence[Block], scratch: Path, kind: "np.dtype[Any]") 
     for side, name in enumerate(SIDES):
         lengths = [np.fromfile(str(block.path(f"{name}.lengths")), "<i4") for block in blocks]
         offsets = np.concatenate(([0], np.cumsum(np.concatenate(lengths), dtype="<i8")))
-        with (scratch / f"{blocks[0].part}_{name}_offsets.npy").open("wb") as file:
-            # Not as a file: numpy would write it itself, and lose the error of its last write.
-            np.save(SimpleNamespace(write=file.write), offsets.astype("<i8"))
+        write_array(scratch / f"{blocks[0].part}_{name}_offsets.npy", offsets.astype("<i8"))
         with (scratch / f"{blocks[0].part}_{name}.npy").open("wb") as file:
-            _write_header(file, tokens[side], kind)
+            write_header(file, kind, tokens[side])
             for block in blocks:
                 file.write(block.path(f"{name}.ids").read_bytes())
-
-
-def _write_header(file: BinaryIO, count: int, kind: "np.dtype[Any]") -> None:
-    header = {"descr": kind.str, "fortran_order": False, "shape": (count,)}
-    np.lib.format.write_array_header_1_0(file, header)
 
 
 def _write_texts(task: Task, scratch: Path) -> None:

@@ -22,6 +22,7 @@ from benchmarks.bert_squad.pytorch.training import Training
 from benchmarks.bert_squad.schedule import learning_rate
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
+from benchmarks.common.torch_generators import drawn_from
 from benchmarks.language.pytorch.checkpoint import places_of
 
 RANKS = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -80,7 +81,7 @@ def update(windows: Windows, kernel: str) -> dict[str, float]:
     # The bias of the keys changes no softmax: its gradient is rounding, which a smaller epsilon would blow up.
     config = Config(**SIZES, gradient_clip=0.5, weight_decay=0.1, learning_rate=0.01, epsilon=1e-4)
     ours = Training(config, VOCABULARY, RANKS, kernel, None)
-    with trainings.drawn_from(config.seed):
+    with drawn_from(config.seed):
         plain = trainings.Network(config, VOCABULARY, "padded").double()
     moments: list[Any] = [(torch.zeros_like(each), torch.zeros_like(each)) for each in plain.parameters()]
     norms, losses = [], []

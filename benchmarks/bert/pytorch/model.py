@@ -12,25 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Part
 from benchmarks.language.pytorch.encoder import Encoder, Pooler, Rows, Shape
 from benchmarks.language.pytorch.pieces import NORM_EPSILON, bias_gelu, draw_weights
-
-
-def shape_of(config: Config, vocabulary: int) -> Shape:
-    """Return the encoder's sizes; ``vocabulary`` counts rows of the table."""
-    return Shape(
-        layers=config.layers,
-        width=config.width,
-        heads=config.heads,
-        inner_width=config.inner_width,
-        vocabulary=vocabulary,
-        positions=config.positions,
-        dropout=config.dropout,
-        attention_dropout=config.attention_dropout,
-        gelu=config.gelu,
-    )
 
 
 class Network(nn.Module):

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 import torch
 
 from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Batch, Part, noise
-from benchmarks.bert.pytorch.model import Network, shape_of
-from benchmarks.common import torch_lamb, torch_optimizers
+from benchmarks.bert.pytorch.model import Network
+from benchmarks.common import torch_lamb
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
+from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
 from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.language.arrays import DataSet
 from benchmarks.language.pytorch import attention, checkpoint
+from benchmarks.language.pytorch.encoder import shape_of
 
-SEED_STRIDE = 1_000_003
-"""Between the seeds of the ranks' dropout."""
 LARGEST_SCALE = float(1 << 24)
 """Of the loss, as apex has it (amp/scaler.py, max_loss_scale)."""
 EagerStep = Callable[["Training", Batch, float], torch.Tensor]
@@ -82,15 +81,6 @@ def weights_file(config: Config, data: Path) -> Optional[Path]:
     return data / config.checkpoint if config.checkpoint else None
 
 
-@contextmanager
-def drawn_from(seed: int) -> Iterator[None]:
-    """Draw on the CPU from ``seed``, and leave the generator as it was: a checkpoint has brought its state."""
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    yield
-    torch.set_rng_state(state)
-
-
 def build(
     config: Config,
     data: DataSet,
@@ -104,8 +94,7 @@ def build(
     Raises Problem where a file of weights does not fit.
     """
     if not saved:
-        # What dropout draws differs from rank to rank.
-        torch.manual_seed(config.seed + (ranks.rank + 1) * SEED_STRIDE)
+        seed_dropout(config.seed, ranks)
     multiple = config.vocabulary_multiple
     vocabulary = -(-data.vocabulary.size // multiple) * multiple
     kernel = saved.get("kernel", config.optimizer_kernel)
@@ -120,17 +109,9 @@ def build(
 
 def warm_up(step: EagerStep, training: Training) -> None:
     """Connect the ranks and compile, by steps on noise at rate 0; weights, optimizer and generators are as before."""
-    updates, on_gpu = training.updates, training.ranks.context.type == "cuda"
     if not training.config.warm_up_steps:
         return
-    generators = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
-    scale = {name: value.clone() for name, value in updates.scale.content().items()} if updates.scale else {}
     batch = noise(training.config, training.vocabulary, training.ranks)
-    for _ in range(training.config.warm_up_steps):
-        step(training, batch, 0.0)
-    torch_optimizers.reset(updates.optimizer)
-    if updates.scale:
-        updates.scale.restore(scale)
-    torch.set_rng_state(generators[0])
-    if generators[1] is not None:
-        torch.cuda.set_rng_state(generators[1])
+    with without_trace(training.updates, training.ranks):
+        for _ in range(training.config.warm_up_steps):
+            step(training, batch, 0.0)

@@ -10,23 +10,8 @@ from torch.nn import functional
 
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch
-from benchmarks.language.pytorch.encoder import Encoder, Rows, Shape
+from benchmarks.language.pytorch.encoder import Encoder, Rows, shape_of
 from benchmarks.language.pytorch.pieces import DEVIATION, draw_weights
-
-
-def shape_of(config: Config, vocabulary: int) -> Shape:
-    """Return the sizes of the encoder; ``vocabulary`` with its padding."""
-    return Shape(
-        layers=config.layers,
-        width=config.width,
-        heads=config.heads,
-        inner_width=config.inner_width,
-        vocabulary=vocabulary,
-        positions=config.positions,
-        dropout=config.dropout,
-        attention_dropout=config.attention_dropout,
-        gelu=config.gelu,
-    )
 
 
 class Network(nn.Module):

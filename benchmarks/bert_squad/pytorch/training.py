@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
@@ -16,13 +15,12 @@ from benchmarks.common import torch_optimizers
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
+from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
 from benchmarks.common.torch_optimizers import Build
 from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates
 from benchmarks.language.pytorch import attention
 from benchmarks.language.pytorch.checkpoint import load_weights
 
-SEED_STRIDE = 1_000_003
-"""Between the seeds of the ranks' dropout."""
 MANY_STEPS = 1e6
 """Steps after which 1 - beta ** steps is 1 in fp32, for any beta that is used."""
 EagerStep = Callable[["Training", Batch, float], torch.Tensor]
@@ -131,15 +129,6 @@ def without_correction(optimizer: torch.optim.Optimizer) -> None:
 # -- building ------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def drawn_from(seed: int) -> Iterator[None]:
-    """Draw on the CPU from ``seed``, and leave the generator as it was: a checkpoint has brought its state."""
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    yield
-    torch.set_rng_state(state)
-
-
 def weights_file(config: Config, folder: Path) -> Optional[Path]:
     """Return the file of the pretrained weights, which may be in the data folder; None without one.
 
@@ -165,8 +154,7 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any],
     check_length(config, data)
     weights = None if saved else weights_file(config, data.folder)
     if not saved:
-        # What dropout draws differs from rank to rank.
-        torch.manual_seed(config.seed + (ranks.rank + 1) * SEED_STRIDE)
+        seed_dropout(config.seed, ranks)
     multiple = config.vocabulary_multiple
     vocabulary = -(-data.vocabulary.size // multiple) * multiple
     training = Training(config, vocabulary, ranks, saved.get("kernel", config.optimizer_kernel), weights)
@@ -180,18 +168,10 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any],
 
 def warm_up(step: EagerStep, training: Training) -> None:
     """Connect the ranks and compile, by steps on noise at rate 0; weights, optimizer and generators are as before."""
-    updates, on_gpu = training.updates, training.ranks.context.type == "cuda"
     if not training.config.warm_up_steps:
         return
-    generators = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
-    scale = {name: value.clone() for name, value in updates.scale.content().items()} if updates.scale else {}
     batch = noise(training.config, training.vocabulary, training.ranks)
-    for _ in range(training.config.warm_up_steps):
-        step(training, batch, 0.0)
-    torch_optimizers.reset(updates.optimizer)
-    without_correction(updates.optimizer)
-    if updates.scale:
-        updates.scale.restore(scale)
-    torch.set_rng_state(generators[0])
-    if generators[1] is not None:
-        torch.cuda.set_rng_state(generators[1])
+    with without_trace(training.updates, training.ranks):
+        for _ in range(training.config.warm_up_steps):
+            step(training, batch, 0.0)
+    without_correction(training.updates.optimizer)

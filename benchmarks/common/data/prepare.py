@@ -35,6 +35,19 @@ from benchmarks.common.data.problem import INTERRUPTED, Problem, disk_problem
 from benchmarks.common.data.progress import Progress, human_bytes
 
 
+def opens(module: str) -> passport.Check:
+    """Return a check that opens the data set by ``open_data`` of a module, which needs numpy."""
+
+    def check(directory: Path, found: passport.Passport) -> Sequence[Problem]:
+        try:
+            importlib.import_module(module).open_data(directory)
+        except Problem as problem:
+            return [problem]
+        return []
+
+    return check
+
+
 @dataclass(frozen=True)
 class DataSet:
     """What a benchmark declares of its data set."""

@@ -9,6 +9,7 @@ import torch
 from benchmarks.common import torch_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
+from benchmarks.common.torch_generators import seed_dropout
 from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import synthetic_batch
@@ -16,11 +17,6 @@ from benchmarks.gnmt.pytorch.model import GNMT, Decoding
 from benchmarks.translation.pytorch import beam, operators
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.loss import smoothed_loss
-
-SEED_STRIDE = 1_000_003
-"""Between the seeds of the ranks' dropout."""
-LOSS_ROWS = 1024
-"""Of the logits on which implementations of the loss are compared."""
 
 
 class Training:
@@ -30,7 +26,7 @@ class Training:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         padded = -(-vocabulary // config.vocabulary_multiple) * config.vocabulary_multiple
         self.network = GNMT(config, padded).to(ranks.context)
-        sizes = {"loss": {"rows": LOSS_ROWS, "vocabulary": padded}}
+        sizes = {"loss": {"rows": operators.LOSS_ROWS, "vocabulary": padded}}
         dtype = pytorch.DTYPES[config.precision]
         self.kernels, chosen = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}))
         self._of_rows = chosen["loss"]
@@ -103,8 +99,7 @@ def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any
         training.updates.restore(saved)
     else:
         pytorch.broadcast(training.network.parameters())
-        # The weights are the same everywhere, what dropout draws must not be.
-        torch.manual_seed(config.seed + SEED_STRIDE * (1 + ranks.rank))
+        seed_dropout(config.seed, ranks)
     return training
 
 

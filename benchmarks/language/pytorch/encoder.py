@@ -6,8 +6,9 @@ over that row, so that nothing is spent on padding; the attention alone has to k
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Any, Sequence
 
 import torch
 from torch import nn
@@ -35,6 +36,12 @@ class Shape:
     """Of the attentions' weights."""
     gelu: str = "erf"
     """``erf`` as published, or ``tanh`` as in NVIDIA's submission (layers/fused_gelu.py)."""
+
+
+def shape_of(config: Any, vocabulary: int) -> Shape:
+    """Return the sizes in a benchmark's configuration; ``vocabulary`` counts rows of the table, padding included."""
+    taken = (field.name for field in dataclasses.fields(Shape) if field.name not in ("vocabulary", "segments"))
+    return Shape(vocabulary=vocabulary, **{name: getattr(config, name) for name in taken})
 
 
 @dataclass(frozen=True)

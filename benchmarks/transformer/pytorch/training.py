@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping
 
 import torch
 
 from benchmarks.common import torch_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
+from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
 from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import limit, noise
@@ -20,10 +20,6 @@ from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.beam import Rules, length_penalty, search
 from benchmarks.translation.pytorch.loss import smoothed_loss
 
-SEED_STRIDE = 1_000_003
-"""Between the seeds of the ranks' dropout."""
-LOSS_ROWS = 1024
-"""Of the logits on which implementations of the loss are compared."""
 EagerStep = Callable[["Training", Batch, float], torch.Tensor]
 """``train_step`` of train.py."""
 
@@ -62,7 +58,7 @@ class Training:
     def _choose_kernels(self, saved: Mapping[str, str]) -> None:
         """Choose how loss and norms are computed, by measuring on the sizes of a step; a compiled norm is PyTorch's."""
         config = self.config
-        sizes: Dict[str, Mapping[str, Any]] = {"loss": {"rows": LOSS_ROWS, "vocabulary": self.vocabulary}}
+        sizes: Dict[str, Mapping[str, Any]] = {"loss": {"rows": operators.LOSS_ROWS, "vocabulary": self.vocabulary}}
         if not config.compile:
             sizes["norm"] = {"rows": config.batch_size, "width": config.width}
         dtype = pytorch.DTYPES[config.precision]
@@ -97,20 +93,10 @@ class Training:
         return {"network": self.network.state_dict(), "kernels": self.kernels, **self.updates.content()}
 
 
-@contextmanager
-def drawn_from(seed: int) -> Iterator[None]:
-    """Draw on the CPU from ``seed``, and leave the generator as it was: a checkpoint has brought its state."""
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    yield
-    torch.set_rng_state(state)
-
-
 def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any], step: EagerStep) -> Training:
     """Build with a checkpoint or fresh weights, ready: warmed up by ``step`` on noise, before the clock."""
     if not saved:
-        # What dropout draws differs from rank to rank.
-        torch.manual_seed(config.seed + (ranks.rank + 1) * SEED_STRIDE)
+        seed_dropout(config.seed, ranks)
     vocabulary = data.vocabulary.padded(config.vocabulary_multiple)
     training = Training(config, vocabulary, data.vocabulary.size, ranks, saved)
     pytorch.broadcast(training.network.parameters())
@@ -143,17 +129,9 @@ def translate_batch(network: Network, source: torch.Tensor, lengths: torch.Tenso
 
 def warm_up(step: EagerStep, training: Training) -> None:
     """Connect the ranks and compile, by steps on noise at rate 0; weights, optimizer and generators are as before."""
-    updates, on_gpu = training.updates, training.ranks.context.type == "cuda"
     if not training.config.warm_up_steps:
         return
-    generators = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
-    scale = {name: value.clone() for name, value in updates.scale.content().items()} if updates.scale else {}
     batch = noise(training.config, training.vocabulary, training.ranks)
-    for _ in range(training.config.warm_up_steps):
-        step(training, batch, 0.0)
-    torch_optimizers.reset(updates.optimizer)
-    if updates.scale:
-        updates.scale.restore(scale)
-    torch.set_rng_state(generators[0])
-    if generators[1] is not None:
-        torch.cuda.set_rng_state(generators[1])
+    with without_trace(training.updates, training.ranks):
+        for _ in range(training.config.warm_up_steps):
+            step(training, batch, 0.0)

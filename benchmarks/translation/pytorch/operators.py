@@ -16,6 +16,8 @@ from benchmarks.common.kernels import Operator
 from benchmarks.common.ranks import Ranks
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss
 
+LOSS_ROWS = 1024
+"""Of the logits on which implementations of the loss are measured."""
 NEVER = -100
 """No target: apex leaves rows with its padding out, and ours have none."""
 

@@ -1,0 +1,58 @@
+"""NumPy files of a data set: written so that a full disk is noticed, read as memory maps, held against the passport."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO, List, Mapping, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.passport import prepare_again
+from benchmarks.common.data.problem import Problem
+
+Expected = Tuple[str, int, int]
+"""What is counted, how many there are, and how many there should be."""
+
+
+def write_array(path: Path, values: np.ndarray) -> None:
+    """Write an array in one step: it is there whole or not at all."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    with temporary.open("wb") as file:
+        # Not as a file: numpy would write it itself, and lose the error of its last write.
+        np.save(SimpleNamespace(write=file.write), values)
+    temporary.replace(path)
+
+
+def write_header(file: BinaryIO, kind: "np.dtype[Any]", count: int) -> int:
+    """Begin a file of ``count`` values of a type, which follow; returns its length so far, in bytes."""
+    header = {"descr": kind.str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.tell()
+
+
+def mapped(path: Path, kind: str) -> np.ndarray:
+    """Return the one-dimensional array of type ``kind``, such as ``<u2``, in a file, as a memory map.
+
+    Raises:
+        Problem: it has another type or shape.
+        OSError, EOFError, ValueError: it cannot be read, or is no file of NumPy.
+    """
+    array: np.ndarray = np.load(str(path), mmap_mode="r")
+    if array.dtype.str != kind or array.ndim != 1:
+        found = f"{path} has {array.dtype.str} {list(array.shape)}"
+        raise Problem(found, f"{kind} in one dimension", prepare_again(path.parent))
+    return array
+
+
+def differences(folder: Path, passport: Mapping[str, Any], expected: Sequence[Expected]) -> List[Problem]:
+    """Return what is not as ``expected``, and each file whose size is not the passport's; reads no file."""
+    files = [file for split in passport["splits"].values() for file in split["files"]]
+    sizes = [(f"bytes in {each['name']}", (folder / each["name"]).stat().st_size, each["bytes"]) for each in files]
+    again = prepare_again(folder)
+    return [
+        Problem(f"{folder}: {got:,} {what}", f"{want:,}", again)
+        for what, got, want in (*expected, *sizes)
+        if got != want
+    ]
