@@ -41,6 +41,8 @@ class Captured:
     def __init__(
         self, function: Callable[..., Any], example: Sequence[torch.Tensor], warm_up: Callable[..., None]
     ) -> None:
+        # A replay reads and writes what the function works on: it must live as long as the graph.
+        self._function = function
         self._held = [tensor.clone() for tensor in example]
         with on_side_stream():
             warm_up(*self._held)
