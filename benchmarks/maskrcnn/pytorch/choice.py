@@ -6,6 +6,7 @@ torchvision is in NGC's images, and is never required. What gives other values t
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import torch
@@ -93,6 +94,19 @@ def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Option
         for name in OPERATORS
     ]
     return Chosen(names, *implementations)
+
+
+def is_captured(chosen: Chosen, asked: Any, ranks: Ranks) -> bool:
+    """Return whether a CUDA graph can hold a step with these operators: the others wait for the device.
+
+    Raises ValueError where ``asked`` is true, and not "auto", and it cannot.
+    """
+    waiting = [f"{name} {kind}" for name, kind in chosen.names.items() if kind != "triton"]
+    if waiting and asked is True:
+        raise ValueError(f"cuda_graph=true needs the Triton kernels, and not {', '.join(waiting)}: set kernels=triton")
+    if waiting and ranks.rank == 0:
+        print(f"cuda_graph=false, which is slower: {', '.join(waiting)}, which wait for the device", file=sys.stderr)
+    return not waiting
 
 
 def sizes_of(config: Config) -> Dict[str, Mapping[str, Any]]:

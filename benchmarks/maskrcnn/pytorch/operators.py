@@ -5,6 +5,7 @@ The Triton kernels are in kernels.py; benchmarks/common/kernels.py compares and 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import torch
@@ -78,10 +79,22 @@ class Placed(NamedTuple):
 def placed(rois: torch.Tensor, images: torch.Tensor, batch: int, shapes: Sequence[Tuple[int, int]]) -> Placed:
     """Return where ``rois`` (R, 4) are; ``shapes`` are (h, w) of the levels, of ``batch`` images each."""
     level = levels_of(rois)
-    heights, widths = (torch.tensor(each, device=rois.device)[level] for each in zip(*shapes))
-    starts = torch.tensor([0, *(batch * height * width for height, width in shapes[:-1])], device=rois.device)
-    start = starts.cumsum(0)[level] + images * heights * widths
+    heights, widths, starts = (each[level] for each in _layout(batch, tuple(shapes), rois.device))
+    start = starts + images * heights * widths
     return Placed(start, heights, widths, 0.25 / (1 << level).to(rois.dtype))
+
+
+@lru_cache(maxsize=None)
+def _layout(batch: int, shapes: Tuple[Tuple[int, int], ...], device: torch.device) -> Tuple[torch.Tensor, ...]:
+    """Heights, widths and first rows, int64 (levels,) each, of the levels in the table of ``pixels``.
+
+    Kept, since a copy of numbers to a device waits for it and no graph can hold one; as few as there are shapes.
+    """
+    starts = [0]
+    for height, width in shapes[:-1]:
+        starts.append(starts[-1] + batch * height * width)
+    heights, widths = zip(*shapes)
+    return tuple(torch.tensor(each, device=device) for each in (heights, widths, starts))
 
 
 def taps(rois: torch.Tensor, where: Placed, bins: int) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from benchmarks.common import torch_abilities, torch_optimizers
 from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
-from benchmarks.common.torch_updates import Updates
+from benchmarks.common.torch_updates import Updates, unchanged
 from benchmarks.ssd.pytorch import model, norms, weights
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, TrainingInput, synthetic_batch
@@ -122,7 +121,7 @@ def warm_up(training: Training, step: Step) -> None:
     """Compile, choose kernels, connect the ranks and capture, all on noise and before the clock; changes nothing."""
     config = training.config
     batch = synthetic_batch(config, training.classes, training.ranks.context)
-    with _unchanged(training):
+    with unchanged(training.network, training.updates):
         once = partial(_on_tensors, training, step)
         repeat = repeated(once, config.warm_up_steps)
         if config.cuda_graph:
@@ -133,17 +132,6 @@ def warm_up(training: Training, step: Step) -> None:
 
 def _on_tensors(training: Training, step: Step, *tensors: torch.Tensor) -> torch.Tensor:
     return step(training, Batch(*tensors))
-
-
-@contextmanager
-def _unchanged(training: Training) -> Iterator[None]:
-    """Put back what is inside changes, in place, since a graph holds these very tensors."""
-    kept = [(tensor, tensor.clone()) for tensor in training.network.state_dict().values()]
-    yield
-    torch_optimizers.reset(training.updates.optimizer)
-    with torch.no_grad():
-        for tensor, value in kept:
-            tensor.copy_(value)
 
 
 @torch.no_grad()
