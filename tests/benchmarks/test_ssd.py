@@ -164,7 +164,7 @@ def test_learning_rate_is_the_submitted_one() -> None:
 # -- training --------------------------------------------------------------------------------------------
 
 SHORT = ("epochs=2", "quality_target=1.0", "log_interval=1", "eval_epochs=[1, 2]", "width=8", "eval_batch_size=9")
-IN_STEPS = ("concurrent_evaluation=true", "eval_steps=[20]", "decay_steps=[40]")
+IN_STEPS = ("concurrent_evaluation=false", "eval_steps=[20]", "decay_steps=[40]")
 """As v0.5 and v0.6 count, of 32 images: an evaluation inside the first epoch of 31, one at the end, a drop between."""
 STEPS = 12
 """Before the first evaluation."""
@@ -266,13 +266,15 @@ def test_bench_shows_every_kind(encore: Encore, scenes: Path) -> None:
         ("cuda_graph=true", "cuda_graph needs device=gpu"),
         ("optimizer_kernel=apex", "device=cpu has no apex"),
         ("precision=tf32", "set precision=fp32 or precision=bf16"),
+        ("eval_steps=[10]; concurrent_evaluation=true", "eval_steps needs concurrent_evaluation=false"),
         ("box_scales=[0.3, 0.2, 0.4, 0.6, 0.8]", "box_scales must rise"),
         ("blocks=[3, 4]", "blocks needs three numbers"),
         ("nms_threshold=2.0", "nms_threshold must lie in 0..1"),
     ],
 )
 def test_impossible_settings_are_refused(encore: Encore, setting: str, expected: str) -> None:
-    done = encore("run", "ssd", "1", "--system", "cpu", "--set", setting, "--dry-run")
+    options = [word for each in setting.split("; ") for word in ("--set", each)]
+    done = encore("run", "ssd", "1", "--system", "cpu", *options, "--dry-run")
     assert done.returncode == 2
     assert expected in done.stderr
 
