@@ -118,6 +118,7 @@ def test_torchvision_is_used_where_it_is_right(parts: dict[str, Any]) -> None:
     found = parts["with_torchvision"]
     assert found["wanted"] == {
         "suppression": "torchvision",
+        "matching": "plain",
         "roi_align": "torchvision",
         "project_masks": "plain",
     }

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from benchmarks.common import kernels
 from benchmarks.common.kernels import Operator
+from benchmarks.maskrcnn.pytorch import targets
 
 SAMPLES = 2
 """Points of a bin in each direction (POOLER_SAMPLING_RATIO)."""
@@ -27,6 +28,19 @@ def levels_of(rois: torch.Tensor) -> torch.Tensor:
     size = ((rois[..., 2] - rois[..., 0]) * (rois[..., 3] - rois[..., 1])).clamp(min=0).sqrt()
     level = torch.floor(CANONICAL_LEVEL + torch.log2(size / CANONICAL_SIZE + 1e-6))
     return level.clamp(FIRST_LEVEL, FIRST_LEVEL + POOLED_LEVELS - 1).long() - FIRST_LEVEL
+
+
+def match(objects: torch.Tensor, present: torch.Tensor, boxes: torch.Tensor, high: float, low: float) -> torch.Tensor:
+    """Return the object int64 (B, N) of each of ``boxes`` (N, 4), which all images have; see targets.match.
+
+    Args:
+        objects: (B, G, 4).
+        present: bool (B, G), which objects are there.
+        boxes: the anchors.
+        high: least overlap of a match, but for those that overlap an object most.
+        low: least overlap that is not background.
+    """
+    return targets.match(targets.overlaps(objects, boxes.unsqueeze(0)), present, high, low, rescue=True)
 
 
 # -- RoIAlign -----------------------------------------------------------------------------------------
@@ -253,8 +267,27 @@ def _mask_example(
     return lambda: [project(drawn, boxes, which, size).to(dtype)]
 
 
+def _match_example(
+    match: Any, device: torch.device, dtype: torch.dtype, batch: int, objects: int, count: int
+) -> kernels.Call:
+    numbers = torch.Generator(device).manual_seed(1)
+    made = []
+    for shape in ((batch, objects, 2), (count, 2)):
+        corner = torch.rand(*shape, generator=numbers, device=device) * 60
+        made.append(torch.cat((corner, corner + 3 + 50 * torch.rand(*shape, generator=numbers, device=device)), -1))
+    # One image has no object.
+    present = torch.arange(objects, device=device) < torch.arange(batch, device=device).unsqueeze(1) * 3
+    return lambda: [match(made[0], present, made[1], 0.7, 0.3).to(dtype)]
+
+
 MODULE = "benchmarks.maskrcnn.pytorch.kernels"
 OPERATORS = {
+    "matching": Operator(
+        match,
+        f"{MODULE}:match",
+        _match_example,
+        ({"batch": 3, "objects": 5, "count": 700}, {"batch": 2, "objects": 1, "count": 1}),
+    ),
     "roi_align": Operator(
         roi_align,
         f"{MODULE}:roi_align",

@@ -125,8 +125,7 @@ class Training:
         self, scored: Scored, grid: torch.Tensor, batch: Batch, present: torch.Tensor
     ) -> Dict[str, torch.Tensor]:
         config = self.config
-        quality = targets.overlaps(batch.boxes, grid.unsqueeze(0))
-        matched = targets.match(quality, present, config.anchor_high, config.anchor_low, rescue=True)
+        matched = self.operators.match(batch.boxes, present, grid, config.anchor_high, config.anchor_low)
         usable = targets.inside(grid, batch.sizes)
         sampled = targets.sample(matched, usable, batch.seeds, config.anchors_per_image, config.anchor_positive)
         wanted = anchors.encode(
