@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
@@ -317,9 +318,13 @@ def warm_up(training: Training, step: Step, shapes: Sequence[Shape]) -> None:
     repeat = repeated(once, config.warm_up_steps)
     # A CPU has nothing to compile or to set aside for a shape.
     listed = sorted(shapes, key=lambda shape: -shape[0] * shape[1])
+    if training.ranks.context.type != "cuda":
+        listed = listed[-1:]
     first: Optional[Captured] = None
     with unchanged(training.network, training.updates):
-        for shape in listed if training.ranks.context.type == "cuda" else listed[-1:]:
+        for number, shape in enumerate(listed, start=1):
+            if training.ranks.rank == 0 and len(listed) > 1:
+                print(f"preparing the step for {shape[0]} x {shape[1]}, {number} of {len(listed)}", file=sys.stderr)
             batch = synthetic_batch(config, training.classes, shape, training.ranks.context, edges=EDGES)
             if config.cuda_graph:
                 training.graphs[shape] = Captured(once, batch.tensors(), repeat, first)
