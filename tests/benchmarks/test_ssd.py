@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from functools import partial
@@ -129,8 +130,9 @@ def test_batch_norm_over_two_ranks_is_that_of_one(in_pytorch: InFramework) -> No
     apex = found["apex"]
     assert apex["found"] == [["cudnn_gbn", "groupbn"], []], "fakes of its modules, and none where it is not installed"
     assert apex["chosen"] in ("plain", "groupbn")
-    assert "cudnn_gbn wrong by 0.1 of the largest value" in apex["said"] and "groupbn 0" in apex["said"].replace(
-        "1", "0"
+    # The right one was measured.
+    assert re.search(
+        r"cudnn_gbn wrong by 0\.1 of the largest value, groupbn [0-9.]+ ms, plain [0-9.]+", apex["said"]
     )
     assert apex["groupbn"] == pytest.approx(apex["plain"], rel=1e-3)
     assert apex["groupbn names"] == apex["plain names"], "a checkpoint and a backbone's file have one set of names"
