@@ -131,9 +131,7 @@ def test_batch_norm_over_two_ranks_is_that_of_one(in_pytorch: InFramework) -> No
     assert apex["found"] == [["cudnn_gbn", "groupbn"], []], "fakes of its modules, and none where it is not installed"
     assert apex["chosen"] in ("plain", "groupbn")
     # The right one was measured.
-    assert re.search(
-        r"cudnn_gbn wrong by 0\.1 of the largest value, groupbn [0-9.]+ ms, plain [0-9.]+", apex["said"]
-    )
+    assert re.search(r"cudnn_gbn wrong by 0\.1 of the largest value, groupbn [0-9.]+ ms, plain [0-9.]+", apex["said"])
     assert apex["groupbn"] == pytest.approx(apex["plain"], rel=1e-3)
     assert apex["groupbn names"] == apex["plain names"], "a checkpoint and a backbone's file have one set of names"
     assert apex["groupbn detects"] == pytest.approx(apex["plain detects"], rel=0.02)
