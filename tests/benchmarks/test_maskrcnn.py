@@ -110,6 +110,11 @@ def test_graph_holds_batches_with_any_number_of_edges(parts: dict[str, Any]) -> 
     assert parts["captured"]["graphs"] == ["graph", None, None]
 
 
+def test_pixels_are_doubled_as_interpolated(parts: dict[str, Any]) -> None:
+    same, error = parts["doubled"]
+    assert same is True and error < 1e-12
+
+
 def test_warming_up_changes_nothing(parts: dict[str, Any]) -> None:
     assert parts["precisions"]["warmed"] == parts["precisions"]["fp16"]
 

@@ -136,6 +136,15 @@ def captured():
     return {"losses": [made[False], made[True]], "graphs": [training.graph_of(each) for each in (*fits, other)]}
 
 
+def doubled():
+    """Values and gradient of what a GPU has for functional.interpolate."""
+    x = torch.randn(2, 5, 3, 4, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
+    weights = torch.randn(2, 5, 6, 8, dtype=torch.float64)
+    found = [backbone.doubled(x), functional.interpolate(x, size=(6, 8), mode="nearest")]
+    gradients = [torch.autograd.grad((each * weights).sum(), x)[0] for each in found]
+    return [torch.equal(*found), float((gradients[0] - gradients[1]).abs().max())]
+
+
 def frozen():
     training, _ = steps(frozen_stages=2)
     network = training.network.backbone
@@ -272,5 +281,5 @@ def ordering():
     }  # fmt: skip
 
 
-PARTS = (precisions, fixed_shapes, waiting, captured, frozen, folded, with_torchvision, resumed, ordering)
+PARTS = (precisions, fixed_shapes, waiting, captured, doubled, frozen, folded, with_torchvision, resumed, ordering)
 print(json.dumps({part.__name__: part() for part in PARTS}, default=lambda value: value.item()))

@@ -107,7 +107,9 @@ class Pyramid(nn.Module):
         levels = [self.outer[-1](x)]
         for feature, inner, outer in zip(features[-2::-1], list(self.inner)[-2::-1], list(self.outer)[-2::-1]):
             side = inner(feature)
-            x = side + doubled(x)
+            # The last bits of the gradients differ.
+            larger = doubled(x) if x.is_cuda else functional.interpolate(x, size=side.shape[-2:], mode="nearest")
+            x = side + larger
             levels.insert(0, outer(x))
         levels.append(functional.max_pool2d(levels[-1], 1, 2))
         return levels
