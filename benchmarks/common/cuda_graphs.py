@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
 
@@ -36,10 +36,17 @@ class Captured:
 
     ``warm_up`` runs before the capture on the same stream, as PyTorch's notes on CUDA graphs ask, with the same
     tensors; what it changes stays changed. A result is valid until the next call.
+
+    With ``beside`` both graphs have one memory for what they compute, so that many sizes of a step need that of the
+    largest, which is captured first: a result is then valid until either is called.
     """
 
     def __init__(
-        self, function: Callable[..., Any], example: Sequence[torch.Tensor], warm_up: Callable[..., None]
+        self,
+        function: Callable[..., Any],
+        example: Sequence[torch.Tensor],
+        warm_up: Callable[..., None],
+        beside: Optional[Captured] = None,
     ) -> None:
         # A replay reads and writes what the function works on: it must live as long as the graph.
         self._function = function
@@ -49,13 +56,15 @@ class Captured:
         pytorch.barrier()
         self._graph = torch.cuda.CUDAGraph()
         # thread_local: what other threads ask of the device meanwhile does not end the capture.
-        with torch.cuda.graph(self._graph, stream=side_stream(), capture_error_mode="thread_local"):
+        memory: Tuple[Any, ...] = () if beside is None else (beside._graph.pool(),)
+        with torch.cuda.graph(self._graph, *memory, stream=side_stream(), capture_error_mode="thread_local"):
             self._result = function(*self._held)
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """Copy the tensors in and replay."""
+        """Copy the tensors in and replay; one that is shorter than its example fills the beginning."""
         for held, new in zip(self._held, tensors):
-            held.copy_(new, non_blocking=True)
+            place = held if held.shape == new.shape else held[: len(new)]
+            place.copy_(new, non_blocking=True)
         self._graph.replay()
         return self._result
 

@@ -7,7 +7,8 @@ waits for the device where the optimizer can skip a step by itself (PyTorch's fu
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -171,6 +172,23 @@ class Updates:
         torch_optimizers.restore(self.optimizer, saved["optimizer"])
         if self.scale is not None:
             self.scale.restore(saved["loss_scale"])
+
+
+@contextmanager
+def unchanged(network: torch.nn.Module, updates: Updates) -> Iterator[None]:
+    """Put back what steps inside change, in place, since a graph holds these very tensors.
+
+    The updates are those of a run that begins: their state is empty afterwards.
+    """
+    kept = [(tensor, tensor.clone()) for tensor in network.state_dict().values()]
+    scale = {} if updates.scale is None else {name: each.clone() for name, each in updates.scale.content().items()}
+    yield
+    torch_optimizers.reset(updates.optimizer)
+    if updates.scale is not None:
+        updates.scale.restore(scale)
+    with torch.no_grad():
+        for tensor, value in kept:
+            tensor.copy_(value)
 
 
 def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[torch.Tensor, torch.Tensor]:

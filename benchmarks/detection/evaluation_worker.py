@@ -2,10 +2,12 @@
 
     $ python -m benchmarks.detection.evaluation_worker --data DATA --output OUT --workers 1 --kinds bbox segm
     {"epoch": 1, "file": "OUT/detections/epoch_0001.npz"}
+    {"alive": 1}
     {"epoch": 1, "result": {"bbox": 0.21, "segm": 0.19}}
     {"drawn": 1}
 
-It ends when standard input does, in the middle of an evaluation, too: then its training has ended.
+After each part of its work it says that it is alive. It ends when standard input does, in the middle of an evaluation,
+too: then its training has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection import detections, shown
@@ -30,7 +32,8 @@ from benchmarks.detection.evaluation import KINDS, Chunk, Map, Match, Truth
 
 PARENT_SECONDS = 0.5
 """Between two looks of a matching process at its parent."""
-CHUNKS_PER_WORKER = 4
+CHUNKS, CHUNKS_PER_WORKER = 16, 4
+"""Parts of the work of one process, and of each of several."""
 _truth: Dict[str, Truth] = {}
 """Of this process; those that match inherit it."""
 
@@ -52,13 +55,22 @@ def main() -> None:
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     while True:
         request = requests.get()
-        compared = truth.compare(detections.read(Path(request["file"])), processes, chunks)
-        print(json.dumps({"epoch": request["epoch"], "result": truth.precision_of(compared)}), file=answers, flush=True)
+
+        def answer(content: Dict[str, Any]) -> None:
+            print(json.dumps(content), file=answers, flush=True)
+
+        def watched(match: Any, parts: Any, epoch: int = request["epoch"]) -> Iterator[List[Match]]:
+            for matches in processes(match, parts):
+                answer({"alive": epoch})
+                yield matches
+
+        compared = truth.compare(detections.read(Path(request["file"])), watched, chunks)
+        answer({"epoch": request["epoch"], "result": truth.precision_of(compared)})
         try:
             shown.write(arguments.output, request["epoch"], truth, compared, data)
         except (OSError, Problem) as problem:
             print(f"no pictures of epoch {request['epoch']}: {problem}", file=sys.stderr)
-        print(json.dumps({"drawn": request["epoch"]}), file=answers, flush=True)
+        answer({"drawn": request["epoch"]})
 
 
 def _arguments() -> argparse.Namespace:
@@ -80,7 +92,7 @@ def _read(requests: "SimpleQueue[Dict[str, Any]]") -> None:
 def _processes(workers: int) -> "tuple[Map, int]":
     """Return what calls a function for each chunk, and the number of chunks."""
     if workers == 1:
-        return map, 1
+        return map, CHUNKS
     # Forked, since this process has loaded the annotations and no framework.
     pool = ProcessPoolExecutor(workers, get_context("fork"), _end_with_parent)
     list(pool.map(_match, [Chunk(_truth["val"].kinds[0], (), (), ())] * workers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,11 @@ from benchmarks.detection.detections import Detections
 FOLDER = "detections"
 """In the folder of an experiment: a file for each evaluation, of which only those stay that may be needed again."""
 FINISHING_SECONDS = 30.0
+HANG_LIMIT, HANG_SECONDS = "ranks/hang_seconds", 600.0
+"""The launcher's file in the folder of an experiment, with the seconds without a sign of life after which a process
+hangs; and what holds where there is none. 0 never."""
+LONGEST_GAP = 10.0
+"""Seconds between two looks that count at most: of a job that was suspended as a whole nothing hangs."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -45,6 +51,7 @@ class Evaluator:
         self._answers: List[Dict[str, Any]] = []
         self._queue: List[int] = []
         self._handed_out = self._drawn = 0
+        self._looked, self._silent = time.monotonic(), 0.0
 
     def open(self) -> None:
         """Start the process, which loads the annotations while training begins."""
@@ -70,6 +77,8 @@ class Evaluator:
         if not self._file(epoch).exists():
             remedy = "start a new run; or restore the folder from a copy of your own"
             raise Problem(f"{self._file(epoch)} is missing", "the detections that are still to be evaluated", remedy)
+        if not self._queue:
+            self._looked, self._silent = time.monotonic(), 0.0
         self._queue.append(epoch)
         request = json.dumps({"epoch": epoch, "file": str(self._file(epoch).resolve())}) + "\n"
         if self._process is None or self._process.stdin is None:
@@ -84,7 +93,7 @@ class Evaluator:
         """Return the oldest result that was not handed out, None while it is worked on.
 
         Raises:
-            Problem: the process has ended.
+            Problem: the process has ended, or hangs.
         """
         ended = self._read()
         if self._answers:
@@ -93,6 +102,10 @@ class Evaluator:
             return {self._qualities[kind]: value for kind, value in answer["result"].items()}
         if ended and self._queue:
             raise self._gone()
+        now = time.monotonic()
+        self._looked, self._silent = now, self._silent + min(now - self._looked, LONGEST_GAP)
+        if self._queue and 0 < self._hang_seconds() < self._silent:
+            raise self._hanging()
         return None
 
     def keep(self, epochs: Set[int]) -> None:
@@ -132,12 +145,29 @@ class Evaluator:
                 return False
             if not data:
                 return True
+            self._silent = 0.0
             *lines, self._unread = (self._unread + data).split(b"\n")
             for answer in map(json.loads, lines):
                 if "result" in answer:
                     self._answers.append(answer)
-                else:
+                elif "drawn" in answer:
                     self._drawn = answer["drawn"]
+
+    def _hang_seconds(self) -> float:
+        try:
+            return float((self._output / HANG_LIMIT).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return HANG_SECONDS
+
+    def _hanging(self) -> Problem:
+        return Problem(
+            f"the process that evaluates epoch {self._queue[0]} hangs: it gave no sign of life for {self._silent:.0f} "
+            f"s (process {self._process.pid if self._process is not None else '-'} on {socket.gethostname()})",
+            "the average precision of its detections",
+            "look for what stops processes on this node; where it is only slow, raise --hang-seconds; then resume the "
+            "run, which has a checkpoint and loses no evaluation",
+            FAILED,
+        )
 
     def _gone(self) -> Problem:
         code = self._process.wait() if self._process is not None else 0

@@ -104,7 +104,10 @@ def run(
     ranks.mkdir(exist_ok=True)
     for path in command.rank_folders:
         path.mkdir(exist_ok=True)
-    _forget_heartbeats(experiment.folder / "heartbeat")
+    for path in (experiment.folder / "heartbeat").glob("rank_*"):
+        path.unlink()
+    # In a file, which every runtime and node sees: for benchmarks/detection/evaluator.py.
+    (ranks / "hang_seconds").write_text(f"{limits.hang_seconds}\n", encoding="ascii")
     tail = Tail(experiment.metrics)
     tail.read()
     clean_up(command)
@@ -258,11 +261,6 @@ def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment, others: 
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=5)
     return bool(left)
-
-
-def _forget_heartbeats(folder: Path) -> None:
-    for path in folder.glob("rank_*"):
-        path.unlink()
 
 
 class HangWatch:

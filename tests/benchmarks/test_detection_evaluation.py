@@ -193,17 +193,37 @@ def test_sigterm_ends_a_run_whose_evaluator_is_busy(
     assert found_in(tmp_path / "run") == found_in(whole)
 
 
-@pytest.mark.parametrize("concurrently", [True, False])
-def test_an_evaluator_that_dies_ends_the_run(
-    pytorch_python: Path, scenes: Path, tmp_path: Path, whole: Path, concurrently: bool
+@pytest.mark.parametrize(
+    ("number", "concurrently", "found", "remedy"),
+    [
+        (signal.SIGKILL, True, "ended with signal 9 (SIGKILL)\n", "do this: look for its message above"),
+        (signal.SIGSTOP, False, "hangs: it gave no sign of life for ", "do this: look for what stops processes"),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_an_evaluator_that_ends_no_evaluation_ends_the_run(
+    pytorch_python: Path,
+    scenes: Path,
+    tmp_path: Path,
+    whole: Path,
+    number: signal.Signals,
+    concurrently: bool,
+    found: str,
+    remedy: str,
 ) -> None:
+    """Whether the run trains on or waits for the result; what resumes it has all results."""
     started = Started(pytorch_python, scenes, tmp_path / "run", concurrently=concurrently)
     evaluator = started.evaluator()
-    evaluator.kill()
+    evaluator.send_signal(number)
+    # What the launcher writes; only now, since loading takes longer.
+    (tmp_path / "run" / "ranks").mkdir()
+    (tmp_path / "run" / "ranks" / "hang_seconds").write_text("0.6", encoding="ascii")
     code, output = started.end()
     assert code == 1, output
-    assert "ended with signal 9 (SIGKILL)\n  expected: the average precision" in output
-    assert "do this: look for its message above" in output and "Traceback" not in output
+    assert "the process that evaluates epoch " in output and found in output
+    assert "expected: the average precision" in output
+    assert remedy in output and "Traceback" not in output
+    (tmp_path / "run" / "ranks" / "hang_seconds").unlink()
     code, output = Started(pytorch_python, scenes, tmp_path / "run", concurrently=concurrently).end()
     assert code == 0, output
     assert found_in(tmp_path / "run") == found_in(whole)

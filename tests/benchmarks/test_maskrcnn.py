@@ -97,10 +97,33 @@ def test_fixed_shapes_of_gpus_give_the_same_losses(parts: dict[str, Any]) -> Non
     assert parts["fixed_shapes"] < 1e-5
 
 
+def test_step_on_a_gpu_waits_for_nothing(parts: dict[str, Any]) -> None:
+    found = parts["waiting"]
+    assert found["true"] == []
+    assert set(found["false"]) == {"_local_scalar_dense", "nonzero"}, "the watch sees what a CPU may wait for"
+    assert found["operators"] > 500
+
+
+def test_graph_holds_batches_with_any_number_of_edges(parts: dict[str, Any]) -> None:
+    plainly, held = parts["captured"]["losses"]
+    assert held == plainly
+    assert parts["captured"]["graphs"] == ["graph", None, None]
+
+
+def test_pixels_are_doubled_as_interpolated(parts: dict[str, Any]) -> None:
+    same, error = parts["doubled"]
+    assert same is True and error < 1e-12
+
+
+def test_warming_up_changes_nothing(parts: dict[str, Any]) -> None:
+    assert parts["precisions"]["warmed"] == parts["precisions"]["fp16"]
+
+
 def test_torchvision_is_used_where_it_is_right(parts: dict[str, Any]) -> None:
     found = parts["with_torchvision"]
     assert found["wanted"] == {
         "suppression": "torchvision",
+        "matching": "plain",
         "roi_align": "torchvision",
         "project_masks": "plain",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from functools import partial
@@ -126,6 +127,15 @@ def test_batch_norm_over_two_ranks_is_that_of_one(in_pytorch: InFramework) -> No
     assert max(found["losses"]) < 1e-3
     assert found["statistics"] < 1e-4
     assert "bn_group=3 with 2 ranks" in found["refused"]
+    apex = found["apex"]
+    assert apex["found"] == [["cudnn_gbn", "groupbn"], []], "fakes of its modules, and none where it is not installed"
+    assert apex["chosen"] in ("plain", "groupbn")
+    # The right one was measured.
+    assert re.search(r"cudnn_gbn wrong by 0\.1 of the largest value, groupbn [0-9.]+ ms, plain [0-9.]+", apex["said"])
+    assert apex["groupbn"] == pytest.approx(apex["plain"], rel=1e-3)
+    assert apex["groupbn names"] == apex["plain names"], "a checkpoint and a backbone's file have one set of names"
+    assert apex["groupbn detects"] == pytest.approx(apex["plain detects"], rel=0.02)
+    assert "apex's groupbn, is not here: resume in the image of the run" in apex["elsewhere"]
 
 
 def test_input_has_every_image_once_and_resumes_exactly(in_pytorch: InFramework, scenes: Path) -> None:
@@ -154,9 +164,10 @@ def test_learning_rate_is_the_submitted_one() -> None:
 # -- training --------------------------------------------------------------------------------------------
 
 SHORT = ("epochs=2", "quality_target=1.0", "log_interval=1", "eval_epochs=[1, 2]", "width=8", "eval_batch_size=9")
-CONCURRENT = "concurrent_evaluation=true"
+IN_STEPS = ("concurrent_evaluation=false", "eval_steps=[20]", "decay_steps=[40]")
+"""As v0.5 and v0.6 count, of 32 images: an evaluation inside the first epoch of 31, one at the end, a drop between."""
 STEPS = 12
-"""Less than an epoch has."""
+"""Before the first evaluation."""
 
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
@@ -171,7 +182,7 @@ start_ranks = partial(trainings.start_ranks, "benchmarks.ssd.pytorch.train")
 def unbroken(pytorch_python: Path, scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two epochs on two ranks without disturbance; its output."""
     output = tmp_path_factory.mktemp("unbroken") / "run"
-    config = write_config(output.parent / "config.json", 2, CONCURRENT)
+    config = write_config(output.parent / "config.json", 2, *IN_STEPS)
     ended = finish(start_ranks(pytorch_python, config, scenes, output, 2))
     assert [code for code, _ in ended] == [0, 0], ended
     return output
@@ -180,7 +191,7 @@ def unbroken(pytorch_python: Path, scenes: Path, tmp_path_factory: pytest.TempPa
 def test_stopped_and_resumed_run_is_an_unbroken_one(
     pytorch_python: Path, scenes: Path, unbroken: Path, tmp_path: Path
 ) -> None:
-    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2, CONCURRENT)
+    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2, *IN_STEPS)
     children = start_ranks(pytorch_python, config, scenes, output, 2)
     metrics = output / "metrics.jsonl"
     while not metrics.exists() or len(records(metrics, "step")) < STEPS:
@@ -195,6 +206,18 @@ def test_stopped_and_resumed_run_is_an_unbroken_one(
     assert losses(metrics) == losses(expected)
     assert evaluations(metrics) == evaluations(expected)
     assert len(evaluations(metrics)) == 2
+
+
+def test_evaluations_come_after_the_submitted_steps(unbroken: Path) -> None:
+    keys = ("epoch_start", "eval_start", "eval_stop", "epoch_stop", "run_stop")
+    order = [each["key"] for each in logged(unbroken / "result.txt") if each["key"] in keys]
+    assert order == ["epoch_start", "eval_start", "eval_stop", "epoch_stop"] * 2 + ["run_stop"]
+    steps = records(unbroken / "metrics.jsonl", "step")
+    assert [each["step"] for each in steps] == list(range(1, 63))
+    before = [each["time"] for each in records(unbroken / "metrics.jsonl", "eval")]
+    assert steps[19]["time"] < before[0], "its detections are those after 20 steps"
+    rates = [each["learning_rate"] for each in steps]
+    assert rates[40] == pytest.approx(rates[39] / 10, rel=0.1), "the warm-up goes on"
 
 
 def test_log_has_what_the_checker_of_v06_asks_for(unbroken: Path) -> None:
@@ -243,13 +266,15 @@ def test_bench_shows_every_kind(encore: Encore, scenes: Path) -> None:
         ("cuda_graph=true", "cuda_graph needs device=gpu"),
         ("optimizer_kernel=apex", "device=cpu has no apex"),
         ("precision=tf32", "set precision=fp32 or precision=bf16"),
+        ("eval_steps=[10]; concurrent_evaluation=true", "eval_steps needs concurrent_evaluation=false"),
         ("box_scales=[0.3, 0.2, 0.4, 0.6, 0.8]", "box_scales must rise"),
         ("blocks=[3, 4]", "blocks needs three numbers"),
         ("nms_threshold=2.0", "nms_threshold must lie in 0..1"),
     ],
 )
 def test_impossible_settings_are_refused(encore: Encore, setting: str, expected: str) -> None:
-    done = encore("run", "ssd", "1", "--system", "cpu", "--set", setting, "--dry-run")
+    options = [word for each in setting.split("; ") for word in ("--set", each)]
+    done = encore("run", "ssd", "1", "--system", "cpu", *options, "--dry-run")
     assert done.returncode == 2
     assert expected in done.stderr
 

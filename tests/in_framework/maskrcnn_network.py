@@ -6,15 +6,16 @@ import json
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from benchmarks.common.ranks import Ranks
 from benchmarks.detection.pytorch.nms import nms
 from benchmarks.maskrcnn import order
 from benchmarks.maskrcnn.pytorch import backbone, choice, operators
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, synthetic_batch
-from benchmarks.maskrcnn.pytorch.train import train_step
-from benchmarks.maskrcnn.pytorch.training import build, content
+from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, batch_of, synthetic_batch
+from benchmarks.maskrcnn.pytorch.train import train_step, whole_step
+from benchmarks.maskrcnn.pytorch.training import EDGES, build, content
 
 torch.set_num_threads(1)
 CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -23,13 +24,13 @@ CONFIG = Config(device="cpu", precision="fp32", stages=(1, 1, 1, 1), stem_width=
                 candidates_train=40, candidates_test=20, proposals_train=60, proposals_test=15, rois_per_image=16,
                 detections=5, batch_size=2, optimizer_kernel="fused", gradient_clip=3.0, learning_rate=0.02,
                 warmup_steps=0, pixel_mean=(120.0,) * 3, pixel_std=(57.0,) * 3, short_side=64, long_side=96,
-                bucket_step=32, objects=6, score_threshold=0.01)  # fmt: skip
+                bucket_step=32, warm_up_steps=0, objects=6, score_threshold=0.01)  # fmt: skip
 SHAPE = (64, 96)
 
 
 def steps(**changes):
     config = dataclasses.replace(CONFIG, **changes)
-    training = build(config, 5, CPU, {})
+    training = build(config, 5, CPU, {}, whole_step)
     batch = synthetic_batch(config, 5, SHAPE, CPU.context)
     return training, [float(train_step(training, batch, 0.01)) for _ in range(5)]
 
@@ -37,7 +38,7 @@ def steps(**changes):
 def precisions():
     found = {}
     for precision in ("fp32", "bf16", "fp16"):
-        training, found[precision] = steps(precision=precision, loss_scale=1024.0)
+        training, found[precision] = steps(precision=precision, loss_scale=1024.0, loss_scale_interval=3)
         batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
         detected, drawn = training.detect(EvaluationBatch(batch.images, batch.sizes, np.arange(2)))
         counts = detected.images.bincount(minlength=2)
@@ -47,6 +48,8 @@ def precisions():
             and drawn.isfinite().all()
             and all((torch.diff(detected.scores[detected.images == image]) <= 0).all() for image in (0, 1))
         )
+    # What is trained before the clock changes nothing behind it, the dynamic scale neither.
+    found["warmed"] = steps(precision="fp16", loss_scale=1024.0, loss_scale_interval=3, warm_up_steps=2)[1]
     return found
 
 
@@ -60,10 +63,92 @@ def fixed_shapes():
     return max(abs(found[name] - again[name]) for name in found)
 
 
+class Waits(TorchDispatchMode):
+    """Notes the operators for which Python would wait for a GPU: their results, or the sizes of them, are needed."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "repeat_interleave", "unique")
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.count = set(), 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = function.overloadpacket.__name__
+        self.count += 1
+        places = arguments[1] if name in ("index", "index_put", "index_put_") else ()
+        of_bools = any(torch.is_tensor(place) and place.dtype is torch.bool for place in places)
+        # lift_fresh: numbers of Python that become a tensor, and would be copied to the GPU.
+        if name in self.NAMES or name.startswith("unique") or name == "lift_fresh" or of_bools:
+            self.found.add(name)
+        return function(*arguments, **(options or {}))
+
+
+def as_one_kernel(operator):
+    """What a Triton kernel is to PyTorch: nothing of it is seen."""
+
+    def call(*given):
+        with _disable_current_modes():
+            return operator(*given)
+
+    return call
+
+
+def on_a_gpu(precision, saved=None):
+    """What a GPU trains with, as far as a CPU can: fixed shapes, the rate in a tensor, hidden kernels."""
+    config = dataclasses.replace(CONFIG, precision=precision, loss_scale=1024.0)
+    made = build(config, 5, CPU, saved or {}, whole_step)
+    made._is_static, made.rate = True, torch.zeros(())
+    chosen = made.operators
+    made.operators = chosen._replace(**{name: as_one_kernel(getattr(chosen, name)) for name in chosen._fields[1:]})
+    return made
+
+
+def waiting():
+    """For what a step on a GPU would wait, and that the watch sees what does."""
+    training = on_a_gpu("fp16")
+    batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
+    train_step(training, batch, 0.01)  # makes what is kept from one step to the next one
+    found = {}
+    for training._is_static in (True, False):
+        with Waits() as watch:
+            whole_step(training, batch)
+        found[training._is_static] = sorted(watch.found)
+    return {**found, "operators": watch.count}
+
+
+def captured():
+    """Memory as a graph holds it: outlines with more room, a rate in a tensor, what a shorter batch leaves behind."""
+    made = {}
+    for held in (False, True):
+        training = on_a_gpu("fp32")
+        batches = [synthetic_batch(CONFIG, 5, SHAPE, CPU.context, objects) for objects in (6, 3, 4)]
+        memory = synthetic_batch(CONFIG, 5, SHAPE, CPU.context, edges=100).tensors()
+        made[held] = []
+        for batch, rate in zip(batches, (0.0, 0.02, 0.01), strict=True):
+            if held:
+                for place, new in zip(memory, batch.tensors(), strict=True):
+                    place[: len(new)].copy_(new)
+                batch = batch_of(memory)
+            made[held].append(float(train_step(training, batch, rate)))
+    training.graphs[SHAPE] = "graph"
+    fits = [synthetic_batch(CONFIG, 5, SHAPE, CPU.context, edges=edges) for edges in (EDGES, EDGES + 1)]
+    other = synthetic_batch(CONFIG, 5, (96, 64), CPU.context)
+    return {"losses": [made[False], made[True]], "graphs": [training.graph_of(each) for each in (*fits, other)]}
+
+
+def doubled():
+    """Values and gradient of what a GPU has for functional.interpolate."""
+    x = torch.randn(2, 5, 3, 4, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
+    weights = torch.randn(2, 5, 6, 8, dtype=torch.float64)
+    found = [backbone.doubled(x), functional.interpolate(x, size=(6, 8), mode="nearest")]
+    gradients = [torch.autograd.grad((each * weights).sum(), x)[0] for each in found]
+    return [torch.equal(*found), float((gradients[0] - gradients[1]).abs().max())]
+
+
 def frozen():
     training, _ = steps(frozen_stages=2)
     network = training.network.backbone
-    first = build(dataclasses.replace(CONFIG, frozen_stages=2), 5, CPU, {}).network.backbone
+    first = build(dataclasses.replace(CONFIG, frozen_stages=2), 5, CPU, {}, whole_step).network.backbone
     return {
         "same": all(
             torch.equal(a, b) for a, b in zip(network.conv1.parameters(), first.conv1.parameters(), strict=True)
@@ -163,7 +248,7 @@ def resumed():
     saved = {**content(training)}
     saved = {name: (value if not isinstance(value, dict) else dict(value)) for name, value in saved.items()}
     batch = synthetic_batch(CONFIG, 5, SHAPE, CPU.context)
-    again = build(CONFIG, 5, CPU, json_free(saved))
+    again = build(CONFIG, 5, CPU, json_free(saved), whole_step)
     return [float(train_step(each, batch, 0.01)) for each in (training, again)]
 
 
@@ -196,5 +281,5 @@ def ordering():
     }  # fmt: skip
 
 
-PARTS = (precisions, fixed_shapes, frozen, folded, with_torchvision, resumed, ordering)
+PARTS = (precisions, fixed_shapes, waiting, captured, doubled, frozen, folded, with_torchvision, resumed, ordering)
 print(json.dumps({part.__name__: part() for part in PARTS}, default=lambda value: value.item()))

@@ -1,19 +1,23 @@
 """SSD's network, its options, its backbone's file, the step and batch-norm over groups; on one rank and on two."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
-from benchmarks.ssd.pytorch import norms, weights
+from benchmarks.ssd.pytorch import apex_norms, norms, weights
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, synthetic_batch
 from benchmarks.ssd.pytorch.model import build as build_network
@@ -129,10 +133,72 @@ def grouped(ranks: Ranks) -> dict:
     return {"losses": errors, "statistics": max(float((a - b).abs().max()) for a, b in statistics)}
 
 
+class Groupbn(nn.Module):
+    """apex's layer as its callers see it: (N, h, w, C), groups of neighbours by their size alone; computed by ours."""
+
+    def __init__(self, num_features, fuse_relu=False, bn_group=1):
+        super().__init__()
+        self.ours = norms.GroupBatchNorm(
+            num_features, norms.group_of(bn_group, Ranks(dist.get_rank(), dist.get_world_size(), 0, 1, CPU))
+        )
+        self.weight = self.bias = self.running_mean = self.running_var = None
+
+    def forward(self, x, z=None):
+        assert x.is_contiguous() and z is None
+        ours = self.ours
+        ours.weight, ours.bias = self.weight, self.bias
+        ours.running_mean, ours.running_var = self.running_mean, self.running_var
+        return ours(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).contiguous()
+
+
+def by_apex(ranks: Ranks) -> dict:
+    """apex's layers where fakes of their names stand: what is found, compared, refused, trained and saved."""
+
+    class Gbn(nn.Module):
+        """The other one takes channels_last, and is wrong here."""
+
+        def __init__(self, num_features, group_size):
+            super().__init__()
+            self.ours = Groupbn(num_features, bn_group=group_size)
+
+        def forward(self, x):
+            ours = self.ours
+            ours.weight, ours.bias = self.weight, self.bias
+            ours.running_mean, ours.running_var = self.running_mean, self.running_var
+            return 1.1 * ours(x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
+
+    modules = {
+        "apex.contrib.groupbn.batch_norm": SimpleNamespace(BatchNorm2d_NHWC=Groupbn),
+        "apex.contrib.cudnn_gbn": SimpleNamespace(GroupBatchNorm2d=Gbn),
+    }
+    others = apex_norms.find(2, modules.__getitem__)
+    plain = norms.norm_of(norms.group_of(2, ranks), CPU)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        chosen = apex_norms.choose(plain, others, ranks, torch.float32, (2, 8, 6, 6))
+    config = dataclasses.replace(SMALL, bn_group=2)
+    batch = synthetic_batch(config, CLASSES, CPU)
+    trained = {}
+    for name in ("plain", "groupbn"):
+        norms.choose = lambda config, ranks, saved, name=name: (name, apex_norms.named(name, plain, others))
+        made = build(config, CLASSES, ranks, {}, whole_step)
+        trained[name] = [float(train_step(made, batch, 0.01)) for _ in range(3)]
+        state = list(made.network.state_dict())
+        trained[f"{name} names"] = [len(state), state[:4]]
+        made.network.eval()
+        trained[f"{name} detects"] = float(made.network(batch.images).detach().double().abs().sum())
+    try:
+        apex_norms.named("groupbn", plain, {})
+    except ValueError as problem:
+        trained["elsewhere"] = str(problem)
+    found = [sorted(others), sorted(apex_norms.find(2))]
+    return {**trained, "found": found, "chosen": chosen, "said": said.getvalue()}
+
+
 if __name__ == "__main__":
     if "RANK" in os.environ:
         ranks = pytorch.start(SMALL)
-        found = grouped(ranks)
+        found = {**grouped(ranks), "apex": by_apex(ranks)}
         try:
             norms.group_of(3, ranks)
         except SystemExit as refusal:

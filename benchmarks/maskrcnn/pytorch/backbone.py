@@ -107,10 +107,22 @@ class Pyramid(nn.Module):
         levels = [self.outer[-1](x)]
         for feature, inner, outer in zip(features[-2::-1], list(self.inner)[-2::-1], list(self.outer)[-2::-1]):
             side = inner(feature)
-            x = side + functional.interpolate(x, size=side.shape[-2:], mode="nearest")
+            # The last bits of the gradients differ.
+            larger = doubled(x) if x.is_cuda else functional.interpolate(x, size=side.shape[-2:], mode="nearest")
+            x = side + larger
             levels.insert(0, outer(x))
         levels.append(functional.max_pool2d(levels[-1], 1, 2))
         return levels
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    """Each pixel of ``x`` (B, C, h, w) twice in each direction, (B, C, 2 h, 2 w), in channels_last.
+
+    What functional.interpolate gives for whole multiples, whose gradient Inductor adds up one by one.
+    """
+    batch, channels, height, width = x.shape
+    pixels = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(batch, height, 2, width, 2, channels)
+    return pixels.reshape(batch, 2 * height, 2 * width, channels).permute(0, 3, 1, 2)
 
 
 # -- trained weights ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, Tra
 from benchmarks.maskrcnn.pytorch.evaluation import in_images
 from benchmarks.maskrcnn.pytorch.plain import plain_step
 from benchmarks.maskrcnn.pytorch.proposals import Found
-from benchmarks.maskrcnn.pytorch.train import train_step
+from benchmarks.maskrcnn.pytorch.train import train_step, whole_step
 from benchmarks.maskrcnn.pytorch.training import Training, build
 
 TITLES = {
@@ -33,6 +33,8 @@ TITLES = {
     "input": "input pipeline alone, images/s",
     "detect": "detections and masks of evaluation images, images/s",
 }
+EPOCHS = 2
+"""At least, that are read: of more the shapes are not known in advance."""
 RATE = 1e-4
 """So small that the weights, and with them the number of proposals, hardly change."""
 
@@ -48,8 +50,10 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data = open_data(folder)
     classes = len(data.categories) + 1
-    training = build(config, classes, ranks, {})
     orders, opened = Orders(config, data.train, ranks), ExitStack()
+    # Each shape takes time to compile: those that the first epochs have.
+    shapes = sorted({batch.shape for epoch in range(EPOCHS) for batch in orders.of_epoch(epoch)})
+    training = build(config, classes, ranks, {}, whole_step, shapes=shapes)
     real, alone, first = (opened.enter_context(closing(TrainingInput(orders, ranks, 0))) for _ in range(3))
     # A real batch: of noise the losses would have other numbers of objects.
     batch = first.next()

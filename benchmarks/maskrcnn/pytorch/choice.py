@@ -6,6 +6,7 @@ torchvision is in NGC's images, and is never required. What gives other values t
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import torch
@@ -28,6 +29,7 @@ class Chosen(NamedTuple):
 
     names: Dict[str, str]
     suppress: nms.Suppress = nms.keep_of_groups
+    match: Callable[..., torch.Tensor] = operators.match
     roi_align: Callable[..., torch.Tensor] = operators.roi_align
     project_masks: Callable[..., torch.Tensor] = operators.project_masks
 
@@ -79,7 +81,9 @@ def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Option
     if config.kernels == "torchvision" and not theirs:
         raise ValueError("kernels=torchvision: torchvision is not installed, or not for this PyTorch; use kernels=auto")
     dtype, names = pytorch.DTYPES[config.precision], dict(saved)
-    if not names:
+    if saved:  # a run that began when there were fewer
+        names = {**dict.fromkeys(OPERATORS, "plain"), **saved}
+    else:
         wanted = "plain" if config.kernels == "torchvision" else config.kernels
         names = kernels.choose(OPERATORS, wanted, ranks, dtype, sizes_of(config))
     for name in theirs if not saved else ():
@@ -95,15 +99,31 @@ def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Option
     return Chosen(names, *implementations)
 
 
+def is_captured(chosen: Chosen, asked: Any, ranks: Ranks) -> bool:
+    """Return whether a CUDA graph can hold a step with these operators: the others wait for the device.
+
+    Raises ValueError where ``asked`` is true, and not "auto", and it cannot.
+    """
+    waiting = [f"{name} {kind}" for name, kind in chosen.names.items() if kind != "triton" and name != "matching"]
+    if waiting and asked is True:
+        raise ValueError(f"cuda_graph=true needs the Triton kernels, and not {', '.join(waiting)}: set kernels=triton")
+    if waiting and ranks.rank == 0:
+        print(f"cuda_graph=false, which is slower: {', '.join(waiting)}, which wait for the device", file=sys.stderr)
+    return not waiting
+
+
 def sizes_of(config: Config) -> Dict[str, Mapping[str, Any]]:
     """Return the sizes of a training step, by operator."""
     groups = config.batch_size * len(config.anchor_sizes)
     rois = config.batch_size * config.rois_per_image
     side = max(32, config.short_side // 32 * 8)
     positive = max(1, int(rois * config.roi_positive))
+    # Of the five levels, a third of the first one behind it.
+    anchors = len(config.anchor_ratios) * config.short_side * config.long_side // 16 * 4 // 3
     align = {"batch": config.batch_size, "rois": rois, "channels": config.fpn_width, "side": side, "bins": BOX_BINS}
     return {
         "suppression": {"groups": groups, "count": config.candidates_train},
+        "matching": {"batch": config.batch_size, "objects": config.objects, "count": anchors},
         "roi_align": align,
         "project_masks": {"rois": positive, "points": 40, "size": MASK_SIZE},
     }

@@ -90,8 +90,10 @@ class Config:
 
     # How it is computed
     kernels: Literal["auto", "plain", "triton", "torchvision"] = "auto"  # auto: measured before the first step
-    compile: Literal["none", "default", "max-autotune-no-cudagraphs"] = "none"  # backbone, pyramid and heads
-    warm_up_steps: int = 1  # on noise, before the clock, for each bucket of a GPU: takes memory, opens connections
+    compile: Literal["auto", "none", "default", "max-autotune-no-cudagraphs"] = "auto"  # backbone, pyramid and heads
+    cuda_graph: Literal["auto", True, False] = "auto"  # replay the whole step as one graph for each padded shape
+    # "auto" is default and true with device=gpu, as far as the installed PyTorch and the kernels allow it.
+    warm_up_steps: int = 2  # on noise, before the clock, for each shape of a GPU: compiles, captures; 0 does none
 
     # Evaluation
     eval_batch_size: int = 8  # images per rank
@@ -134,6 +136,11 @@ class Config:
                 self.warmup_steps * self.warmup_factor > self.learning_rate * (1 + 1e-9),
             ),
             ("decay_steps must rise", list(self.decay_steps) != sorted(self.decay_steps)),
+            ("cuda_graph needs device=gpu", self.device == "cpu" and self.cuda_graph is True),
+            (
+                "a CUDA graph reads its rate from the device: set optimizer_kernel=auto or cuda_graph=false",
+                self.cuda_graph is True and self.optimizer_kernel == "plain",
+            ),
             (
                 "device=cpu runs no Triton kernels: set kernels=auto or kernels=plain",
                 self.device == "cpu" and self.kernels == "triton",

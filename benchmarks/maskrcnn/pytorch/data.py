@@ -7,7 +7,7 @@ README for what was measured.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Callable, Generator, Iterator, List, NamedTuple, Tuple
+from typing import Callable, Generator, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -37,12 +37,28 @@ class Batch(NamedTuple):
     seeds: torch.Tensor
     """int64 (B,): of what is sampled of each image."""
 
+    def tensors(self) -> List[torch.Tensor]:
+        """Return all tensors, those of the outlines in their place."""
+        return [*self[:4], *self.outlines, self.seeds]
+
     def to(self, device: torch.device) -> "Batch":
-        """Copy to a device."""
+        """Copy to a device, from ``pinned`` memory without waiting for it."""
         if device.type == "cpu":
             return self
-        moved = {name: getattr(self, name).pin_memory().to(device, non_blocking=True) for name in self._fields[:4]}
-        return Batch(**moved, outlines=self.outlines.to(device), seeds=self.seeds.to(device))
+        return batch_of([each.to(device, non_blocking=True) for each in self.tensors()])
+
+    def pinned(self, device: torch.device) -> "Batch":
+        """Move to memory from which ``device`` copies by itself."""
+        if device.type == "cpu":
+            return self
+        torch.cuda.set_device(device)  # of this thread: else the first GPU would get a context of this process
+        return batch_of([each.pin_memory() for each in self.tensors()])
+
+
+def batch_of(tensors: Sequence[torch.Tensor]) -> Batch:
+    """Return the batch of ``Batch.tensors``."""
+    images, sizes, boxes, labels, *outlines, seeds = tensors
+    return Batch(images, sizes, boxes, labels, Outlines(*outlines), seeds)
 
 
 class Image8(NamedTuple):
@@ -145,7 +161,7 @@ class TrainingInput:
         return next(self._batches).to(self._ranks.context)
 
     def make(self, step: int) -> Batch:
-        """Read this rank's share of a step's images."""
+        """Read this rank's share of a step's images, into pinned memory where a GPU is to copy it."""
         config = self._config
         epoch, number = divmod(step, self._orders.steps)
         batch = self._orders.of_epoch(epoch)[number]
@@ -157,7 +173,7 @@ class TrainingInput:
         images = [
             self._image(int(position), bool(value < config.flip)) for position, value in zip(mine.tolist(), drawn)
         ]
-        return assembled(images, batch.shape, seeds.astype(np.int64), config)
+        return assembled(images, batch.shape, seeds.astype(np.int64), config).pinned(self._ranks.context)
 
     def _image(self, position: int, mirrored: bool) -> Image8:
         part, (width, height) = self._orders.part, self._orders.resized[position].tolist()
@@ -200,8 +216,13 @@ def _no_objects() -> Tuple[np.ndarray, np.ndarray, List[List[np.ndarray]]]:
     return np.zeros((0, 4), np.float32), np.zeros(0, np.int64), []
 
 
-def synthetic_batch(config: Config, classes: int, shape: Shape, device: torch.device, objects: int = 7) -> Batch:
-    """One batch of noise of ``shape``, laid out as a real one, with objects in the form of diamonds."""
+def synthetic_batch(
+    config: Config, classes: int, shape: Shape, device: torch.device, objects: int = 7, edges: int = 0
+) -> Batch:
+    """One batch of noise of ``shape``, laid out as a real one, with objects in the form of diamonds.
+
+    Of ``edges`` there are at least so many, of which those behind the objects' belong to none.
+    """
     random = np.random.RandomState(config.seed & 0xFFFFFFFF)
     height, width = shape
     objects = min(objects, config.objects)
@@ -214,7 +235,13 @@ def synthetic_batch(config: Config, classes: int, shape: Shape, device: torch.de
         labels = random.randint(1, classes, objects).astype(np.int64)
         images.append(Image8(pixels, boxes, labels, [[_diamond(box)] for box in boxes]))
     seeds = random.randint(0, 1 << 31, config.batch_size).astype(np.int64)
-    return assembled(images, shape, seeds, config).to(device)
+    made = assembled(images, shape, seeds, config)
+    more = max(0, edges - len(made.outlines.edges))
+    padded = made.outlines._replace(
+        edges=torch.nn.functional.pad(made.outlines.edges, (0, 0, 0, more)),
+        polygons=torch.nn.functional.pad(made.outlines.polygons, (0, more)),
+    )
+    return made._replace(outlines=padded).to(device)
 
 
 def _diamond(box: np.ndarray) -> np.ndarray:

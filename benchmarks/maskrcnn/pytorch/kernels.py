@@ -11,7 +11,9 @@ import triton.language as tl
 from benchmarks.common.kernels import OPTIONS, Specification, power_of_two
 from benchmarks.maskrcnn.pytorch.operators import SAMPLES, Outlines, pixels, placed
 
-ALIGN_WARPS, DRAW_WARPS = 4, 4
+ALIGN_WARPS, DRAW_WARPS, MATCH_WARPS = 4, 4, 4
+MATCH_BLOCK = 512
+"""Boxes of a program."""
 
 
 @triton.jit
@@ -127,6 +129,64 @@ def draw_masks(edges, polygons, offsets, rois, objects, drawn, SIZE: tl.constexp
     tl.store(drawn + roi * (SIZE * SIZE) + pixel, inside.to(tl.uint8), mask=pixel < SIZE * SIZE)
 
 
+@triton.jit
+def _overlap(left, top, right, bottom, objects):
+    """Intersection over union of boxes and one object, rounded as targets.overlaps does."""
+    their_left = tl.load(objects)
+    their_top = tl.load(objects + 1)
+    their_right = tl.load(objects + 2)
+    their_bottom = tl.load(objects + 3)
+    width = tl.minimum(their_right, right) - tl.maximum(their_left, left)
+    height = tl.minimum(their_bottom, bottom) - tl.maximum(their_top, top)
+    both = tl.maximum(width, 0.0) * tl.maximum(height, 0.0)
+    union = (their_right - their_left) * (their_bottom - their_top) + (right - left) * (bottom - top) - both
+    return tl.div_rn(both, tl.maximum(union, 1.1754943508222875e-38))
+
+
+@triton.jit
+def most_of_objects(objects, present, boxes, most, count, OBJECTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest overlap of each object, as the bits of a float that is not below 0."""
+    image = tl.program_id(1).to(tl.int64)
+    box = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = box < count
+    left = tl.load(boxes + box * 4, mask=mask, other=0.0)
+    top = tl.load(boxes + box * 4 + 1, mask=mask, other=0.0)
+    right = tl.load(boxes + box * 4 + 2, mask=mask, other=0.0)
+    bottom = tl.load(boxes + box * 4 + 3, mask=mask, other=0.0)
+    for number in range(OBJECTS):
+        place = image * OBJECTS + number
+        if tl.load(present + place) > 0:
+            overlap = tl.where(mask, _overlap(left, top, right, bottom, objects + place * 4), 0.0)
+            tl.atomic_max(most + place, tl.max(overlap, axis=0).to(tl.int32, bitcast=True), sem="relaxed")
+
+
+@triton.jit
+def match_boxes(
+    objects, present, boxes, most, matched, count, high, low, OBJECTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The object of each box; see targets.match with ``rescue``."""
+    image = tl.program_id(1).to(tl.int64)
+    box = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = box < count
+    left = tl.load(boxes + box * 4, mask=mask, other=0.0)
+    top = tl.load(boxes + box * 4 + 1, mask=mask, other=0.0)
+    right = tl.load(boxes + box * 4 + 2, mask=mask, other=0.0)
+    bottom = tl.load(boxes + box * 4 + 3, mask=mask, other=0.0)
+    best = tl.zeros([BLOCK], tl.float32) - 1.0
+    which = tl.zeros([BLOCK], tl.int32)
+    is_best = tl.zeros([BLOCK], tl.int32)
+    for number in range(OBJECTS):
+        place = image * OBJECTS + number
+        if tl.load(present + place) > 0:
+            overlap = _overlap(left, top, right, bottom, objects + place * 4)
+            is_best = is_best | (overlap == tl.load(most + place).to(tl.float32, bitcast=True)).to(tl.int32)
+            which = tl.where(overlap > best, number, which)
+            best = tl.maximum(best, overlap)
+    found = tl.where(best < low, -1, tl.where(best < high, -2, which))
+    found = tl.where(is_best > 0, which, found)
+    tl.store(matched + image * count + box, found.to(tl.int64), mask=mask)
+
+
 # -- launched -----------------------------------------------------------------------------------------
 
 
@@ -177,6 +237,22 @@ def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor,
     return drawn.bool()
 
 
+def match(objects: torch.Tensor, present: torch.Tensor, boxes: torch.Tensor, high: float, low: float) -> torch.Tensor:
+    """See operators.match."""
+    batch, count = len(objects), len(boxes)
+    matched = torch.empty(batch, count, dtype=torch.int64, device=boxes.device)
+    most = torch.zeros(batch, objects.shape[1], dtype=torch.int32, device=boxes.device)
+    if not matched.numel():
+        return matched
+    given = (objects.contiguous(), present.to(torch.uint8), boxes.contiguous(), most)
+    sizes = {"OBJECTS": objects.shape[1], "BLOCK": MATCH_BLOCK, "num_warps": MATCH_WARPS}
+    grid = (triton.cdiv(count, MATCH_BLOCK), batch)
+    # Both kernels compute the overlaps, which have to be equal: nothing rounds once that would round twice elsewhere.
+    most_of_objects[grid](*given, count, **sizes, enable_fp_fusion=False)
+    match_boxes[grid](*given, matched, count, high, low, **sizes, enable_fp_fusion=False)
+    return matched
+
+
 def specifications() -> List[Specification]:
     """Every kernel at the sizes of the submissions, in each type of the activations."""
     found = []
@@ -189,4 +265,12 @@ def specifications() -> List[Specification]:
         found.append(Specification(align_backward, variant, backward, ALIGN_WARPS))
     outline = {"edges": "*fp32", "polygons": "*i32", "offsets": "*i64"}
     arguments = {**outline, "rois": "*fp32", "objects": "*i64", "drawn": "*u8", "SIZE": 28, "BLOCK": 1024}
-    return [*found, Specification(draw_masks, "fp32", arguments, DRAW_WARPS)]
+    given = {"objects": "*fp32", "present": "*u8", "boxes": "*fp32", "most": "*i32"}
+    sizes = {"OBJECTS": 100, "BLOCK": MATCH_BLOCK}
+    written = {"matched": "*i64", "count": "i32", "high": "fp32", "low": "fp32"}
+    return [
+        *found,
+        Specification(draw_masks, "fp32", arguments, DRAW_WARPS),
+        Specification(most_of_objects, "fp32", {**given, "count": "i32", **sizes}, MATCH_WARPS),
+        Specification(match_boxes, "fp32", {**given, **written, **sizes}, MATCH_WARPS),
+    ]

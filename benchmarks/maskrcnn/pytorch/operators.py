@@ -5,6 +5,7 @@ The Triton kernels are in kernels.py; benchmarks/common/kernels.py compares and 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from benchmarks.common import kernels
 from benchmarks.common.kernels import Operator
+from benchmarks.maskrcnn.pytorch import targets
 
 SAMPLES = 2
 """Points of a bin in each direction (POOLER_SAMPLING_RATIO)."""
@@ -26,6 +28,19 @@ def levels_of(rois: torch.Tensor) -> torch.Tensor:
     size = ((rois[..., 2] - rois[..., 0]) * (rois[..., 3] - rois[..., 1])).clamp(min=0).sqrt()
     level = torch.floor(CANONICAL_LEVEL + torch.log2(size / CANONICAL_SIZE + 1e-6))
     return level.clamp(FIRST_LEVEL, FIRST_LEVEL + POOLED_LEVELS - 1).long() - FIRST_LEVEL
+
+
+def match(objects: torch.Tensor, present: torch.Tensor, boxes: torch.Tensor, high: float, low: float) -> torch.Tensor:
+    """Return the object int64 (B, N) of each of ``boxes`` (N, 4), which all images have; see targets.match.
+
+    Args:
+        objects: (B, G, 4).
+        present: bool (B, G), which objects are there.
+        boxes: the anchors.
+        high: least overlap of a match, but for those that overlap an object most.
+        low: least overlap that is not background.
+    """
+    return targets.match(targets.overlaps(objects, boxes.unsqueeze(0)), present, high, low, rescue=True)
 
 
 # -- RoIAlign -----------------------------------------------------------------------------------------
@@ -78,10 +93,22 @@ class Placed(NamedTuple):
 def placed(rois: torch.Tensor, images: torch.Tensor, batch: int, shapes: Sequence[Tuple[int, int]]) -> Placed:
     """Return where ``rois`` (R, 4) are; ``shapes`` are (h, w) of the levels, of ``batch`` images each."""
     level = levels_of(rois)
-    heights, widths = (torch.tensor(each, device=rois.device)[level] for each in zip(*shapes))
-    starts = torch.tensor([0, *(batch * height * width for height, width in shapes[:-1])], device=rois.device)
-    start = starts.cumsum(0)[level] + images * heights * widths
+    heights, widths, starts = (each[level] for each in _layout(batch, tuple(shapes), rois.device))
+    start = starts + images * heights * widths
     return Placed(start, heights, widths, 0.25 / (1 << level).to(rois.dtype))
+
+
+@lru_cache(maxsize=None)
+def _layout(batch: int, shapes: Tuple[Tuple[int, int], ...], device: torch.device) -> Tuple[torch.Tensor, ...]:
+    """Heights, widths and first rows, int64 (levels,) each, of the levels in the table of ``pixels``.
+
+    Kept, since a copy of numbers to a device waits for it and no graph can hold one; as few as there are shapes.
+    """
+    starts = [0]
+    for height, width in shapes[:-1]:
+        starts.append(starts[-1] + batch * height * width)
+    heights, widths = zip(*shapes)
+    return tuple(torch.tensor(each, device=device) for each in (heights, widths, starts))
 
 
 def taps(rois: torch.Tensor, where: Placed, bins: int) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -240,8 +267,27 @@ def _mask_example(
     return lambda: [project(drawn, boxes, which, size).to(dtype)]
 
 
+def _match_example(
+    match: Any, device: torch.device, dtype: torch.dtype, batch: int, objects: int, count: int
+) -> kernels.Call:
+    numbers = torch.Generator(device).manual_seed(1)
+    made = []
+    for shape in ((batch, objects, 2), (count, 2)):
+        corner = torch.rand(*shape, generator=numbers, device=device) * 60
+        made.append(torch.cat((corner, corner + 3 + 50 * torch.rand(*shape, generator=numbers, device=device)), -1))
+    # One image has no object.
+    present = torch.arange(objects, device=device) < torch.arange(batch, device=device).unsqueeze(1) * 3
+    return lambda: [match(made[0], present, made[1], 0.7, 0.3).to(dtype)]
+
+
 MODULE = "benchmarks.maskrcnn.pytorch.kernels"
 OPERATORS = {
+    "matching": Operator(
+        match,
+        f"{MODULE}:match",
+        _match_example,
+        ({"batch": 3, "objects": 5, "count": 700}, {"batch": 2, "objects": 1, "count": 1}),
+    ),
     "roi_align": Operator(
         roi_align,
         f"{MODULE}:roi_align",

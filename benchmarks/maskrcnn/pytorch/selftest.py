@@ -13,10 +13,16 @@ SUITE = Suite(
     config_class=Config,
     # What is proposed depends on the last bits of the scores.
     device=Tolerance(0.1, 0.1),
-    settings={"epochs": 1},
+    settings={"epochs": 1, "compile": "none", "cuda_graph": False},
     two_ranks=Tolerance(0.1, 0.1),
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
-    varied={"precision": Tolerance(0.1, 0.1), "kernels": ROUNDED, "compile": ROUNDED, "optimizer_kernel": ROUNDED},
+    varied={
+        "precision": Tolerance(0.1, 0.1),
+        "kernels": ROUNDED,
+        "compile": ROUNDED,
+        "cuda_graph": ROUNDED,
+        "optimizer_kernel": ROUNDED,
+    },
     left_out=("kernels=torchvision",),
     programs={"kernels": "benchmarks.common.compare_kernels"},
 )

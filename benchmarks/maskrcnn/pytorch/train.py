@@ -26,20 +26,30 @@ from benchmarks.maskrcnn import events
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput
 from benchmarks.maskrcnn.pytorch.evaluation import detections
-from benchmarks.maskrcnn.pytorch.training import Training, build, content, warm_up
+from benchmarks.maskrcnn.pytorch.training import Training, build, content
 from benchmarks.maskrcnn.schedule import learning_rate
 
 QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}
 """Name of the quality of each kind of comparison."""
 
 
-def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
-    """Forward, backward and update; returns the sum of this rank's losses, still on the device."""
+def whole_step(training: Training, batch: Batch) -> torch.Tensor:
+    """Forward, backward and update on one batch, at the rate that is set; returns the sum of this rank's losses."""
     losses = training.losses(batch)
     loss = torch.stack(list(losses.values())).sum()
     training.updates.scaled(loss).backward()
-    training.update(rate)
+    training.update()
     return loss.detach()
+
+
+def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
+    """Train on one batch; return the sum of this rank's losses, still on the device."""
+    training.set_rate(rate)
+    graph = training.graph_of(batch)
+    if graph is not None:  # the same, captured
+        loss: torch.Tensor = graph(*batch.tensors())
+        return loss
+    return whole_step(training, batch)
 
 
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Detections]:
@@ -56,8 +66,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     data = run.open(lambda: open_data(run.data))
     trained = run.data / config.backbone if config.backbone else None
     with run.initialization():
-        training = run.open(lambda: build(config, len(data.categories) + 1, ranks, run.saved, trained))
-        warm_up(training)
+        training = run.open(lambda: build(config, len(data.categories) + 1, ranks, run.saved, whole_step, trained))
     run.log(events.hyperparameters(config, ranks.size))
     orders = Orders(config, data.train, ranks)
     # No image, nor the size of one, is read before run_start.

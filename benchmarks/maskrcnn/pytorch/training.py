@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
+from benchmarks.common import torch_abilities
+from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_optimizers import Build
-from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates
-from benchmarks.maskrcnn.order import all_shapes
+from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates, unchanged
+from benchmarks.maskrcnn.order import Shape, all_shapes
 from benchmarks.maskrcnn.pytorch import anchors, backbone, losses, targets, weights
-from benchmarks.maskrcnn.pytorch.choice import Chosen, choose
+from benchmarks.maskrcnn.pytorch.choice import Chosen, choose, is_captured
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, synthetic_batch
+from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, batch_of, synthetic_batch
 from benchmarks.maskrcnn.pytorch.model import BOX_BINS, MASK_BINS, MASK_SIZE, MaskRCNN, Scored
 from benchmarks.maskrcnn.pytorch.operators import POOLED_LEVELS
 from benchmarks.maskrcnn.pytorch.proposals import Found, Limits, Proposals, detect, propose, trimmed
+
+Step = Callable[["Training", Batch], torch.Tensor]
+"""``whole_step`` of train.py."""
+EDGES = 1 << 18
+"""Of a batch's outlines that a graph has room for, 5 MB; a batch with more is trained without a graph."""
 
 
 class Rois(NamedTuple):
@@ -46,7 +55,7 @@ class Training:
         classes: int,
         ranks: Ranks,
         kernel: str,
-        operators: Mapping[str, str],
+        operators: Chosen,
         trained: Optional[Path],
     ) -> None:
         """``classes`` counts the background; ``trained`` is a file with the backbone's weights."""
@@ -58,21 +67,28 @@ class Training:
         matrices, biases = parameters(self.network)
         self._biases = biases
         rule = ScaleRule(config.loss_scale, config.loss_scale_interval)
+        candidates = sgd_candidates(config, matrices)
+        if config.cuda_graph:
+            candidates = {"fused": candidates["fused"]}  # the one that reads its rate from the device
         self.updates = Updates(
             [*matrices, *biases],
-            sgd_candidates(config, matrices),
+            candidates,
             kernel,
             ranks,
             clip=config.gradient_clip or None,
             scale=rule if config.precision == "fp16" else None,
         )
-        self.operators: Chosen = choose(config, ranks, operators)
+        self.operators = operators
+        self.rate: Union[float, torch.Tensor] = 0.0
+        if config.cuda_graph:
+            self.rate = torch.zeros((), device=ranks.context)
+        self.graphs: Dict[Shape, Captured] = {}
         self._forward, self._boxes, self._masks = (
             _compiled(module, config) for module in (self.network, self.network.boxes, self.network.masks)
         )
         # On a GPU all shapes are fixed and nothing is waited for; a CPU computes what is there.
         self._is_static = ranks.context.type == "cuda"
-        self._anchors: Callable[[Tuple[Tuple[int, int], ...]], List[torch.Tensor]] = lru_cache(maxsize=64)(
+        self._anchors: Callable[[Tuple[Tuple[int, int], ...]], List[torch.Tensor]] = lru_cache(maxsize=None)(
             partial(self._anchors_of)
         )
 
@@ -81,6 +97,18 @@ class Training:
         return anchors.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, self.ranks.context)
 
     # -- training -----------------------------------------------------------------------------------------
+
+    def set_rate(self, rate: float) -> None:
+        """Give the next step its learning rate."""
+        if isinstance(self.rate, torch.Tensor):
+            self.rate.fill_(rate)
+        else:
+            self.rate = rate
+
+    def graph_of(self, batch: Batch) -> Optional[Captured]:
+        """Return the captured step for ``batch``; None where there is none, or the batch is more than it holds."""
+        height, width = batch.images.shape[2:]
+        return self.graphs.get((height, width)) if len(batch.outlines.edges) <= EDGES else None
 
     def losses(self, batch: Batch) -> Dict[str, torch.Tensor]:
         """Return the five losses of this rank's images by name; their sum is trained."""
@@ -98,8 +126,7 @@ class Training:
         self, scored: Scored, grid: torch.Tensor, batch: Batch, present: torch.Tensor
     ) -> Dict[str, torch.Tensor]:
         config = self.config
-        quality = targets.overlaps(batch.boxes, grid.unsqueeze(0))
-        matched = targets.match(quality, present, config.anchor_high, config.anchor_low, rescue=True)
+        matched = self.operators.match(batch.boxes, present, grid, config.anchor_high, config.anchor_low)
         usable = targets.inside(grid, batch.sizes)
         sampled = targets.sample(matched, usable, batch.seeds, config.anchors_per_image, config.anchor_positive)
         wanted = anchors.encode(
@@ -166,11 +193,11 @@ class Training:
         wanted = self.operators.project_masks(batch.outlines, boxes, objects, MASK_SIZE)
         return losses.masks(logits.float(), wanted, labels > 0)
 
-    def update(self, rate: float) -> None:
+    def update(self) -> None:
         """Update the weights by the gradients, averaged over the ranks; biases learn twice as fast, as submitted."""
         # A factor on a gradient without weight decay is one on its learning rate.
         torch._foreach_mul_([bias.grad for bias in self._biases], 2.0)
-        self.updates.step(rate, self.ranks.size)
+        self.updates.step(self.rate, self.ranks.size)
 
     # -- evaluation ---------------------------------------------------------------------------------------
 
@@ -179,12 +206,13 @@ class Training:
         """Return the detections of a batch and their masks' probabilities, float32 (D, 28, 28)."""
         config = self.config
         with pytorch.autocast(self.ranks.context, config.precision):
-            levels, scored = self._forward(batch.images)
+            # Not compiled: numbers of images and detections differ, and so does what a shape would be compiled for.
+            levels, scored = self.network(batch.images)
             grid = self._anchors(tuple((level.shape[2], level.shape[3]) for level in levels))
             found = self._proposals(scored, grid, batch.sizes, training=False)
             boxes = found.boxes.flatten(0, 1)
             pooled = self.operators.roi_align(levels[:POOLED_LEVELS], boxes, _images(found.boxes), BOX_BINS)
-            logits, offsets = self._boxes(pooled)
+            logits, offsets = self.network.boxes(pooled)
             shape = found.boxes.shape[:2]
             detected = detect(
                 logits.view(*shape, -1),
@@ -197,18 +225,23 @@ class Training:
                 self.operators.suppress,
             )
             pooled = self.operators.roi_align(levels[:POOLED_LEVELS], detected.boxes, detected.images, MASK_BINS)
-            # The number differs from batch to batch: not the compiled head.
             masks = self.network.masks(pooled, detected.labels)
         return detected, masks.float().sigmoid()
 
 
 def _images(boxes: torch.Tensor) -> torch.Tensor:
     """Return the image int64 (B * S,) of each of ``boxes`` (B, S, 4)."""
-    return torch.arange(len(boxes), device=boxes.device).repeat_interleave(boxes.shape[1])
+    return torch.arange(len(boxes), device=boxes.device).unsqueeze(1).expand(boxes.shape[:2]).flatten()
 
 
 def _compiled(module: torch.nn.Module, config: Config) -> Callable[..., Any]:
-    return module if config.compile == "none" else torch.compile(module, mode=config.compile, dynamic=False)
+    if config.compile == "none":
+        return module
+    # Once for each shape, of which there are more than the eight after which PyTorch gives up.
+    for name in ("cache_size_limit", "recompile_limit"):
+        if hasattr(torch._dynamo.config, name):
+            setattr(torch._dynamo.config, name, 64)
+    return torch.compile(module, mode=config.compile, dynamic=False)
 
 
 def parameters(network: MaskRCNN) -> Tuple[List[torch.nn.Parameter], List[torch.nn.Parameter]]:
@@ -233,19 +266,43 @@ def sgd_candidates(config: Config, matrices: Sequence[torch.nn.Parameter]) -> Di
 
 
 def build(
-    config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], trained: Optional[Path] = None
+    config: Config,
+    classes: int,
+    ranks: Ranks,
+    saved: Mapping[str, Any],
+    step: Step,
+    trained: Optional[Path] = None,
+    shapes: Optional[Sequence[Shape]] = None,
 ) -> Training:
-    """Build with what ``content`` saved, or with rank 0's fresh weights and those of the file ``trained``."""
+    """Build with what ``content`` saved, or with rank 0's fresh weights and those of the file ``trained``; warm up.
+
+    ``shapes`` are those of the images to come; default: all that there may be.
+    """
+    config, operators = settle(config, ranks, saved.get("operators", {}))
     with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
         torch.manual_seed(config.seed)
         kernel = saved.get("kernel", config.optimizer_kernel)
-        training = Training(config, classes, ranks, kernel, saved.get("operators", {}), None if saved else trained)
+        # A resumed run needs the file as well: the shifts of a given backbone are not trained.
+        training = Training(config, classes, ranks, kernel, operators, trained)
+    pytorch.broadcast(training.network.state_dict().values())
+    if config.warm_up_steps:
+        warm_up(training, step, shapes or all_shapes(config.short_side, config.long_side, config.bucket_step))
     if saved:
         training.network.load_state_dict(saved["network"])
         training.updates.restore(saved)
-    else:
-        pytorch.broadcast(training.network.state_dict().values())
     return training
+
+
+def settle(config: Config, ranks: Ranks, saved: Mapping[str, str]) -> Tuple[Config, Chosen]:
+    """Choose what "auto" leaves open: compilation, graph, operators; ``saved`` are a checkpoint's operators."""
+    asked = config.cuda_graph
+    if config.optimizer_kernel == "plain" or not config.warm_up_steps:
+        config = dataclasses.replace(config, cuda_graph=False)
+    config = torch_abilities.settle(config, ranks)
+    operators = choose(config, ranks, saved)
+    if config.cuda_graph:
+        config = dataclasses.replace(config, cuda_graph=is_captured(operators, asked, ranks))
+    return config, operators
 
 
 def content(training: Training) -> Dict[str, Any]:
@@ -254,17 +311,28 @@ def content(training: Training) -> Dict[str, Any]:
     return {"network": training.network.state_dict(), **training.updates.content(), **names}
 
 
-def warm_up(training: Training) -> None:
-    """Take memory, compile and open connections on noise of each shape, the largest first; changes nothing."""
+def warm_up(training: Training, step: Step, shapes: Sequence[Shape]) -> None:
+    """Take memory, compile, connect and capture on noise of each of ``shapes``, the largest first; changes nothing."""
     config = training.config
-    listed = all_shapes(config.short_side, config.long_side, config.bucket_step)
+    once = partial(_on_tensors, training, step)
+    repeat = repeated(once, config.warm_up_steps)
     # A CPU has nothing to compile or to set aside for a shape.
-    for shape in listed if training.ranks.context.type == "cuda" else listed[-1:]:
-        batch = synthetic_batch(config, training.classes, shape, training.ranks.context)
-        for _ in range(config.warm_up_steps):
-            total = sum(training.losses(batch).values(), torch.zeros((), device=training.ranks.context))
-            training.updates.scaled(total).backward()
-    for parameter in training.network.parameters():
-        if parameter.grad is not None:
-            parameter.grad.zero_()
+    listed = sorted(shapes, key=lambda shape: -shape[0] * shape[1])
+    if training.ranks.context.type != "cuda":
+        listed = listed[-1:]
+    first: Optional[Captured] = None
+    with unchanged(training.network, training.updates):
+        for number, shape in enumerate(listed, start=1):
+            if training.ranks.rank == 0 and len(listed) > 1:
+                print(f"preparing the step for {shape[0]} x {shape[1]}, {number} of {len(listed)}", file=sys.stderr)
+            batch = synthetic_batch(config, training.classes, shape, training.ranks.context, edges=EDGES)
+            if config.cuda_graph:
+                training.graphs[shape] = Captured(once, batch.tensors(), repeat, first)
+                first = first or training.graphs[shape]
+            else:
+                repeat(*batch.tensors())
     pytorch.total([0.0])
+
+
+def _on_tensors(training: Training, step: Step, *tensors: torch.Tensor) -> torch.Tensor:
+    return step(training, batch_of(tensors))

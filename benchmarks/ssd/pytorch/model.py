@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.ssd.maps import boxes_per_position
+from benchmarks.ssd.pytorch.apex_norms import Norm
 from benchmarks.ssd.pytorch.config import HALVED, Config, map_sizes
-from benchmarks.ssd.pytorch.norms import Norm
 
 MULTIPLE = 8
 """Of the outputs of a head with pad_channels: what tensor cores want of fp16."""

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from benchmarks.common.ranks import Ranks
+from benchmarks.ssd.pytorch import apex_norms
+from benchmarks.ssd.pytorch.apex_norms import Norm
+from benchmarks.ssd.pytorch.config import Config
 
-Norm = Callable[[int], nn.Module]
-"""Makes a batch-norm for so many channels."""
+
+def choose(config: Config, ranks: Ranks, saved: Optional[str]) -> Tuple[str, Norm]:
+    """Return the name and the maker of the network's batch-norms; ``saved`` is a checkpoint's choice.
+
+    apex's are asked where NVIDIA's submission has them: groups, fp16, channels_last; and nothing of PyTorch that they
+    are not made for, which is compiling and CUDA graphs.
+    """
+    plain = norm_of(group_of(config.bn_group, ranks), ranks.context)
+    others: Dict[str, Norm] = {}
+    suits = config.bn_group > 1 and config.precision == "fp16" and config.layout == "NHWC"
+    if suits and config.compile == "none" and not config.cuda_graph and ranks.context.type == "cuda":
+        others = apex_norms.find(config.bn_group)
+    side = config.image_size // 8
+    shape = (config.batch_size, 4 * config.width, side, side)
+    if saved is None and others:
+        saved = apex_norms.choose(plain, others, ranks, torch.float16, shape)
+    return saved or apex_norms.PLAIN, apex_norms.named(saved, plain, others)
 
 
 def group_of(size: int, ranks: Ranks) -> Optional[Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
 import torch
 from torch import nn
@@ -14,8 +13,9 @@ from benchmarks.common import torch_abilities, torch_optimizers
 from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
-from benchmarks.common.torch_updates import Updates
+from benchmarks.common.torch_updates import Updates, unchanged
 from benchmarks.ssd.pytorch import model, norms, weights
+from benchmarks.ssd.pytorch.apex_norms import PLAIN
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, TrainingInput, synthetic_batch
 from benchmarks.ssd.pytorch.default_boxes import default_boxes
@@ -40,10 +40,13 @@ class NetworkWithLoss(nn.Module):
 class Training:
     """The network on this rank's device, the updates of its weights, and how a batch goes through them."""
 
-    def __init__(self, config: Config, classes: int, ranks: Ranks, kernel: str, backbone: Optional[Path]) -> None:
+    def __init__(
+        self, config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], backbone: Optional[Path]
+    ) -> None:
         """Draw or load the weights, the same on all ranks; ``classes`` count the background."""
         self.config, self.classes, self.ranks = config, classes, ranks
-        norm = norms.norm_of(norms.group_of(config.bn_group, ranks), ranks.context)
+        # Of a checkpoint from before there was a choice, plain.
+        self.norm, norm = norms.choose(config, ranks, saved.get("norm", PLAIN) if saved else None)
         network = model.build(config, classes, norm)
         if backbone is not None:
             weights.load_backbone(network, backbone)
@@ -53,7 +56,9 @@ class Training:
         candidates = torch_optimizers.sgd_candidates(config.learning_rate, config.momentum, config.weight_decay, apex)
         if config.cuda_graph:
             candidates = {"fused": candidates["fused"]}  # the one that reads its rate from the device
-        self.updates = Updates(list(self.network.parameters()), candidates, kernel, ranks)
+        self.updates = Updates(
+            list(self.network.parameters()), candidates, saved.get("kernel", config.optimizer_kernel), ranks
+        )
         self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
         self.rate: Union[float, torch.Tensor] = 0.0
         if config.cuda_graph:
@@ -95,8 +100,7 @@ def build(
     config = torch_abilities.settle(config, ranks)
     # A checkpoint's states of the generators are set when it is read.
     with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
-        kernel = saved.get("kernel", config.optimizer_kernel)
-        training = Training(config, classes, ranks, kernel, None if saved else backbone)
+        training = Training(config, classes, ranks, saved, None if saved else backbone)
         pytorch.broadcast(training.network.parameters())
         if config.warm_up_steps:
             warm_up(training, step)
@@ -109,7 +113,7 @@ def build(
 
 def content(training: Training) -> Dict[str, Any]:
     """What all ranks have in common, for a checkpoint."""
-    return {"network": training.network.state_dict(), **training.updates.content()}
+    return {"network": training.network.state_dict(), "norm": training.norm, **training.updates.content()}
 
 
 def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
@@ -122,7 +126,7 @@ def warm_up(training: Training, step: Step) -> None:
     """Compile, choose kernels, connect the ranks and capture, all on noise and before the clock; changes nothing."""
     config = training.config
     batch = synthetic_batch(config, training.classes, training.ranks.context)
-    with _unchanged(training):
+    with unchanged(training.network, training.updates):
         once = partial(_on_tensors, training, step)
         repeat = repeated(once, config.warm_up_steps)
         if config.cuda_graph:
@@ -133,17 +137,6 @@ def warm_up(training: Training, step: Step) -> None:
 
 def _on_tensors(training: Training, step: Step, *tensors: torch.Tensor) -> torch.Tensor:
     return step(training, Batch(*tensors))
-
-
-@contextmanager
-def _unchanged(training: Training) -> Iterator[None]:
-    """Put back what is inside changes, in place, since a graph holds these very tensors."""
-    kept = [(tensor, tensor.clone()) for tensor in training.network.state_dict().values()]
-    yield
-    torch_optimizers.reset(training.updates.optimizer)
-    with torch.no_grad():
-        for tensor, value in kept:
-            tensor.copy_(value)
 
 
 @torch.no_grad()
