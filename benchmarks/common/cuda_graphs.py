@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 
@@ -35,19 +35,25 @@ class Captured:
     """``function`` over fixed memory; call it with tensors of the same shapes, on all ranks together.
 
     ``warm_up`` runs before the capture on the same stream, as PyTorch's notes on CUDA graphs ask, with the same
-    tensors; what it changes stays changed. A result is valid until the next call.
+    tensors; what it changes stays changed. A result is valid until the next call, and with ``beside`` until the next
+    call of that graph too: both work in the same memory, and only one of them at a time.
     """
 
     def __init__(
-        self, function: Callable[..., Any], example: Sequence[torch.Tensor], warm_up: Callable[..., None]
+        self,
+        function: Callable[..., Any],
+        example: Sequence[torch.Tensor],
+        warm_up: Callable[..., None],
+        beside: Optional[Captured] = None,
     ) -> None:
         self._held = [tensor.clone() for tensor in example]
         with on_side_stream():
             warm_up(*self._held)
         pytorch.barrier()
         self._graph = torch.cuda.CUDAGraph()
+        pool = beside._graph.pool() if beside is not None else None
         # thread_local: what other threads ask of the device meanwhile does not end the capture.
-        with torch.cuda.graph(self._graph, stream=side_stream(), capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=pool, stream=side_stream(), capture_error_mode="thread_local"):
             self._result = function(*self._held)
 
     def __call__(self, *tensors: torch.Tensor) -> Any:

@@ -101,13 +101,58 @@ def test_every_sample_comes_once_in_each_epoch(network: dict[str, Any]) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_step_is_the_plain_one_of_the_global_batch(in_pytorch: InFramework, ranks: int) -> None:
     found = result(in_pytorch("bert_step.py", ranks=ranks))
-    for parts in ("1 parts", "8 parts"):
+    for parts in ("1 parts", "8 parts", "split"):
         assert found[parts]["losses"] < 1e-6
         assert found[parts]["weights"] < 1e-4
         assert found[parts]["changed by warm-up"] is False
+        assert found[parts]["share"] == (1 / ranks if parts == "split" else 1), "of the optimizer's state"
     judged = found["judged"]
     assert judged["sums"] == pytest.approx(judged["each"], rel=1e-6)
     assert judged["sums"][4] == judged["masked"], "every masked word is counted once"
+
+
+@pytest.fixture(scope="module")
+def rows(in_pytorch: InFramework) -> dict[str, Any]:
+    """What tests/in_framework/bert_rows.py found."""
+    found: dict[str, Any] = result(in_pytorch("bert_rows.py"))
+    return found
+
+
+def test_filled_rows_train_like_those_without_padding(rows: dict[str, Any]) -> None:
+    for found in rows["filled"].values():
+        assert found["distance"] < 1e-6, "losses and gradients"
+        assert found["judged"] == 0.0
+        assert found["nothing missing"] < 1e-6
+        assert found["lengths"] == [48, 64, 80]
+        assert 0 < found["most added"] < 16
+
+
+def test_a_step_by_graphs_is_the_plain_one(rows: dict[str, Any]) -> None:
+    found = rows["graphs"]
+    assert found["distance"] == 0.0
+    assert found["lengths"] == [80, 64, 48, 32], "the longest first, down to a quarter of it"
+    assert found["beside the first"] == [False, True, True, True]
+    assert found["replays"] == found["called"] == 16
+    assert found["crowded"] == 0, "what has too many masked words goes without a graph"
+
+
+def test_samples_are_dealt_out_evenly(rows: dict[str, Any]) -> None:
+    assert rows["evenness"]["all"] is True
+    assert rows["evenness"]["dealt"] < 1.005
+    assert rows["evenness"]["drawn"] > 1.05
+
+
+def test_fp8_is_used_where_it_is_found_and_refused_elsewhere(rows: dict[str, Any]) -> None:
+    found = rows["fp8"]
+    plain, rounded = found["losses"]
+    assert rounded == pytest.approx(plain, rel=1e-3)
+    assert rounded != plain
+    assert rounded[-1] < 0.9 * rounded[0]
+    assert found["same names"] is True, "a checkpoint fits with and without"
+    assert found["judged"] is True
+    assert "no TransformerEngine in this Python" in found["refused"][0]
+    assert "compute capability 9.x is needed" in found["refused"][1]
+    assert all("do this: set fp8=false" in words for words in found["refused"])
 
 
 def test_every_precision_trains(in_pytorch: InFramework) -> None:
