@@ -14,7 +14,7 @@ from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Batch, Part, noise
 from benchmarks.bert.pytorch.model import Network
-from benchmarks.common import torch_lamb
+from benchmarks.common import kernels, torch_lamb
 from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
@@ -95,7 +95,9 @@ class Training:
         config = self.config
         rows = config.batch_size // config.accumulation * config.positions // 2
         dtype = pytorch.DTYPES[config.precision]
-        self.kernels, pieces = operators.choose(config, rows, self.ranks, dtype, saved)
+        # Rows of thousands of tokens keep a GPU busy longer than their launches take.
+        time = kernels.seconds_on_device
+        self.kernels, pieces = operators.choose(config, rows, self.ranks, dtype, saved, time)
         self.network.encoder.use(pieces)
 
     def updates_of(self, kernel: str) -> Updates:

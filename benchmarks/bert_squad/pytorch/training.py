@@ -12,6 +12,7 @@ from benchmarks.bert_squad.arrays import DataSet
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch, check_length, noise
 from benchmarks.bert_squad.pytorch.model import Network, loss_sum
+from benchmarks.common import kernels as common_kernels
 from benchmarks.common import torch_optimizers
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
@@ -38,7 +39,7 @@ class Training:
         ranks: Ranks,
         kernel: str,
         weights: Optional[Path],
-        kernels: Mapping[str, str] = MappingProxyType({}),
+        saved_kernels: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Draw the weights, the same on all ranks, and load those of the encoder from ``weights`` if given.
 
@@ -48,7 +49,7 @@ class Training:
             ranks: of the job.
             kernel: implementation of the optimizer, or "auto".
             weights: pretrained ones.
-            kernels: what a checkpoint names, for what is between the products.
+            saved_kernels: what a checkpoint names, for what is between the products.
         """
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         dtype = pytorch.DTYPES[config.precision]
@@ -59,7 +60,8 @@ class Training:
             load_weights(self.network.encoder, weights)
         self.network.to(ranks.context)
         rows = config.batch_size * config.sequence_length // 2
-        self.kernels, pieces = operators.choose(config, rows, ranks, dtype, kernels)
+        # With its launches: a step of some windows is shorter on an H200 than they are.
+        self.kernels, pieces = operators.choose(config, rows, ranks, dtype, saved_kernels, common_kernels.seconds)
         self.network.encoder.use(pieces)
         # Decayed weights come first in the flat tensor of all.
         parameters = sorted(self.network.parameters(), key=lambda parameter: parameter.dim() < 2)

@@ -70,12 +70,15 @@ def compiled_operators() -> Dict[str, Callable[..., torch.Tensor]]:
 
 
 def choose(
-    config: Any, rows: int, ranks: Ranks, dtype: torch.dtype, saved: Mapping[str, str]
+    config: Any, rows: int, ranks: Ranks, dtype: torch.dtype, saved: Mapping[str, str], time: kernels.Time
 ) -> Tuple[Dict[str, str], Dict[str, Any]]:
     """Return name and implementation of each operator, for steps of so many ``rows`` of tokens.
 
-    ``config`` has kernels, compile, width, inner_width, gelu and dropout; ``saved`` are the names of a checkpoint.
-    Layers that are compiled whole have the plain ones. Raises ValueError where what is wanted cannot run.
+    ``config`` has kernels, compile, width, inner_width, gelu and dropout; ``saved`` are the names of a checkpoint;
+    ``time`` measures. Layers that are compiled whole have the plain ones.
+
+    Raises:
+        ValueError: what is wanted cannot run.
     """
     sizes: Dict[str, Dict[str, Any]] = {
         "gelu": {"rows": rows, "width": config.inner_width, "kind": config.gelu},
@@ -87,10 +90,10 @@ def choose(
     if not saved and wanted == COMPILED:
         names = dict.fromkeys(OPERATORS, COMPILED)
     elif not saved or COMPILED not in saved.values():
-        names = kernels.choose(OPERATORS, wanted, ranks, dtype, sizes, saved or None)
+        names = kernels.choose(OPERATORS, wanted, ranks, dtype, sizes, saved or None, time)
     for name in OPERATORS if not saved and wanted == "auto" and ranks.context.type == "cuda" else ():
         other = kernels.Other(COMPILED, by_compiler[name])
-        names[name] = kernels.or_other(name, OPERATORS[name], names[name], other, ranks, dtype, sizes[name])
+        names[name] = kernels.or_other(name, OPERATORS[name], names[name], other, ranks, dtype, sizes[name], time)
     return names, {
         name: by_compiler[name] if names[name] == COMPILED else kernels.implementation(OPERATORS[name], names[name])
         for name in names
