@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,9 +96,15 @@ def test_every_sample_comes_once_in_each_epoch(network: dict[str, Any]) -> None:
     assert 250 < orders["neighbours"] < 420, "a third of 1,000 in a random order"
 
 
+@pytest.fixture(scope="module")
+def steps(in_pytorch: InFramework) -> Callable[[int], dict[str, Any]]:
+    """What tests/in_framework/bert_step.py finds on so many ranks, run once."""
+    return cache(lambda ranks: result(in_pytorch("bert_step.py", ranks=ranks)))
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_step_is_the_plain_one_of_the_global_batch(in_pytorch: InFramework, ranks: int) -> None:
-    found = result(in_pytorch("bert_step.py", ranks=ranks))
+def test_step_is_the_plain_one_of_the_global_batch(steps: Callable[[int], dict[str, Any]], ranks: int) -> None:
+    found = steps(ranks)
     for parts in ("1 parts", "8 parts", "split"):
         assert found[parts]["losses"] < 1e-6
         assert found[parts]["weights"] < 1e-4
@@ -153,8 +159,8 @@ def test_fp8_is_used_where_it_is_found_and_refused_elsewhere(rows: dict[str, Any
     assert all("do this: set fp8=false" in words for words in found["refused"])
 
 
-def test_every_precision_trains(in_pytorch: InFramework) -> None:
-    found = result(in_pytorch("bert_step.py", ranks=1))["precisions"]
+def test_every_precision_trains(steps: Callable[[int], dict[str, Any]]) -> None:
+    found = steps(1)["precisions"]
     for precision, tolerance in (("bf16", 0.01), ("fp16", 0.002)):
         assert found[precision] == pytest.approx(found["fp32"], rel=tolerance)
         assert found[precision] != found["fp32"]
