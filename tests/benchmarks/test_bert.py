@@ -206,7 +206,7 @@ SHORT = (
     # Each part of a batch is 8 samples; the loss is noisy, and every bit counts.
     *("dropout=0.1", "attention_dropout=0.1"),
 )
-GLOBAL_BATCH, STEPS, PARTS = 64, 10, 4
+GLOBAL_BATCH, STEPS, PARTS = 64, 10, 8
 
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
@@ -244,7 +244,7 @@ def test_run_stopped_in_the_middle_of_an_accumulation_resumes_as_an_unbroken_one
     expected = unbroken(2) / "metrics.jsonl"
     output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2)
     metrics = output / "metrics.jsonl"
-    # One rank is asked in the first of four parts, both stop behind the third; the warm-up is a step, too.
+    # One rank is asked in the first of eight parts, both stop behind the third; the warm-up is a step, too.
     first_part = (1 + STEPS) * PARTS + 1
     in_pytorch("bert_stop.py", str(first_part), str(config), str(text), str(output), ranks=2)
     assert records(metrics, "end")[-1]["outcome"] == "interrupted"

@@ -25,6 +25,9 @@ from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.language.arrays import open_data
 
+MANY_PARTS = 8
+"""In which a batch may take long enough to be stopped within it; the ranks then agree once a part."""
+
 
 def train_part(training: Training, part: Part) -> torch.Tensor:
     """Forward and backward on one part of a batch; return its share of the mean loss over all ranks."""
@@ -83,7 +86,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = TrainingInput(config, data.train, ranks, run.position)
         evaluation = EvaluationInput(config, data.test, ranks)
         run.keep(training.content, training.own_content)
-        watch = run.watch if config.accumulation > 1 else iter
+        watch = run.watch if config.accumulation >= MANY_PARTS else iter
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
