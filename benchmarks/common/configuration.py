@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Dict, Type, TypeVar
+from typing import Any, Dict, List, Optional, Type, TypeVar
 
 T = TypeVar("T")
+
+
+def arguments(description: Optional[str], argv: Optional[List[str]]) -> argparse.Namespace:
+    """Read the command line that every ``train.py`` has: config, data and output, each a path."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
+    parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
+    parser.add_argument("--output", type=Path, required=True, help="folder for results, may be shared by nodes")
+    return parser.parse_args(argv)
 
 
 def load(config_class: Type[T], path: Path) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 
@@ -55,9 +55,9 @@ class Captured:
             warm_up(*self._held)
         pytorch.barrier()
         self._graph = torch.cuda.CUDAGraph()
+        pool = beside._graph.pool() if beside is not None else None
         # thread_local: what other threads ask of the device meanwhile does not end the capture.
-        memory: Tuple[Any, ...] = () if beside is None else (beside._graph.pool(),)
-        with torch.cuda.graph(self._graph, *memory, stream=side_stream(), capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=pool, stream=side_stream(), capture_error_mode="thread_local"):
             self._result = function(*self._held)
 
     def __call__(self, *tensors: torch.Tensor) -> Any:

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import statistics
 import sys
-import time
+from time import perf_counter
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -22,6 +22,8 @@ from benchmarks.common.ranks import Ranks
 
 WARMUP, MEASURED = 2, 5
 """Calls of each candidate."""
+HELD_CYCLES = 50_000_000
+"""For which a GPU is held up while calls are queued: some 25 ms."""
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest error of a kernel, as a share of the largest value, by the type of the activations: some units in the last
 place of 24, 11 and 8 bits, since the order of a sum is free. TF32 has the bits of fp16."""
@@ -31,6 +33,8 @@ OPTIONS = {"enable_fp_fusion": True}
 Results = List[torch.Tensor]
 Call = Callable[[], Results]
 """Runs an operator forward and backward on inputs of its own, the same at each call; returns values and gradients."""
+Time = Callable[[Call], float]
+"""Measures a call, in seconds."""
 
 
 class Operator(NamedTuple):
@@ -125,11 +129,31 @@ def seconds(call: Callable[[], object]) -> float:
     times = []
     for _ in range(WARMUP + MEASURED):
         pytorch.synchronize()
-        started = time.perf_counter()
+        started = perf_counter()
         call()
         pytorch.synchronize()
-        times.append(time.perf_counter() - started)
+        times.append(perf_counter() - started)
     return statistics.median(times[WARMUP:])
+
+
+def seconds_on_device(call: Callable[[], object]) -> float:
+    """Return the time of a call on a GPU that has work queued, where nobody sees how long the launches take.
+
+    That is the time in a CUDA graph, and in a step whose kernels take longer than their launches.
+    """
+    if not torch.cuda.is_available():
+        return seconds(call)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(WARMUP):
+        call()
+    pytorch.synchronize()
+    torch.cuda._sleep(HELD_CYCLES)
+    begin.record()
+    for _ in range(MEASURED):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000 / MEASURED
 
 
 def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -> Tuple[str, Dict[str, str]]:
@@ -159,10 +183,12 @@ def choose(
     dtype: torch.dtype,
     sizes: Mapping[str, Mapping[str, Any]],
     saved: Optional[Mapping[str, str]] = None,
+    time: Optional[Time] = None,
 ) -> Dict[str, str]:
     """Return ``plain`` or ``triton`` for each operator; rank 0 prints the choice where the device is a GPU.
 
-    ``wanted`` names one for all, or "auto" measures each on ``sizes``; ``saved`` is the choice of a checkpoint.
+    ``wanted`` names one for all, or "auto" measures each on ``sizes`` by ``time`` (default: seconds); ``saved`` is the
+    choice of a checkpoint.
     Raises ValueError where the kernels are wanted and cannot run.
     """
     device = ranks.context
@@ -177,7 +203,7 @@ def choose(
     words = []
     for name in names:
         if names[name] == "auto":
-            names[name], found = _measure(operators[name], device, dtype, sizes[name])
+            names[name], found = _measure(operators[name], device, dtype, sizes[name], time or seconds)
             words.append(f"{name} {names[name]} ({found})")
         else:
             words.append(f"{name} {names[name]}")
@@ -185,26 +211,35 @@ def choose(
     return names
 
 
-def _measure(operator: Operator, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]) -> Tuple[str, str]:
+def _measure(
+    operator: Operator, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], time: Time
+) -> Tuple[str, str]:
     def measure(name: str) -> float:
         if name == "triton":
             found = error(operator, device, dtype)
             if found > tolerance(device, dtype):
                 raise ArithmeticError(f"wrong by {found:.3g} of the largest value")
-        return seconds(operator.example(implementation(operator, name), device, dtype, **sizes))
+        return time(operator.example(implementation(operator, name), device, dtype, **sizes))
 
     chosen, words = fastest({name: lambda name=name: measure(name) for name in ("plain", "triton")}, device)  # type: ignore[misc]
     return chosen, ", ".join(f"{name} {text}" for name, text in words.items())
 
 
 def or_other(
-    name: str, operator: Operator, best: str, other: Other, ranks: Ranks, dtype: torch.dtype, sizes: Mapping[str, Any]
+    name: str,
+    operator: Operator,
+    best: str,
+    other: Other,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    sizes: Mapping[str, Any],
+    time: Optional[Time] = None,
 ) -> str:
     """Return the other's name where it is right and faster than ``best``; rank 0 prints what was measured."""
     device = ranks.context
 
     def time_of(implementation: Any) -> float:
-        return seconds(operator.example(implementation, device, dtype, **sizes))
+        return (time or seconds)(operator.example(implementation, device, dtype, **sizes))
 
     def time_of_other() -> float:
         found = distance_of(operator, other.implementation, device, dtype)

@@ -21,7 +21,6 @@ loop by ``run.use(evaluator)``, and what a network found by ``run.evaluated_late
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +57,7 @@ class Run:
         """Steps that are done."""
         self._evaluated: int = state.get("evaluated", 0)  # position of the last evaluation
         self._reached: bool = state.get("reached", False)
+        self._inside_step: bool = state.get("inside_step", False)  # the next step is begun
         self._losses: List[float] = state.get("losses", [])  # of steps since the last record of the metrics stream
         self._pending = PendingEvaluations(self._log_later, state.get("pending", []))
         self._shared: Content = dict
@@ -75,11 +75,7 @@ class Run:
         wording: Wording,
     ) -> Run:
         """Read the command line that every ``train.py`` has and begin; the log is in the dialect of config.round."""
-        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
-        parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
-        parser.add_argument("--output", type=Path, required=True, help="folder for results, may be shared by nodes")
-        arguments = parser.parse_args(argv)
+        arguments = configuration.arguments(description, argv)
         config = configuration.load(config_class, arguments.config)
         return cls(config, framework, arguments.data, arguments.output, wording)
 
@@ -101,7 +97,7 @@ class Run:
 
     def _save(self) -> None:
         state: Dict[str, Any] = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
-        state["losses"] = self._reports.losses
+        state.update(losses=self._reports.losses, inside_step=self._inside_step)
         if self._evaluates_later:
             state["pending"] = self._pending.saved()
         self._checkpoints.save(self.position, state, self._shared, self._own)
@@ -201,15 +197,9 @@ class Run:
             resumed_step=self.position,
             environment=library_environment(),
         )
+        steps, interval = timeline.steps_per_epoch, self.config.log_interval
         self._reports = StepReports(
-            self._logs.metrics,
-            sums,
-            wait,
-            self.ranks,
-            global_batch,
-            timeline.steps_per_epoch,
-            self.config.log_interval,
-            self._losses,
+            self._logs.metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses
         )
         self._logs_events = True
         self._stop.arm()
@@ -236,6 +226,12 @@ class Run:
             last = next((s for s in range(self.position + 1, last) if timeline.evaluates_after(s)), last)
             self._current = range(self.position, last)
             yield self._current
+            if self._inside_step:
+                self._part_is_open = False
+                with self._leaving_together():
+                    self._reports.end(self.epoch)
+                self._checkpoints.mark_logs()
+                return
             self.position = last
             if self._ended or self._evaluation_is_due() or last == end_of_epoch:
                 self._close_part()
@@ -244,11 +240,15 @@ class Run:
         """Report the present step or range of steps.
 
         Args:
-            loss: mean over this rank's samples, a tensor on the device, of which nobody waits.
+            loss: mean over this rank's samples, a tensor on the device, of which nobody waits; None where ``watch``
+                ended within the step, which a resumed run begins with again.
             learning_rate: of the (last) step.
             samples: of all ranks; default: the global batch size.
         """
         self._heartbeat.beat(self._current.stop - 1)
+        if loss is None:
+            self._inside_step = True
+            return
         with self._leaving_together():
             stop = self._reports.add(self._current, loss, self._wants_to_stop(), learning_rate, samples)
         if stop:
@@ -271,8 +271,9 @@ class Run:
             return
         self._part_is_open = True
         timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
-        if done == 0:
+        if done == 0 and not self._inside_step:
             self._logs.start_epoch(timeline, epoch)
+        self._inside_step = False
         self._reports.start()
 
     def _close_part(self) -> None:
@@ -316,7 +317,7 @@ class Run:
     def watch(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches of an evaluation; ends early on all ranks, ``interrupted``, when one is to stop.
 
-        All ranks need the same number of batches.
+        All ranks need the same number of batches. Parts of a long step may be watched too: see ``report``.
         """
         votes = self._framework.LaggedSums(self.ranks, "stop_evaluation")
         for batch in batches:

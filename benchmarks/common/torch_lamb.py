@@ -19,7 +19,9 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+import torch.distributed as dist
 
+from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_optimizers import Build
 from benchmarks.common.torch_updates import ALIGNMENT
 
@@ -69,8 +71,18 @@ Step = Callable[["Lamb", float], None]
 class Lamb:
     """The optimizer of one flat parameter, with what Updates asks of an optimizer of PyTorch."""
 
-    def __init__(self, flat: torch.nn.Parameter, pieces: Sequence[Piece], options: Options, step: Step) -> None:
-        """Take the weights ``flat``, whose gradient is flat too, of which ``pieces`` are the tensors."""
+    def __init__(
+        self,
+        flat: torch.nn.Parameter,
+        pieces: Sequence[Piece],
+        options: Options,
+        step: Step,
+        ranks: Optional[Ranks] = None,
+    ) -> None:
+        """Take the weights ``flat``, whose gradient is flat too, of which ``pieces`` are the tensors.
+
+        With ``ranks``, ``flat`` is this rank's share, as Updates divides all of them, and the norms are summed.
+        """
         self.flat, self.pieces, self.options, self._step = flat, list(pieces), options, step
         self.param_groups: List[Dict[str, Any]] = [{"lr": 0.0}]
         self.grad_scale: Optional[torch.Tensor] = None
@@ -79,7 +91,7 @@ class Lamb:
         """1.0 where the step is to be skipped."""
         self.first, self.second = torch.zeros_like(flat.detach()), torch.zeros_like(flat.detach())
         self.steps = flat.detach().new_zeros(())
-        self.rows = _Rows(flat, self.pieces)
+        self.rows = _Rows(flat, self.pieces, ranks)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -105,26 +117,40 @@ class Lamb:
 class _Rows:
     """The flat tensor as rows of ALIGNMENT elements, each of one piece alone: its decay and its ratio by rows."""
 
-    def __init__(self, flat: torch.Tensor, pieces: Sequence[Piece]) -> None:
+    def __init__(self, flat: torch.Tensor, pieces: Sequence[Piece], ranks: Optional[Ranks]) -> None:
         rows = len(flat) // ALIGNMENT
         piece_of, decay = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 1)
+        self._shared = ranks is not None and ranks.size > 1
+        first = ranks.rank * len(flat) if ranks is not None else 0
+        self._parts = []
         for number, piece in enumerate(pieces):
-            part = slice(piece.begin // ALIGNMENT, -(-(piece.begin + piece.size) // ALIGNMENT))
-            piece_of[part], decay[part] = number, piece.decay
+            # What this rank has of it, which may be nothing.
+            begin, end = (min(max(at - first, 0), len(flat)) for at in (piece.begin, piece.begin + piece.size))
+            self._parts.append(slice(begin, end))
+            part = slice(begin // ALIGNMENT, -(-end // ALIGNMENT))
+            if end > begin:
+                piece_of[part], decay[part] = number, piece.decay
         self.piece_of, self.decay = piece_of.to(flat.device), decay.to(flat.device)
         self.scaled = torch.tensor([piece.decay != 0 for piece in pieces], device=flat.device)
         self.update = torch.zeros_like(flat.detach())
         # What a step reads again is still in a CPU's cache; a GPU takes all at once.
         size = CHUNK if flat.device.type == "cpu" else max(len(flat), 1)
         self.chunks = [slice(begin, min(begin + size, len(flat))) for begin in range(0, len(flat), size)]
-        self._parts = [slice(piece.begin, piece.begin + piece.size) for piece in pieces]
+        present = [number for number, part in enumerate(self._parts) if part.stop > part.start]
+        self._parts = [self._parts[number] for number in present]
+        self._present, self._pieces = torch.tensor(present, dtype=torch.int64, device=flat.device), len(pieces)
 
-    def norms(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each piece of a flat tensor."""
-        parts = [tensor[part] for part in self._parts]
-        if hasattr(torch, "_foreach_norm"):  # since PyTorch 1.12
-            return torch.stack(torch._foreach_norm(parts))
-        return torch.stack([part.norm() for part in parts])
+    def norms(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Return the norm of each piece of flat tensors, (tensors, pieces), over all ranks that have a share of it."""
+        parts = [tensor[part] for tensor in tensors for part in self._parts]
+        # _foreach_norm: since PyTorch 1.12.
+        each = torch._foreach_norm(parts) if hasattr(torch, "_foreach_norm") else [part.norm() for part in parts]
+        found = torch.stack(each).view(len(tensors), -1) if parts else tensors[0].new_zeros(len(tensors), 0)
+        if not self._shared:
+            return found
+        squares = found.new_zeros(len(tensors), self._pieces).index_copy_(1, self._present, found.square())
+        dist.all_reduce(squares)
+        return squares.sqrt()
 
 
 def fused_step(lamb: Lamb, rate: Any) -> None:
@@ -149,7 +175,7 @@ def fused_step(lamb: Lamb, rate: Any) -> None:
         torch.div(m, u, out=u).mul_(root / corrected)
         by_rows = slice(part.start // ALIGNMENT, part.stop // ALIGNMENT)
         u.view(-1, ALIGNMENT).addcmul_(w.view(-1, ALIGNMENT), rows.decay[by_rows])
-    sizes, updates = rows.norms(weights), rows.norms(update)
+    sizes, updates = rows.norms(weights, update)
     ratio = torch.where(rows.scaled & (sizes > 0) & (updates > 0), sizes / updates, torch.ones_like(sizes))
     factors = (ratio * (-rate * goes))[rows.piece_of][:, None]
     weights.view(-1, ALIGNMENT).addcmul_(update.view(-1, ALIGNMENT), factors)
@@ -228,3 +254,13 @@ def lamb_candidates(pieces: Sequence[Piece], options: Options, apex: Any) -> Dic
         return Lamb(flat, pieces, options, step)
 
     return {name: partial(build, step) for name, step in steps.items()}
+
+
+def split_candidates(pieces: Sequence[Piece], options: Options, ranks: Ranks) -> Dict[str, Build]:
+    """Return LAMB of this rank's share of the weights; apex's kernel takes norms of whole tensors alone."""
+
+    def build(parameters: Sequence[torch.nn.Parameter]) -> Any:
+        (flat,) = parameters
+        return Lamb(flat, pieces, options, fused_step, ranks)
+
+    return {"fused": build}

@@ -86,13 +86,13 @@ class Updates:
         self._ranks, self._clip, self.split = ranks, clip, split and ranks.size > 1
         listed = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
         shares = ranks.size if self.split else 1
-        self._flat, self._gradients = _flatten(listed, shares)
+        self._flat, self.gradients = _flatten(listed, shares)
         share = slice(None)
         if self.split:
             size = len(self._flat) // shares
             share = slice(ranks.rank * size, (ranks.rank + 1) * size)
         self._mine = torch.nn.Parameter(self._flat[share])
-        self._mine.grad = self._gradients[share]
+        self._mine.grad = self.gradients[share]
         self.kernel, self.optimizer = torch_optimizers.choose(candidates, [self._mine], wanted)
         self.scale = None if scale is None else LossScale(scale, self._flat.device)
 
@@ -116,16 +116,16 @@ class Updates:
             self.scale.update(finite)
         if self.split:
             _gather(self._flat, self._mine.detach(), self._ranks)
-        self._gradients.zero_()
+        self.gradients.zero_()
 
     def _reduce(self) -> None:
         if self._ranks.size == 1:
             return
         # Gloo has no reduce-scatter.
         if self.split and dist.get_backend() == "nccl":
-            dist.reduce_scatter_tensor(self._mine.grad, self._gradients)
+            dist.reduce_scatter_tensor(self._mine.grad, self.gradients)
         else:
-            dist.all_reduce(self._gradients)
+            dist.all_reduce(self.gradients)
 
     def _factor(self, divisor: float) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return what to multiply the gradients by, and whether all of them are finite."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
-import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,20 +96,71 @@ def test_every_sample_comes_once_in_each_epoch(network: dict[str, Any]) -> None:
     assert 250 < orders["neighbours"] < 420, "a third of 1,000 in a random order"
 
 
+@pytest.fixture(scope="module")
+def steps(in_pytorch: InFramework) -> Callable[[int], dict[str, Any]]:
+    """What tests/in_framework/bert_step.py finds on so many ranks, run once."""
+    return cache(lambda ranks: result(in_pytorch("bert_step.py", ranks=ranks)))
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_step_is_the_plain_one_of_the_global_batch(in_pytorch: InFramework, ranks: int) -> None:
-    found = result(in_pytorch("bert_step.py", ranks=ranks))
-    for parts in ("1 parts", "8 parts"):
+def test_step_is_the_plain_one_of_the_global_batch(steps: Callable[[int], dict[str, Any]], ranks: int) -> None:
+    found = steps(ranks)
+    for parts in ("1 parts", "8 parts", "split"):
         assert found[parts]["losses"] < 1e-6
         assert found[parts]["weights"] < 1e-4
         assert found[parts]["changed by warm-up"] is False
+        assert found[parts]["share"] == (1 / ranks if parts == "split" else 1), "of the optimizer's state"
     judged = found["judged"]
     assert judged["sums"] == pytest.approx(judged["each"], rel=1e-6)
     assert judged["sums"][4] == judged["masked"], "every masked word is counted once"
 
 
-def test_every_precision_trains(in_pytorch: InFramework) -> None:
-    found = result(in_pytorch("bert_step.py", ranks=1))["precisions"]
+@pytest.fixture(scope="module")
+def rows(in_pytorch: InFramework) -> dict[str, Any]:
+    """What tests/in_framework/bert_rows.py found."""
+    found: dict[str, Any] = result(in_pytorch("bert_rows.py"))
+    return found
+
+
+def test_filled_rows_train_like_those_without_padding(rows: dict[str, Any]) -> None:
+    for found in rows["filled"].values():
+        assert found["distance"] < 1e-6, "losses and gradients"
+        assert found["judged"] == 0.0
+        assert found["nothing missing"] < 1e-6
+        assert found["lengths"] == [48, 64, 80]
+        assert 0 < found["most added"] < 16
+
+
+def test_a_step_by_graphs_is_the_plain_one(rows: dict[str, Any]) -> None:
+    found = rows["graphs"]
+    assert found["distance"] == 0.0
+    assert found["lengths"] == [80, 64, 48, 32], "the longest first, down to a quarter of it"
+    assert found["beside the first"] == [False, True, True, True]
+    assert found["replays"] == found["called"] == 16
+    assert found["crowded"] == 0, "what has too many masked words goes without a graph"
+
+
+def test_samples_are_dealt_out_evenly(rows: dict[str, Any]) -> None:
+    assert rows["evenness"]["all"] is True
+    assert rows["evenness"]["dealt"] < 1.005
+    assert rows["evenness"]["drawn"] > 1.05
+
+
+def test_fp8_is_used_where_it_is_found_and_refused_elsewhere(rows: dict[str, Any]) -> None:
+    found = rows["fp8"]
+    plain, rounded = found["losses"]
+    assert rounded == pytest.approx(plain, rel=1e-3)
+    assert rounded != plain
+    assert rounded[-1] < 0.9 * rounded[0]
+    assert found["same names"] is True, "a checkpoint fits with and without"
+    assert found["judged"] is True
+    assert "no TransformerEngine in this Python" in found["refused"][0]
+    assert "compute capability 9.x is needed" in found["refused"][1]
+    assert all("do this: set fp8=false" in words for words in found["refused"])
+
+
+def test_every_precision_trains(steps: Callable[[int], dict[str, Any]]) -> None:
+    found = steps(1)["precisions"]
     for precision, tolerance in (("bf16", 0.01), ("fp16", 0.002)):
         assert found[precision] == pytest.approx(found["fp32"], rel=tolerance)
         assert found[precision] != found["fp32"]
@@ -157,12 +206,12 @@ SHORT = (
     # Each part of a batch is 8 samples; the loss is noisy, and every bit counts.
     *("dropout=0.1", "attention_dropout=0.1"),
 )
-GLOBAL_BATCH, STEPS = 64, 10
+GLOBAL_BATCH, STEPS, PARTS = 64, 10, 8
 
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
     """config.json of the small system with a fixed seed."""
-    size = (f"batch_size={GLOBAL_BATCH // ranks}", "accumulation=4")
+    size = (f"batch_size={GLOBAL_BATCH // ranks}", f"accumulation={PARTS}")
     return write_small_config(path, "bert", ranks, (*SHORT, *size, *settings))
 
 
@@ -189,20 +238,19 @@ def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
     assert two["masked_loss"] == pytest.approx(one["masked_loss"], rel=1e-4)
 
 
-def test_stopped_and_resumed_run_is_an_unbroken_one(
-    pytorch_python: Path, text: Path, unbroken: Callable[..., Path], tmp_path: Path
+def test_run_stopped_in_the_middle_of_an_accumulation_resumes_as_an_unbroken_one(
+    pytorch_python: Path, in_pytorch: InFramework, text: Path, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
     expected = unbroken(2) / "metrics.jsonl"
     output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2)
-    children = start_ranks(pytorch_python, config, text, output, 2)
     metrics = output / "metrics.jsonl"
-    while not metrics.exists() or len(records(metrics, "step")) < STEPS:
-        assert children[0].poll() is None, children[0].communicate()
-        time.sleep(0.01)
-    children[-1].send_signal(signal.SIGTERM)  # one rank is asked, both stop at the same place
-    assert [code for code, _ in finish(children)] == [0, 0]
+    # One rank is asked in the first of eight parts, both stop behind the third; the warm-up is a step, too.
+    first_part = (1 + STEPS) * PARTS + 1
+    in_pytorch("bert_stop.py", str(first_part), str(config), str(text), str(output), ranks=2)
     assert records(metrics, "end")[-1]["outcome"] == "interrupted"
-    assert STEPS <= len(losses(metrics)) < 24, "in the middle of the run's only epoch"
+    (checkpoint,) = (output / "checkpoint").iterdir()
+    state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    assert (state["step"], state["inside_step"]) == (STEPS, True)
     ended = finish(start_ranks(pytorch_python, config, text, output, 2))
     assert [code for code, _ in ended] == [0, 0], ended
     assert losses(metrics) == losses(expected)

@@ -18,7 +18,7 @@ from tests.trainings import result
 
 KERNELS = sorted(paths.BENCHMARKS.glob("*/pytorch/kernels.py"))
 TARGETS = {"sm_80", "sm_90", "sm_100"}
-ALONE = {"detection", "maskrcnn", "translation"}
+ALONE = {"detection", "language", "maskrcnn", "translation"}
 """Compared operator by operator: a step of their networks takes minutes in the interpreter."""
 
 
@@ -74,11 +74,11 @@ def test_kernel_that_does_not_compile_fails(kernels_python: Path, tmp_path: Path
 
 
 @cache
-def interpreted(python: Path) -> Any:
-    """What tests/in_framework/kernels.py finds."""
+def interpreted(python: Path, program: str = "kernels.py") -> Any:
+    """What a program of tests/in_framework finds in Triton's interpreter."""
     variables = {**os.environ, "PYTHONPATH": str(paths.ROOT), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [str(python), "tests/in_framework/kernels.py"],
+        [str(python), f"tests/in_framework/{program}"],
         capture_output=True, text=True, cwd=paths.ROOT, env=variables, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -118,3 +118,26 @@ def test_kernels_are_chosen_by_comparing_and_measuring(kernels_python: Path) -> 
     assert set(found["on a CPU"]["chosen"].values()) == {"plain"}
     assert found["on a CPU"]["reported"] == ""
     assert "Triton compiles for GPUs alone; use kernels=auto" in found["refused"]["chosen"]["refused"]
+
+
+def test_berts_dropout_is_drawn_anew_and_its_gradient_has_the_same_mask(kernels_python: Path) -> None:
+    found = interpreted(kernels_python, "bert_kernels.py")
+    assert max(found["gelu"].values()) < 1e-6
+    dropout = found["dropout"]
+    assert dropout["distance"] < 1e-6, "next to float64 with the mask that the gradient shows"
+    assert 0.72 < dropout["kept"] < 0.78
+    assert dropout["by rows"][0] > 0.5 and dropout["by columns"][0] > 0.4, "no row and no column is left out"
+    assert dropout["by columns"][1] < 1
+    # Two masks that keep 3 of 4 agree in 1 - 2 * 3 / 16 of their places.
+    assert dropout["same as the call before"] == pytest.approx(0.625, abs=0.03)
+    assert dropout["same seed, same values"] is True
+
+
+def test_berts_operators_are_those_of_a_compiler_where_they_are_right_and_fastest(kernels_python: Path) -> None:
+    choices = interpreted(kernels_python, "bert_kernels.py")["choices"]
+    assert choices["right"]["names"] == {"gelu": "compiled", "norm": "compiled"}
+    assert choices["right"]["functions"] == [True, True]
+    assert choices["wrong"]["names"] == {"gelu": "compiled", "norm": "plain"}
+    assert "compiled ArithmeticError: wrong by 0.001" in choices["wrong"]["reported"]
+    assert choices["saved"] == {"gelu": "compiled", "norm": "plain"}
+    assert choices["layers compiled whole"] == {"gelu": "plain", "norm": "plain"}

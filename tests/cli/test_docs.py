@@ -227,6 +227,8 @@ def find_module(words: list[str], ground: Ground) -> str:
         return ""
     text = path.read_text(encoding="utf-8")
     # train.py, bench.py and prepare.py share their command lines.
+    if "benchmarks.common.run import" in text:
+        text += (paths.BENCHMARKS / "common" / "configuration.py").read_text(encoding="utf-8")
     for shared in re.findall(
         r"^from benchmarks\.common(?:\.data)? import (\w+)|^from benchmarks\.common\.(run) ", text, re.M
     ):

@@ -10,6 +10,7 @@ result as JSON.
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.nn import functional
 from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Batch, Part, TrainingInput, check, noise
-from benchmarks.bert.pytorch.train import train_step
+from benchmarks.bert.pytorch.train import train_part, train_step
 from benchmarks.bert.pytorch.training import Training, build
 from benchmarks.common import bench, torch_lamb
 from benchmarks.common.frameworks import pytorch
@@ -133,7 +134,7 @@ def in_turn(batches: List[List[Tuple[torch.Tensor, ...]]]) -> Callable[[], List[
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data = check(config, open_data(folder), ranks)
-    training = build(config, data, ranks, {}, train_step)
+    training = build(config, data, ranks, {}, train_part, train_step)
     inputs = ExitStack()
 
     def step(batch: Batch) -> torch.Tensor:
@@ -142,7 +143,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     synthetic = noise(config, training.vocabulary, ranks)
     network = PlainNetwork(config, training.vocabulary).to(ranks.context)
     # Padded before the clock: the plain loop is not charged with its input.
-    take = endless(data, config, ranks, inputs)
+    take = endless(data, dataclasses.replace(config, cuda_graph=False, fp8=False), ranks, inputs)
     batches = [[padded(part) for part in take()] for _ in range(8)]
     tokens = [(int((~absent).sum()), absent.numel()) for batch in batches for _, _, absent, _, _ in batch]
     share = 1 - sum(there for there, _ in tokens) / sum(places for _, places in tokens)

@@ -48,11 +48,13 @@ class Config:
     # The input
     batch_size: int = 32  # samples per rank and step
     accumulation: int = 1  # parts of equal size that a batch is computed in
+    token_bucket: int = 512  # rows are filled up to a multiple of so many tokens, where cuda_graph or fp8 needs it
     prefetch: int = 4  # batches built ahead by threads
 
     # The optimizer (You et al. 2020, arXiv 1904.00962; see benchmarks/common/torch_lamb.py)
     optimizer: Literal["lamb"] = "lamb"  # as apex's FusedLAMB computes it
     optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
+    split_optimizer: bool = False  # each rank updates its share of the weights, by optimizer_kernel=fused
     learning_rate: float = 3.5e-4  # at step 0 of the decay, which begins there whatever the warm-up
     warmup_steps: int = 0  # linear, counted from start_warmup_step
     start_warmup_step: int = 0  # step of the run at which the warm-up began, 0 or below
@@ -71,9 +73,17 @@ class Config:
     # How it runs
     attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # see benchmarks/language/pytorch/attention.py
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
+    kernels: Literal["auto", "plain", "triton", "compiled"] = "auto"  # between the products; auto: measured
+    cuda_graph: bool = False  # on a GPU: forward and backward of a part as one graph for each length of row
+    fp8: bool = False  # products of the layers in FP8 by TransformerEngine, where the image has it
     warm_up_steps: int = 3  # on noise, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
+
+    @property
+    def fills_rows(self) -> bool:
+        """Whether rows of tokens need certain lengths."""
+        return self.cuda_graph or self.fp8
 
     @property
     def targets(self) -> Dict[str, float]:
@@ -84,7 +94,7 @@ class Config:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         at_least(self, 1, "max_steps", "max_samples", "layers", "width", "heads", "inner_width", "positions")
         at_least(self, 1, "vocabulary_multiple", "batch_size", "accumulation", "eval_interval_samples")
-        at_least(self, 1, "eval_batch_size", "log_interval", "loss_scale_window")
+        at_least(self, 1, "eval_batch_size", "log_interval", "loss_scale_window", "token_bucket")
         at_least(self, 0, "prefetch", "warmup_steps", "eval_start_samples", "warm_up_steps", "checkpoint_interval")
         at_least(self, 0, "weight_decay", "gradient_clip", "decay_power")
         above_zero(self, "learning_rate", "epsilon", "loss_scale")
@@ -96,6 +106,23 @@ class Config:
             ("device=cpu has no apex: set optimizer_kernel=auto", on_cpu and self.optimizer_kernel == "apex"),
             ("device=cpu has no flash attention: set attention=auto", on_cpu and self.attention == "flash"),
             ("device=cpu is not compiled for: set compile=false", on_cpu and self.compile),
+            ("device=cpu is not compiled for: set kernels=auto", on_cpu and self.kernels == "compiled"),
+            ("device=cpu has no CUDA graphs: set cuda_graph=false", on_cpu and self.cuda_graph),
+            (
+                "attention=grouped reads lengths, which a CUDA graph cannot: set attention=auto or cuda_graph=false",
+                self.cuda_graph and self.attention == "grouped",
+            ),
+            ("device=cpu has no FP8: set fp8=false", on_cpu and self.fp8),
+            ("fp8 needs precision=bf16 for all but the products", self.fp8 and self.precision != "bf16"),
+            (
+                "fp8 has no CUDA graph and is not compiled: set cuda_graph=false and compile=false",
+                self.fp8 and (self.cuda_graph or self.compile),
+            ),
+            (f"token_bucket={self.token_bucket} must be a multiple of 16", self.token_bucket % 16 != 0),
+            (
+                "split_optimizer is by optimizer_kernel=fused: set that or auto",
+                self.split_optimizer and self.optimizer_kernel not in ("auto", "fused"),
+            ),
             (f"width={self.width} must be a multiple of heads={self.heads}", self.width % self.heads != 0),
             (
                 f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}",

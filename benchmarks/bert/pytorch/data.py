@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import closing
 from functools import partial
 from itertools import count
-from typing import Any, Generator, List, NamedTuple, Optional, Tuple
+from typing import Any, Generator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -19,12 +19,17 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.read_ahead import read_ahead
 from benchmarks.language.arrays import DataSet, Samples
-from benchmarks.language.pytorch.encoder import Rows
+from benchmarks.language.pytorch.encoder import Rows, fill_up
 
 THREADS = 2
 """That build batches: one takes less than a millisecond per hundred samples."""
+NO_WORD = -100
+"""Label of a place without a masked word, which PyTorch's cross-entropy leaves out."""
 ROUNDS = 4
 """Of the Feistel network: enough that the order looks random (Luby and Rackoff 1988)."""
+
+
+ONES = torch.ones(2)
 
 
 class Part(NamedTuple):
@@ -37,19 +42,28 @@ class Part(NamedTuple):
     """int64 (M,): the words that stood there."""
     next: torch.Tensor
     """int64 (B,): 1 where the second text is a random one."""
-    masked_weight: float = 1.0
-    """Factor on the summed loss of the masked words, so that the ranks' gradients sum to that of the mean."""
-    next_weight: float = 1.0
-    """The same of the next sentences."""
+    weights: torch.Tensor = ONES
+    """fp32 (2,): factors on the summed losses of masked words and next sentences, so that the ranks' gradients sum to
+    that of both means."""
+
+    def tensors(self) -> List[torch.Tensor]:
+        """Return all that is computed on."""
+        rows = self.rows
+        return [rows.tokens, rows.segments, rows.positions, rows.offsets, *self[1:]]
+
+    def shapes(self) -> Tuple[int, ...]:
+        """Return the lengths of all tensors."""
+        return tuple(len(each) for each in self.tensors())
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> Part:
+        """Return the same part with other ``tensors``."""
+        tokens, segments, positions, offsets, *others = tensors
+        rows = Rows(tokens, segments, positions, offsets, self.rows.longest, self.rows.padding)
+        return Part(rows, *others)
 
     def to(self, device: torch.device) -> Part:
         """Copy to a device; from pinned memory nobody waits."""
-        rows = self.rows
-        tensors = (rows.tokens, rows.segments, rows.positions, rows.offsets, self.masked, self.labels, self.next)
-        tokens, segments, positions, offsets, *others = (each.to(device, non_blocking=True) for each in tensors)
-        masked, labels, follows = others
-        rows = Rows(tokens, segments, positions, offsets, rows.longest)
-        return Part(rows, masked, labels, follows, self.masked_weight, self.next_weight)
+        return self.of([each.to(device, non_blocking=True) for each in self.tensors()])
 
 
 Batch = List[Part]
@@ -89,6 +103,17 @@ def samples_of_step(config: Config, samples: int, ranks: int, step: int) -> np.n
     return chosen
 
 
+def shares(lengths: np.ndarray, count: int) -> np.ndarray:
+    """Deal samples of ``lengths`` out to so many shares of equal size, int64 (count, samples of each).
+
+    The longest go round first, there and back, so that shares have about as many tokens: ranks that wait for the one
+    with the most wait less, and parts take few lengths of row.
+    """
+    rounds = np.argsort(-lengths, kind="stable").reshape(-1, count)
+    rounds[1::2] = rounds[1::2, ::-1]
+    return np.ascontiguousarray(rounds.T)
+
+
 def ragged(offsets: np.ndarray, chosen: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     """Return where the values of the samples ``chosen`` are, one sample behind the other, and how many each has."""
     begins = offsets[chosen]
@@ -97,7 +122,7 @@ def ragged(offsets: np.ndarray, chosen: np.ndarray) -> Tuple[np.ndarray, np.ndar
     return np.repeat(begins - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0), counts
 
 
-def part_of(samples: Samples, chosen: np.ndarray, pinned: bool = False) -> Part:
+def part_of(samples: Samples, chosen: np.ndarray) -> Part:
     """Return the samples ``chosen`` as one row, the shortest first."""
     lengths = samples.offsets[chosen + 1] - samples.offsets[chosen]
     chosen = chosen[np.argsort(lengths, kind="stable")]
@@ -109,8 +134,7 @@ def part_of(samples: Samples, chosen: np.ndarray, pinned: bool = False) -> Part:
     places = np.repeat(ends - lengths, counts) + samples.masked_places[masked]
 
     def tensor(array: np.ndarray, dtype: Any = np.int64) -> torch.Tensor:
-        made = torch.from_numpy(np.ascontiguousarray(array).astype(dtype))
-        return made.pin_memory() if pinned else made
+        return torch.from_numpy(np.ascontiguousarray(array).astype(dtype))
 
     offsets = tensor(np.concatenate(([0], ends)), np.int32)
     rows = Rows(
@@ -122,17 +146,55 @@ def part_of(samples: Samples, chosen: np.ndarray, pinned: bool = False) -> Part:
 def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
     """Read this rank's samples of a step, and the weights of their losses."""
     everyone = samples_of_step(config, len(samples), ranks.size, step)
-    mine = everyone.reshape(ranks.size, config.accumulation, -1)[ranks.rank]
+    lengths = samples.offsets[everyone + 1] - samples.offsets[everyone]
+    dealt = shares(lengths, ranks.size * config.accumulation).reshape(ranks.size, config.accumulation, -1)
     masked = int((samples.masked_offsets[everyone + 1] - samples.masked_offsets[everyone]).sum())
-    batch = [part_of(samples, chosen, ranks.context.type == "cuda") for chosen in mine]
-    return [weighted(part, config, ranks, masked) for part in batch]
+    batch = [part_of(samples, everyone[chosen]) for chosen in dealt[ranks.rank]]
+    return [ready(part, config, ranks, masked) for part in batch]
+
+
+def ready(part: Part, config: Config, ranks: Ranks, masked: int) -> Part:
+    """Return a part with weights, filled up where rows need certain lengths, from where nobody waits for a copy."""
+    part = weighted(part, config, ranks, masked)
+    if config.fills_rows:
+        part = filled(part, config)
+    return part.of([each.pin_memory() for each in part.tensors()]) if ranks.context.type == "cuda" else part
+
+
+def filled(part: Part, config: Config) -> Part:
+    """Fill a row up to the next multiple of token_bucket, and its masked places to what such a row may have.
+
+    Sequences of padding follow the real ones, as many in every row; no loss looks at them. More masked places than
+    one in six tokens and one a sample stay as they are.
+    """
+    return filled_to(part, -(-len(part.rows.tokens) // config.token_bucket) * config.token_bucket, config)
+
+
+def filled_to(part: Part, tokens: int, config: Config) -> Part:
+    """Fill a row up to so many ``tokens``; see ``filled``."""
+    part = part._replace(
+        rows=fill_up(part.rows, tokens, -(-config.token_bucket // config.positions) + 1, config.positions)
+    )
+    room = masked_room(tokens, len(part.next)) - len(part.masked)
+    if room < 0:
+        return part
+    return part._replace(
+        masked=torch.cat([part.masked, part.masked.new_zeros(room)]),
+        labels=torch.cat([part.labels, part.labels.new_full((room,), NO_WORD)]),
+    )
+
+
+def masked_room(tokens: int, samples: int) -> int:
+    """Return the masked places of a filled row: masking takes 15 % of a sample's words, rounded, and at least one."""
+    return tokens // 6 + samples
 
 
 def weighted(part: Part, config: Config, ranks: Ranks, masked: int) -> Part:
     """Give a part the weights of its losses; ``masked`` counts the masked words of all ranks in the step."""
     if config.masked_mean == "batch":
         masked = len(part.labels) * ranks.size * config.accumulation
-    return part._replace(masked_weight=1.0 / max(1, masked), next_weight=1.0 / (config.batch_size * ranks.size))
+    weights = torch.tensor([1.0 / max(1, masked), 1.0 / (config.batch_size * ranks.size)], dtype=torch.float32)
+    return part._replace(weights=weights)
 
 
 class TrainingInput:
@@ -166,12 +228,14 @@ class EvaluationInput:
         order = np.argsort(self._samples.lengths, kind="stable")
         mine = order[ranks.rank :: ranks.size]
         batches = [mine[begin : begin + size] for begin in range(0, -(-len(order) // ranks.size), size)]
-        make = partial(part_of, self._samples, pinned=ranks.context.type == "cuda")
-        filled = [chosen for chosen in batches if len(chosen)]
-        with closing(read_ahead(make, filled, self._config.prefetch, THREADS)) as parts:
+        there = [chosen for chosen in batches if len(chosen)]
+        with closing(read_ahead(self._part, there, self._config.prefetch, THREADS)) as parts:
             for part in parts:
                 yield part.to(ranks.context)
-        yield from [None] * (len(batches) - len(filled))
+        yield from [None] * (len(batches) - len(there))
+
+    def _part(self, chosen: np.ndarray) -> Part:
+        return ready(part_of(self._samples, chosen), self._config, self._ranks, 1)
 
 
 def check(config: Config, data: DataSet, ranks: Ranks) -> DataSet:
@@ -192,9 +256,13 @@ def check(config: Config, data: DataSet, ranks: Ranks) -> DataSet:
     return data
 
 
-def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
-    """A batch as full as they come: samples of the longest length, a seventh of their words masked."""
-    length, per_part = config.positions, config.batch_size // config.accumulation
+def noise(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:
+    """A batch of samples of equal length, a seventh of their words masked.
+
+    A part has about so many ``tokens``; by default it is as full as they come.
+    """
+    per_part = config.batch_size // config.accumulation
+    length = max(2, min(tokens // per_part or config.positions, config.positions))
     masked = max(1, length // 7)
     generator = torch.Generator().manual_seed(config.seed)
     places = torch.stack([torch.randperm(length, generator=generator)[:masked] for _ in range(per_part)])
@@ -208,5 +276,6 @@ def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
     labels = torch.randint(vocabulary, (per_part * masked,), generator=generator)
     follows = torch.randint(2, (per_part,), generator=generator)
     flat = (places + torch.arange(per_part)[:, None] * length).flatten()
-    part = Part(rows, flat, labels, follows).to(ranks.context)
-    return [weighted(part, config, ranks, len(labels) * ranks.size * config.accumulation)] * config.accumulation
+    part = Part(rows, flat, labels, follows)
+    part = ready(part, config, ranks, len(labels) * ranks.size * config.accumulation).to(ranks.context)
+    return [part] * config.accumulation

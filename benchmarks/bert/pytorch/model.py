@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.bert.pytorch.data import Part
+from benchmarks.bert.pytorch.data import NO_WORD, Part
 from benchmarks.language.pytorch.encoder import Encoder, Pooler, Rows, Shape
 from benchmarks.language.pytorch.pieces import NORM_EPSILON, bias_gelu, draw_weights
 
@@ -35,13 +35,16 @@ class Network(nn.Module):
     def forward(self, rows: Rows, masked: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return logits (M, vocabulary) of the words at the places ``masked`` (M,) of the row, and (B, 2) of next."""
         hidden = self.encoder(rows)
-        product = functional.linear(hidden[masked], self.transform.weight)
+        product = functional.linear(hidden.index_select(0, masked), self.transform.weight)
         words = self.transform_norm(bias_gelu(product, self.transform.bias, self.encoder.shape.gelu))
         logits = functional.linear(words, self.encoder.words.weight, self.words_bias)
         return logits, self.next(self.pooler(self.encoder.first(hidden, rows)))
 
     def losses(self, part: Part) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return the cross-entropies of the masked words and of the next sentences, each summed over the part."""
+        """Return the cross-entropies of the masked words and of the next sentences, each summed over the part.
+
+        Places without a word (data.NO_WORD) count nothing.
+        """
         words, follows = self(part.rows, part.masked)
         return (
             functional.cross_entropy(words.float(), part.labels, reduction="sum"),
@@ -57,7 +60,7 @@ class Network(nn.Module):
             functional.cross_entropy(words.float(), part.labels, reduction="sum"),
             (follows.argmax(-1) == part.next).sum(),
             torch.tensor(len(part.next), device=words.device),
-            torch.tensor(len(part.labels), device=words.device),
+            (part.labels != NO_WORD).sum(),
         ]
         return torch.stack([each.double() for each in found])
 

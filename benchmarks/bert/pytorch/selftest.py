@@ -21,10 +21,20 @@ SUITE = Suite(
         "optimizer_kernel": ROUNDED,
         "accumulation=4": ROUNDED,
         "compile": ROUNDED,
+        "cuda_graph": ROUNDED,
+        "kernels": ROUNDED,
+        "split_optimizer": ROUNDED,
     },
     left_out=("optimizer_kernel=apex", "attention=flash"),
     # One epoch of few steps: a run counts samples.
-    settings={"epochs": 1, "max_steps": 60, "max_samples": 1 << 40, "eval_start_samples": 1 << 40, "dropout": 0.0},
+    settings={
+        "kernels": "plain",
+        "epochs": 1,
+        "max_steps": 60,
+        "max_samples": 1 << 40,
+        "eval_start_samples": 1 << 40,
+        "dropout": 0.0,
+    },
     real_sizes=noise.write,
 )
 

@@ -10,13 +10,13 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Dict, List, Optional
+from typing import Callable, Dict, Iterable, List, Optional
 
 import torch
 
 from benchmarks.bert import events
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import Batch, EvaluationInput, TrainingInput, check
+from benchmarks.bert.pytorch.data import Batch, EvaluationInput, Part, TrainingInput, check
 from benchmarks.bert.pytorch.training import Training, build, weights_file
 from benchmarks.bert.schedule import learning_rate
 from benchmarks.common.frameworks import pytorch
@@ -25,19 +25,32 @@ from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.language.arrays import open_data
 
+MANY_PARTS = 8
+"""In which a batch may take long enough to be stopped within it; the ranks then agree once a part."""
 
-def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
-    """Forward and backward on each part of a batch, and one update.
 
-    Returns this rank's part of the mean loss over all ranks, times the number of ranks, on the device.
+def train_part(training: Training, part: Part) -> torch.Tensor:
+    """Forward and backward on one part of a batch; return its share of the mean loss over all ranks."""
+    loss = training.loss(part)
+    training.updates.scaled(loss).backward()
+    return loss.detach()
+
+
+def train_step(
+    training: Training, batch: Batch, rate: float, watch: Callable[[List[Part]], Iterable[Part]] = iter
+) -> Optional[torch.Tensor]:
+    """Forward and backward on each part of a batch that is not done yet, and one update.
+
+    Returns this rank's part of the mean loss over all ranks, times the number of ranks, on the device; None where
+    ``watch`` ended in the middle, from where a checkpoint of ``training`` continues.
     """
-    total = torch.zeros((), device=training.ranks.context)
-    for part in batch:
-        loss = training.loss(part)
-        training.updates.scaled(loss).backward()
-        total += loss.detach()
+    done = training.done
+    for part in watch(batch[done.parts :]):
+        done.add(training.run_part(part))
+    if done.parts < len(batch):
+        return None
     training.updates.step(rate, 1.0)
-    return total * training.ranks.size
+    return done.take() * training.ranks.size
 
 
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Dict[str, float]]:
@@ -64,18 +77,21 @@ def main(argv: Optional[List[str]] = None) -> int:
     config, ranks, saved = run.config, run.ranks, run.saved
     data = run.open(lambda: check(config, open_data(run.data), ranks))
     with run.initialization():
-        training = run.open(lambda: build(config, data, ranks, saved, train_step, weights_file(config, run.data)))
+        training = run.open(
+            lambda: build(config, data, ranks, saved, train_part, train_step, weights_file(config, run.data))
+        )
     run.log(events.hyperparameters(config, ranks.size, data.max_predictions))
     # No sample is read before run_start.
     with run.timed(events.timeline(config, ranks.size)):
         batches = TrainingInput(config, data.train, ranks, run.position)
         evaluation = EvaluationInput(config, data.test, ranks)
-        run.keep(training.content, training.updates.own_content)
+        run.keep(training.content, training.own_content)
+        watch = run.watch if config.accumulation >= MANY_PARTS else iter
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
                     rate = learning_rate(config, number)
-                    run.report(train_step(training, run.wait_for(batches.next), rate), rate)
+                    run.report(train_step(training, run.wait_for(batches.next), rate, watch), rate)
                 if run.evaluates():
                     run.evaluated(evaluate(training, evaluation, run))
         if not run.interrupted:

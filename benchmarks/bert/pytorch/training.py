@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import torch
 
@@ -11,32 +14,65 @@ from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Batch, Part, noise
 from benchmarks.bert.pytorch.model import Network
-from benchmarks.common import torch_lamb
+from benchmarks.common import kernels, torch_lamb
+from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
 from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.language.arrays import DataSet
-from benchmarks.language.pytorch import attention, checkpoint
+from benchmarks.language.pytorch import attention, checkpoint, fp8, operators
 from benchmarks.language.pytorch.encoder import shape_of
 
 LARGEST_SCALE = float(1 << 24)
 """Of the loss, as apex has it (amp/scaler.py, max_loss_scale)."""
-EagerStep = Callable[["Training", Batch, float], torch.Tensor]
+PartStep = Callable[["Training", Part], torch.Tensor]
+"""``train_part`` of train.py."""
+Step = Callable[["Training", Batch, float], Optional[torch.Tensor]]
 """``train_step`` of train.py."""
+STEPS_BEFORE_CAPTURE = 3
+"""At least, as PyTorch's documentation of CUDA graphs asks."""
+
+
+class Done:
+    """What is done of a step: how many parts of its batch, and their losses; their gradients are those of Updates."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.parts, self.loss = 0, torch.zeros((), device=device)
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Count a part."""
+        self.parts += 1
+        self.loss += loss
+
+    def take(self) -> torch.Tensor:
+        """Return the loss of all parts, and begin anew."""
+        found = self.loss.clone()
+        self.parts = 0
+        self.loss.zero_()
+        return found
 
 
 class Training:
     """The network on this rank's device, and its optimizer."""
 
-    def __init__(self, config: Config, vocabulary: int, ranks: Ranks, kernel: str, weights: Optional[Path]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        vocabulary: int,
+        ranks: Ranks,
+        part_step: PartStep,
+        saved: Mapping[str, Any] = MappingProxyType({}),
+        weights: Optional[Path] = None,
+    ) -> None:
         """Draw the weights, the same on all ranks, or read them from a file.
 
         Args:
             config: of the run.
             vocabulary: rows of the table of words, padding included.
             ranks: of the job.
-            kernel: implementation of the optimizer, or "auto".
+            part_step: ``train_part`` of train.py.
+            saved: a checkpoint, of which only the names of kernels are taken.
             weights: file to begin with.
         """
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
@@ -47,33 +83,76 @@ class Training:
         if weights is not None:
             checkpoint.fill(checkpoint.places_of(network.state_dict()), checkpoint.read(weights), weights)
         self.network = network.to(ranks.context)
+        self._choose_kernels(saved.get("kernels", {}))
+        self.done = Done(ranks.context)
+        self.run_part: Callable[[Part], torch.Tensor] = partial(part_step, self)
+        """The step of a part: by a CUDA graph where there is one."""
+        self._in_fp8 = fp8.use(network.encoder, fp8.find()) if config.fp8 else nullcontext
+        self.updates = self.updates_of(saved.get("kernel", config.optimizer_kernel))
+
+    def _choose_kernels(self, saved: Mapping[str, str]) -> None:
+        """Choose how what is between the products is computed, on rows about as long as those of a step."""
+        config = self.config
+        rows = config.batch_size // config.accumulation * config.positions // 2
+        dtype = pytorch.DTYPES[config.precision]
+        # Rows of thousands of tokens keep a GPU busy longer than their launches take.
+        time = kernels.seconds_on_device
+        self.kernels, pieces = operators.choose(config, rows, self.ranks, dtype, saved, time)
+        self.network.encoder.use(pieces)
+
+    def updates_of(self, kernel: str) -> Updates:
+        """Return the updates of the network's weights by LAMB."""
+        config, ranks = self.config, self.ranks
         named = list(self.network.named_parameters())
         pieces = torch_lamb.pieces_of(named, lambda name: model.decay_of(name, config.weight_decay), model.parts_of)
         options = torch_lamb.Options((config.beta1, config.beta2), config.epsilon)
+        split = config.split_optimizer and ranks.size > 1
+        candidates = (
+            torch_lamb.split_candidates(pieces, options, ranks)
+            if split
+            else torch_lamb.lamb_candidates(pieces, options, torch_lamb.find_apex())
+        )
         scale = ScaleRule(config.loss_scale, config.loss_scale_window, LARGEST_SCALE)
-        self.updates = Updates(
+        return Updates(
             [parameter for _, parameter in named],
-            torch_lamb.lamb_candidates(pieces, options, torch_lamb.find_apex()),
-            kernel,
+            candidates,
+            "fused" if split else kernel,
             ranks,
             clip=config.gradient_clip or None,
             scale=scale if config.precision == "fp16" else None,
+            split=split,
         )
 
     def loss(self, part: Part) -> torch.Tensor:
         """This part's share of the loss: both means, so weighted that the ranks' and parts' shares sum to the loss."""
-        with pytorch.autocast(self.ranks.context, self.config.precision):
+        with pytorch.autocast(self.ranks.context, self.config.precision), self._in_fp8():
             words, follows = self.network.losses(part)
-        return words * part.masked_weight + follows * part.next_weight
+        return words * part.weights[0] + follows * part.weights[1]
 
     def judge(self, part: Part) -> torch.Tensor:
         """What the network makes of a part of the evaluation set; see Network.judge."""
-        with pytorch.autocast(self.ranks.context, self.config.precision):
+        with pytorch.autocast(self.ranks.context, self.config.precision), self._in_fp8():
             return self.network.judge(part)
 
     def content(self) -> Dict[str, Any]:
         """What all ranks have in common, for a checkpoint."""
-        return {"network": self.network.state_dict(), **self.updates.content()}
+        return {"network": self.network.state_dict(), "kernels": self.kernels, **self.updates.content()}
+
+    def own_content(self) -> Dict[str, Any]:
+        """What this rank alone has, for a checkpoint: also in the middle of a step."""
+        found = self.updates.own_content()
+        if self.done.parts:
+            found["done"] = {"parts": self.done.parts, "loss": self.done.loss, "gradients": self.updates.gradients}
+        return found
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Continue from both contents together."""
+        self.network.load_state_dict(saved["network"])
+        self.updates.restore(saved)
+        if "done" in saved:
+            self.done.parts = saved["done"]["parts"]
+            self.done.loss.copy_(saved["done"]["loss"])
+            self.updates.gradients.copy_(saved["done"]["gradients"])
 
 
 def weights_file(config: Config, data: Path) -> Optional[Path]:
@@ -86,32 +165,69 @@ def build(
     data: DataSet,
     ranks: Ranks,
     saved: Mapping[str, Any],
-    step: EagerStep,
+    part_step: PartStep,
+    step: Step,
     weights: Optional[Path] = None,
 ) -> Training:
-    """Build with a checkpoint, given or fresh weights, ready: warmed up by ``step`` on noise, before the clock.
+    """Build with a checkpoint, given or fresh weights, ready: warmed up and captured on noise, before the clock.
 
     Raises Problem where a file of weights does not fit.
     """
-    if not saved:
-        seed_dropout(config.seed, ranks)
     multiple = config.vocabulary_multiple
     vocabulary = -(-data.vocabulary.size // multiple) * multiple
-    kernel = saved.get("kernel", config.optimizer_kernel)
-    training = Training(config, vocabulary, ranks, kernel, None if saved else weights)
+    training = Training(config, vocabulary, ranks, part_step, saved, None if saved else weights)
+    if not saved:
+        # Behind the choice of kernels, which draws numbers too.
+        seed_dropout(config.seed, ranks)
     pytorch.broadcast(training.network.parameters())
     warm_up(step, training)
     if saved:
-        training.network.load_state_dict(saved["network"])
-        training.updates.restore(saved)
+        training.restore(saved)
     return training
 
 
-def warm_up(step: EagerStep, training: Training) -> None:
-    """Connect the ranks and compile, by steps on noise at rate 0; weights, optimizer and generators are as before."""
-    if not training.config.warm_up_steps:
-        return
-    batch = noise(training.config, training.vocabulary, training.ranks)
+def warm_up(step: Step, training: Training) -> None:
+    """Connect the ranks, compile and capture, by noise at rate 0; weights, optimizer and generators are as before."""
+    config = training.config
     with without_trace(training.updates, training.ranks):
-        for _ in range(training.config.warm_up_steps):
-            step(training, batch, 0.0)
+        if config.cuda_graph:
+            training.run_part = captured(training.run_part, config, training.vocabulary, training.ranks)
+            training.updates.gradients.zero_()
+        if config.warm_up_steps:
+            batch = noise(config, training.vocabulary, training.ranks)
+            for _ in range(config.warm_up_steps):
+                step(training, batch, 0.0)
+
+
+def captured(
+    eager: Callable[[Part], torch.Tensor], config: Config, vocabulary: int, ranks: Ranks, capture: Any = Captured
+) -> Callable[[Part], torch.Tensor]:
+    """Capture the step of a part for each length of row from a quarter of the longest; shorter ones stay eager.
+
+    Samples of any length fill a row to a half. The longest row comes first: the others use its memory.
+    """
+    longest = config.batch_size // config.accumulation * config.positions
+    graphs: Dict[Tuple[int, ...], Any] = {}
+    first = None
+    repeats = max(config.warm_up_steps, STEPS_BEFORE_CAPTURE)
+    for tokens in range(-(-longest // config.token_bucket) * config.token_bucket, longest // 4, -config.token_bucket):
+        example = noise(config, vocabulary, ranks, tokens)[0]
+        if example.shapes() in graphs:
+            continue
+
+        def step(*tensors: torch.Tensor, like: Part = example) -> torch.Tensor:
+            return eager(like.of(tensors))
+
+        # Compiled by the first; then a call before a capture is for what a shape allocates.
+        graph = capture(step, example.tensors(), repeated(step, repeats if first is None else 1), first)
+        graphs[example.shapes()] = graph
+        first = first or graph
+        if ranks.context.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def run_part(part: Part) -> torch.Tensor:
+        graph = graphs.get(part.shapes())
+        found: torch.Tensor = eager(part) if graph is None else graph(*part.tensors())
+        return found
+
+    return run_part

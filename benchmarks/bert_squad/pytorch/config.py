@@ -67,7 +67,8 @@ class Config:
 
     # How it runs
     attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # auto: flash where a GPU has it
-    compile: bool = False  # on a GPU: torch.compile of what is between the products
+    compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
+    kernels: Literal["auto", "plain", "triton", "compiled"] = "auto"  # between the products; auto: measured
     warm_up_steps: int = 3  # on noise, before the clock; 0 does none
     log_interval: int = 50  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
@@ -98,6 +99,10 @@ class Config:
                 self.device == "cpu" and self.attention == "flash",
             ),
             ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
+            (
+                "device=cpu is not compiled for: set kernels=auto",
+                self.device == "cpu" and self.kernels == "compiled",
+            ),
             (f"width={self.width} must be a multiple of heads={self.heads}", self.width % self.heads != 0),
             (
                 f"sequence_length={self.sequence_length} is above positions={self.positions}",

@@ -19,9 +19,10 @@ SUITE = Suite(
         "attention": ROUNDED,
         "optimizer_kernel": ROUNDED,
         "compile": ROUNDED,
+        "kernels": ROUNDED,
     },
     left_out=("optimizer_kernel=apex", "attention=flash"),
-    settings={"stop_at_target": False, "initializer_range": 0.05},
+    settings={"kernels": "plain", "stop_at_target": False, "initializer_range": 0.05},
 )
 
 if __name__ == "__main__":

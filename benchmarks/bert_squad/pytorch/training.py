@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
@@ -11,6 +12,7 @@ from benchmarks.bert_squad.arrays import DataSet
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch, check_length, noise
 from benchmarks.bert_squad.pytorch.model import Network, loss_sum
+from benchmarks.common import kernels as common_kernels
 from benchmarks.common import torch_optimizers
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
@@ -18,7 +20,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
 from benchmarks.common.torch_optimizers import Build
 from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates
-from benchmarks.language.pytorch import attention
+from benchmarks.language.pytorch import attention, operators
 from benchmarks.language.pytorch.checkpoint import load_weights
 
 MANY_STEPS = 1e6
@@ -30,7 +32,15 @@ EagerStep = Callable[["Training", Batch, float], torch.Tensor]
 class Training:
     """The network on this rank's device, and its optimizer."""
 
-    def __init__(self, config: Config, vocabulary: int, ranks: Ranks, kernel: str, weights: Optional[Path]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        vocabulary: int,
+        ranks: Ranks,
+        kernel: str,
+        weights: Optional[Path],
+        saved_kernels: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Draw the weights, the same on all ranks, and load those of the encoder from ``weights`` if given.
 
         Args:
@@ -39,6 +49,7 @@ class Training:
             ranks: of the job.
             kernel: implementation of the optimizer, or "auto".
             weights: pretrained ones.
+            saved_kernels: what a checkpoint names, for what is between the products.
         """
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         dtype = pytorch.DTYPES[config.precision]
@@ -48,6 +59,10 @@ class Training:
         if weights is not None:
             load_weights(self.network.encoder, weights)
         self.network.to(ranks.context)
+        rows = config.batch_size * config.sequence_length // 2
+        # With its launches: a step of some windows is shorter on an H200 than they are.
+        self.kernels, pieces = operators.choose(config, rows, ranks, dtype, saved_kernels, common_kernels.seconds)
+        self.network.encoder.use(pieces)
         # Decayed weights come first in the flat tensor of all.
         parameters = sorted(self.network.parameters(), key=lambda parameter: parameter.dim() < 2)
         decayed = sum(-(-each.numel() // ALIGNMENT) * ALIGNMENT for each in parameters if each.dim() >= 2)
@@ -78,7 +93,7 @@ class Training:
 
     def content(self) -> Dict[str, Any]:
         """What all ranks have in common, for a checkpoint."""
-        return {"network": self.network.state_dict(), **self.updates.content()}
+        return {"network": self.network.state_dict(), "kernels": self.kernels, **self.updates.content()}
 
 
 # -- optimizer -----------------------------------------------------------------------------------------
@@ -153,11 +168,13 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any],
     """
     check_length(config, data)
     weights = None if saved else weights_file(config, data.folder)
-    if not saved:
-        seed_dropout(config.seed, ranks)
     multiple = config.vocabulary_multiple
     vocabulary = -(-data.vocabulary.size // multiple) * multiple
-    training = Training(config, vocabulary, ranks, saved.get("kernel", config.optimizer_kernel), weights)
+    kernel, kernels = saved.get("kernel", config.optimizer_kernel), saved.get("kernels", {})
+    training = Training(config, vocabulary, ranks, kernel, weights, kernels)
+    if not saved:
+        # Behind the choice of kernels, which draws numbers too.
+        seed_dropout(config.seed, ranks)
     pytorch.broadcast(training.network.parameters())
     warm_up(step, training)
     if saved:

@@ -33,6 +33,8 @@ def grouped(
     heads, size = queries.shape[1:]
     found = []
     for begin, count, length in runs_of_equal(offsets):
+        if not length:
+            continue
         part = slice(begin, begin + count * length)
         q, k, v = (each[part].view(count, length, heads, size).transpose(1, 2) for each in (queries, keys, values))
         attended = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
@@ -60,12 +62,23 @@ def padded(
     longest: int,
     dropout: float,
 ) -> torch.Tensor:
-    """Attend in a batch (B, longest), whose padding no token looks at."""
+    """Attend in a batch (B, longest), whose padding no token looks at; nobody waits for a device."""
+    heads, size = queries.shape[1:]
     lengths = (offsets[1:] - offsets[:-1]).long()
     there = torch.arange(longest, device=queries.device) < lengths[:, None]  # (B, longest)
-    q, k, v = (pad(each, there).transpose(1, 2) for each in (queries, keys, values))
+    tokens = torch.arange(len(queries), device=queries.device)
+    owners = torch.bucketize(tokens, offsets[1:], right=True)
+    places = owners * longest + tokens - offsets.long()[owners]
+
+    def wide(each: torch.Tensor) -> torch.Tensor:
+        empty = each.new_zeros(len(lengths) * longest, heads, size)
+        return empty.index_copy(0, places, each).view(len(lengths), longest, heads, size).transpose(1, 2)
+
+    # An empty sequence looks at one place, so that it has no share of 0 / 0.
+    there = there | (torch.arange(longest, device=queries.device) == 0)
+    q, k, v = map(wide, (queries, keys, values))
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=there[:, None, None], dropout_p=dropout)
-    return attended.transpose(1, 2)[there]
+    return attended.transpose(1, 2).reshape(-1, heads, size).index_select(0, places)
 
 
 def pad(row: torch.Tensor, there: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -16,6 +16,15 @@ from torch.nn import functional
 
 from benchmarks.language.pytorch.attention import IMPLEMENTATIONS
 from benchmarks.language.pytorch.pieces import NORM_EPSILON, add_norm, bias_gelu, compiled, draw_weights
+
+
+def without_bias(linear: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the product alone."""
+    return functional.linear(hidden, linear.weight)
+
+
+PLAIN: Mapping[str, Any] = {"gelu": bias_gelu, "norm": add_norm, "product": without_bias}
+"""What GELU is of, and what is between the products, by PyTorch's operators."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,9 @@ class Rows:
     offsets: torch.Tensor
     """int32 (B + 1,), on the device: first token of each sequence, and T."""
     longest: int
-    """Tokens of the longest sequence."""
+    """Tokens of the longest sequence, or more."""
+    padding: int = 0
+    """Of the sequences, how many at the end are there to fill the row up; some may be empty."""
 
 
 def rows_of(sequences: Sequence[torch.Tensor], segments: Sequence[torch.Tensor]) -> Rows:
@@ -75,6 +86,23 @@ def rows_of(sequences: Sequence[torch.Tensor], segments: Sequence[torch.Tensor])
     )
 
 
+def fill_up(rows: Rows, tokens: int, pads: int, longest: int) -> Rows:
+    """Return rows of so many ``tokens``, with ``pads`` sequences of padding behind those that are there.
+
+    There are as many of them whatever is missing, of up to ``longest`` tokens each and some of none, so that the
+    tensors' shapes follow from ``tokens`` and the number of samples. What is in them reaches no other sequence.
+    Raises ValueError where they have no room for what is missing.
+    """
+    there = len(rows.tokens)
+    missing = tokens - there
+    if not 0 <= missing <= pads * longest:
+        raise ValueError(f"{missing} tokens of padding do not fit into {pads} sequences of {longest}")
+    ends = [there + min(missing, longest * (number + 1)) for number in range(pads)]
+    wide = [functional.pad(each, (0, missing)) for each in (rows.tokens, rows.segments, rows.positions)]
+    offsets = torch.cat([rows.offsets, rows.offsets.new_tensor(ends)])
+    return Rows(wide[0], wide[1], wide[2], offsets, longest, pads)
+
+
 class Layer(nn.Module):
     """Attention and two products, each with a residual sum and a layer norm behind it."""
 
@@ -86,6 +114,7 @@ class Layer(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.inner, self.outer = nn.Linear(width, shape.inner_width), nn.Linear(shape.inner_width, width)
         self.attention_norm, self.norm = (nn.LayerNorm(width, eps=NORM_EPSILON) for _ in range(2))
+        self.pieces: Mapping[str, Any] = PLAIN
 
     def forward(self, hidden: torch.Tensor, offsets: torch.Tensor, longest: int, attention: str) -> torch.Tensor:
         """(T, width) to (T, width)."""
@@ -95,9 +124,11 @@ class Layer(nn.Module):
         attend = IMPLEMENTATIONS[attention]
         attended = attend(*parts, offsets, longest, shape.attention_dropout if trains else 0.0).flatten(1)
         norm = self.attention_norm
-        hidden = add_norm(self.out(attended), hidden, norm.weight, norm.bias, dropout)
-        inner = bias_gelu(functional.linear(hidden, self.inner.weight), self.inner.bias, shape.gelu)
-        return add_norm(self.outer(inner), hidden, self.norm.weight, self.norm.bias, dropout)
+        gelu, add = self.pieces["gelu"], self.pieces["norm"]
+        hidden = add(self.out(attended), hidden, norm.weight, norm.bias, dropout)
+        inner = gelu(self.pieces["product"](self.inner, hidden), self.inner.bias, shape.gelu)
+        after: torch.Tensor = add(self.outer(inner), hidden, self.norm.weight, self.norm.bias, dropout)
+        return after
 
 
 class Encoder(nn.Module):
@@ -124,8 +155,13 @@ class Encoder(nn.Module):
         return hidden
 
     def first(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return the state (B, width) of each sequence's first token, [CLS]."""
-        return hidden[rows.offsets[:-1].long()]
+        """Return the state (B, width) of the first token, [CLS], of each sequence that is no padding."""
+        return hidden.index_select(0, rows.offsets[: len(rows.offsets) - 1 - rows.padding])
+
+    def use(self, pieces: Mapping[str, Any]) -> None:
+        """Compute what is between the products by ``pieces``, of operators.py."""
+        for layer in self.layers:
+            layer.pieces = {**layer.pieces, **pieces}
 
 
 class Pooler(nn.Module):

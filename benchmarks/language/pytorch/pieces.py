@@ -1,6 +1,7 @@
 """What a layer of BERT does between its products: bias and GELU, dropout and residual sum and layer norm.
 
-Each is one function of its inputs, so that a compiler makes one kernel of it (``compiled``).
+Each is one function of its inputs, so that a compiler makes one kernel of it (``compiled``), or Triton has one
+(operators.py).
 """
 
 from __future__ import annotations
@@ -18,17 +19,25 @@ DEVIATION = 0.02
 
 
 def bias_gelu(product: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
-    """GELU of ``product + bias`` (arXiv 1606.08415): ``erf`` exactly, ``tanh`` as the submissions approximate it."""
-    return functional.gelu(product + bias, approximate="tanh" if kind == "tanh" else "none")
+    """GELU of ``product + bias`` (arXiv 1606.08415): ``erf`` exactly, ``tanh`` as the submissions approximate it.
+
+    (T, inner width) and (inner width,), which may be of a wider type; the result is of the product's type.
+    """
+    return functional.gelu(product + bias.to(product.dtype), approximate="tanh" if kind == "tanh" else "none")
 
 
 def add_norm(
     update: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dropout: float
 ) -> torch.Tensor:
-    """Layer norm of ``residual`` plus what dropout leaves of ``update``, both (T, width)."""
+    """Layer norm of ``residual`` plus what dropout leaves of ``update``, both (T, width).
+
+    Computed in the type of the weights; the result is of the update's type, so that in half precision layers exchange
+    half as much, as in the submissions.
+    """
     if dropout:
         update = functional.dropout(update, dropout)
-    return functional.layer_norm(residual + update, weight.shape, weight, bias, NORM_EPSILON)
+    summed = (residual + update).to(weight.dtype)
+    return functional.layer_norm(summed, weight.shape, weight, bias, NORM_EPSILON).to(update.dtype)
 
 
 def compiled(function: Callable[..., torch.Tensor], wanted: bool) -> Any:

@@ -1,0 +1,222 @@
+"""Records that BERT's data is converted from, TensorFlow's and HDF5, damaged ones, and texts in both parts."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.bert import (
+    buckets,
+    masking,
+    overlap,
+    records,
+    tfrecord,
+)
+from benchmarks.bert.masking import Documents, Settings
+from benchmarks.common.data.problem import Problem
+from benchmarks.language import wordpiece
+from benchmarks.language.arrays import Samples, open_data
+from tests.bert_data import (
+    NUMBERS,
+    Outcome,
+    drawn_samples,
+    foreign_ids,
+    padded,
+    refused,
+    run,
+    take,
+    write_packed,
+    write_records,
+)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Samples:
+    return drawn_samples()
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_packed(tmp_path_factory.mktemp("packed"))
+
+
+def convert(folder: Path, to: Path, *more: object) -> Outcome:
+    options = ("--evaluation", folder / "eval", "--vocabulary", folder / "vocab.txt", *more)
+    return run("--from", folder / "train", "--to", to, *options, workers=2)
+
+
+def by_content(samples: Samples) -> list[tuple[Any, ...]]:
+    return sorted(
+        (
+            bytes(samples[number]),
+            int(samples.second[number]),
+            int(samples.next[number]),
+            *samples.masked(number)[1].tolist(),
+        )
+        for number in range(len(samples))
+    )
+
+
+def test_checksums_are_castagnoli_s() -> None:
+    """Values of RFC 3720, B.4, and one of many lengths at once."""
+    known = {b"123456789": 0xE3069283, bytes(32): 0x8A9136AA, b"\xff" * 32: 0x62A8AB43, bytes(range(32)): 0x46DD794E}
+    assert tfrecord.crc32c(list(known)).tolist() == list(known.values())
+
+
+def test_tensorflow_s_records_become_the_samples_that_they_were(packed: Path, drawn: Samples, tmp_path: Path) -> None:
+    assert convert(packed, tmp_path / "to")[0] == 0
+    data = open_data(tmp_path / "to")
+    assert (data.sequence_length, data.max_predictions, data.passport["facts"]["kind"]) == (64, 9, "records")
+    assert by_content(data.train) == by_content(take(drawn, 0, 90))
+    # Evaluation takes the first samples in the order of the files.
+    held = take(drawn, 90, 120)
+    assert [bytes(data.test[number]) for number in range(30)] == [bytes(held[number]) for number in range(30)]
+    assert foreign_ids(data) == []
+
+
+MAKE_HDF5 = """
+import sys, h5py, numpy as np
+rows = np.load(sys.argv[1])
+with h5py.File(sys.argv[2], "w") as file:
+    for key in rows.files:
+        file.create_dataset(key, data=rows[key])
+"""
+
+
+def test_hdf5_of_the_submission_is_read_where_h5py_is(
+    packed: Path, drawn: Samples, pytorch_python: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train").mkdir()
+    for name, samples in (("train/part_0.hdf5", take(drawn, 0, 50)), ("eval.hdf5", take(drawn, 90, 120))):
+        rows = padded(samples, 64, 9, is_hdf5=True)
+        rows["next_sentence_labels"] = rows["next_sentence_labels"][:, 0]
+        np.savez(tmp_path / "rows.npz", **rows)
+        words = [str(pytorch_python), "-c", MAKE_HDF5, str(tmp_path / "rows.npz"), str(tmp_path / name)]
+        subprocess.run(words, check=True)
+    argv = ("--from", tmp_path / "train", "--evaluation", tmp_path / "eval.hdf5", "--vocabulary", packed / "vocab.txt")
+    assert run(*argv, "--to", tmp_path / "to", python=pytorch_python)[0] == 0
+    assert by_content(open_data(tmp_path / "to").train) == by_content(take(drawn, 0, 50))
+    whole = (tmp_path / "train" / "part_0.hdf5").read_bytes()
+    (tmp_path / "train" / "part_0.hdf5").write_bytes(whole[: len(whole) // 2])
+    told = refused(run(*argv, "--to", tmp_path / "b", python=pytorch_python))
+    assert "part_0.hdf5 cannot be read" in told
+
+
+def test_hdf5_without_h5py_is_refused_in_words(packed: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(Problem, match="h5py is not installed"):
+        list(records._rows(tmp_path / "x.hdf5", records.HDF5))
+
+
+ROWS = {
+    "mask": ("input_mask", (7, 63), 1),
+    "place": ("masked_lm_positions", (5, 0), 64),
+    "id": ("masked_lm_ids", (3, 1), 65535),
+}
+"""What is changed: array, place, value."""
+
+
+def damage(path: Path, change: str, drawn: Samples) -> None:
+    content = bytearray(path.read_bytes())
+    if change in ROWS:
+        rows = padded(take(drawn, 50, 90), 64, 9)
+        name, place, value = ROWS[change]
+        assert rows[name][place] != value
+        rows[name][place] = value
+        write_records(path, rows)
+        return
+    if change == "content":
+        content[len(content) // 2] ^= 1
+    elif change == "length":
+        content[0] ^= 1
+    path.write_bytes({"truncated": content[:-7], "none": b"", "text": b"no record at all"}.get(change, content))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("content", r"b.tfrecord, record \d+ at byte [\d,]+ is damaged: another checksum"),
+        ("truncated", r"b.tfrecord, record 39 at byte [\d,]+ is truncated"),
+        ("length", r"b.tfrecord, record 0 at byte 0 is damaged"),
+        ("text", r"b.tfrecord, record 0 at byte 0 is damaged"),
+        ("none", r"b.tfrecord holds no sample"),
+        ("id", r"record 3: id 65,535\n.*ids below 60,005, the size of the vocabulary\n.*--vocabulary FILE"),
+        ("mask", r"record 7: an input_mask that is not that of its tokens"),
+        ("place", r"record 5: a masked place outside of the row"),
+    ],
+)
+def test_damaged_record_is_named(change: str, told: str, packed: Path, drawn: Samples, tmp_path: Path) -> None:
+    path = Path(shutil.copy(packed / "train" / "b.tfrecord", tmp_path))
+    damage(path, change, drawn)
+    task = records.Packed(
+        0, "train", str(path), records.TFRECORD, 1, str(tmp_path / "x"), str(packed / "vocab.txt"), 1, 0
+    )
+    with pytest.raises(Problem) as found:
+        records.convert(task, lambda count, size: None)
+    assert re.search(told, str(found.value)), found.value
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("same file", "part-00000-of-00500 and .*b.tfrecord hold the same samples"),
+        ("other width", "b.tfrecord: 70 tokens, 9 masked; .*: 64 tokens, 9 masked"),
+        ("small vocabulary", r"record \d+: id [\d,]+ \| ids below 5,000"),
+        ("other vocabulary", r"record 0: no \[CLS\] a \[SEP\] b \[SEP\]"),
+        ("trained on", "30 of 30 evaluation samples are in the training part, the first one is sample 0"),
+    ],
+)
+def test_records_that_do_not_fit_together_are_refused(
+    change: str, told: str, packed: Path, drawn: Samples, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(packed, tmp_path / "copy"))
+    path = folder / "train" / "b.tfrecord"
+    if change == "same file":
+        shutil.copy(folder / "train" / "part-00000-of-00500", path)
+    elif change == "other width":
+        write_records(path, padded(take(drawn, 50, 90), 70, 9))
+    elif change == "trained on":
+        # Long segments, as those of a real set: a sample of 64 tokens is too short to be judged.
+        text = np.random.RandomState(0).randint(5, 60000, size=40000).astype(np.uint16)
+        numbered = Documents(text, list(range(0, 40001, 400)), list(range(0, 101, 50)))
+        long = masking.make_samples(numbered, [0, 1], Settings(512, 76, 1), NUMBERS, masking.stream(0, 0))
+        for name, samples in (("train/part-00000-of-00500", long), ("eval/eval.tfrecord", take(long, 10, 40))):
+            write_records(folder / name, padded(samples, 512, 76))
+        path.unlink()
+    else:
+        entries = NUMBERS.entries[:5000] if change == "small vocabulary" else sorted(NUMBERS.entries)
+        wordpiece.write(folder / "vocab.txt", entries)
+    assert re.search(told, refused(convert(folder, tmp_path / "to")))
+
+
+def test_the_same_text_in_other_samples_is_found() -> None:
+    text = np.random.RandomState(0).randint(5, 60000, size=40000).astype(np.uint16)
+    documents = Documents(text, list(range(0, 40001, 20)), [0, 1000, 2000])
+    # Random second segments are of the other document: the samples without one are of a single document.
+    train, again, other = (
+        _only_following(
+            masking.make_samples(documents, numbers, Settings(512, 76, 1), NUMBERS, masking.stream(seed, 0))
+        )
+        for seed, numbers in ((0, [0] * 20), (1, [0]), (2, [1]))
+    )
+    for held, share in ((again, 1.0), (other, 0.0)):
+        wanted = np.unique(overlap.runs_of(held, NUMBERS)[0])
+        seen = np.zeros(len(wanted), bool)
+        overlap.mark_seen(seen, wanted, train, NUMBERS)
+        assert abs(seen.mean() - share) < 0.02
+        if share:
+            with pytest.raises(Problem, match="evaluation samples are in the training part"):
+                overlap.refuse(held, NUMBERS, wanted, seen, Path("x"))
+        else:
+            assert overlap.refuse(held, NUMBERS, wanted, seen, Path("x")) == 0
+
+
+def _only_following(samples: Samples) -> Samples:
+    return buckets.take(samples, np.flatnonzero(samples.next == 0))

@@ -1,0 +1,21 @@
+"""Train BERT, and ask rank 1 to stop at a certain part of a batch: PART CONFIG DATA OUTPUT."""
+
+import signal
+import sys
+
+from benchmarks.bert.pytorch import train
+from benchmarks.common.stopping import end_process
+
+WANTED, CONFIG, DATA, OUTPUT = sys.argv[1:]
+counted, plain = [0], train.train_part
+
+
+def train_part(training, part):
+    counted[0] += 1
+    if counted[0] == int(WANTED) and training.ranks.rank == 1:
+        signal.raise_signal(signal.SIGTERM)
+    return plain(training, part)
+
+
+train.train_part = train_part
+end_process(lambda: train.main(["--config", CONFIG, "--data", DATA, "--output", OUTPUT]))
