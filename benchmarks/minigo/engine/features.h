@@ -1,0 +1,55 @@
+// The network's input: planes in the order of the reference, one position as [N, N, planes].
+#pragma once
+
+#include "board.h"
+
+namespace minigo {
+
+enum Features { kAgz = 0, kMlperf07 = 1 };
+
+constexpr int kHistory = 8;
+
+inline int planes_of(int features) { return features == kAgz ? 17 : 13; }
+
+// The stones of the last eight positions, the newest first; fewer at the beginning of a game.
+struct History {
+  const int8_t* stones[kHistory];
+  int count = 0;
+};
+
+template <int N>
+bool would_capture(const Board<N>& board, int c) {
+  const auto& t = Board<N>::tables();
+  for (int i = 0; i < t.neighbors[c]; ++i) {
+    int d = t.neighbor[c][i];
+    if (board.color[d] == 3 - board.to_play && board.liberties[board.head[d]] == 1) return true;
+  }
+  return false;
+}
+
+// AGZ: eight pairs (own, other) and black to play. mlperf07: four pairs, black to play, chains of one, two, more
+// liberties, and legal moves that capture (AgzFeatures and Mlperf07Features in cc/model/features.h, v0.7).
+template <int N, typename T>
+void write_planes(const Board<N>& board, const uint8_t* legal, const History& history, int features, int symmetry,
+                  T* out) {
+  const auto& t = Board<N>::tables();
+  int planes = planes_of(features), pairs = features == kAgz ? 8 : 4, own = board.to_play;
+  T black = board.to_play == kBlack;
+  for (int c = 0; c < N * N; ++c) {
+    T* to = out + static_cast<size_t>(t.symmetry[symmetry][c]) * planes;
+    for (int k = 0; k < pairs; ++k) {
+      int stone = k < history.count ? history.stones[k][c] : 0;
+      to[2 * k] = stone == own;
+      to[2 * k + 1] = stone == 3 - own;
+    }
+    to[2 * pairs] = black;
+    if (features == kAgz) continue;
+    int liberties = board.color[c] == kEmpty ? 0 : board.liberties[board.head[c]];
+    to[9] = liberties == 1;
+    to[10] = liberties == 2;
+    to[11] = liberties >= 3;
+    to[12] = legal[c] && would_capture(board, c);
+  }
+}
+
+}  // namespace minigo
