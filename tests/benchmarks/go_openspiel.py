@@ -1,4 +1,4 @@
-"""The engine's rules held against OpenSpiel's Go, move by move: ``python tests/benchmarks/go_openspiel.py POSITIONS``."""
+"""The engine held against OpenSpiel's Go, move by move: ``python tests/benchmarks/go_openspiel.py POSITIONS``."""
 
 from __future__ import annotations
 

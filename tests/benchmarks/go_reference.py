@@ -1,4 +1,4 @@
-"""Go as its rules read, slow and obvious, to hold the compiled engine against; and OpenSpiel's, where it is installed."""
+"""Go as its rules read, slow and obvious, to hold the compiled engine against."""
 
 from __future__ import annotations
 
