@@ -86,7 +86,7 @@ def turned(examples: Examples, generator: Any) -> Examples:
         rows = np.flatnonzero(kinds == kind)
         boards = examples.policy[rows, :-1].reshape(-1, size, size)
         planes[rows] = _turn(examples.planes[rows], kind)
-        policy[rows, :-1] = _turn(boards, kind).reshape(len(rows), -1)
+        policy[rows, :-1] = _turn(boards, kind).reshape(len(rows), size**2)
     policy[:, -1] = examples.policy[:, -1]
     return Examples(planes, policy, examples.value)
 
