@@ -30,8 +30,12 @@ class Config:
     # The game
     board_size: Literal[5, 9, 13, 19] = 19  # lines of the board
     komi: float = 7.5  # points that white gets
-    pass_alive: bool = True  # what is alive whoever moves owns what it encloses, in the score and at the end; since v0.7
-    features: Literal["agz", "mlperf07"] = "mlperf07"  # planes of the input: 17 with 8 positions, 13 with 4 and liberties
+    pass_alive: bool = (
+        True  # what is alive whoever moves owns what it encloses, in the score and at the end; since v0.7
+    )
+    features: Literal["agz", "mlperf07"] = (
+        "mlperf07"  # planes of the input: 17 with 8 positions, 13 with 4 and liberties
+    )
     move_limit: int = 0  # moves after which a game is counted; 0: the engine's, 2 N^2
 
     # Self-play
@@ -109,7 +113,16 @@ class Config:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         at_least(self, 1, "epochs", "games", "concurrent_games", "selfplay_threads", "inference_batch", "readouts")
         at_least(self, 1, "parallel_leaves", "conv_width", "trunk_layers", "fc_width", "window", "batch_size")
-        at_least(self, 1, "fastplay_readouts", "eval_games", "eval_readouts", "gating_games", "log_interval", "eval_batch_size")
+        at_least(
+            self,
+            1,
+            "fastplay_readouts",
+            "eval_games",
+            "eval_readouts",
+            "gating_games",
+            "log_interval",
+            "eval_batch_size",
+        )
         at_least(self, 0, "train_ranks", "selfplay_ranks", "first_readouts", "cache_mb", "eval_soft_moves")
         at_least(self, 0, "supervised_steps", "warm_up_steps", "move_limit", "gating_win_rate", "l2_strength")
         above_zero(self, "learning_rate", "loss_scale")

@@ -237,4 +237,3 @@ def _values(network: model.Network) -> models.Arrays:
 def _assign(network: model.Network, values: Mapping[str, Any]) -> None:
     for name, variable in network.variables.items():
         variable.assign(values[name])
-
