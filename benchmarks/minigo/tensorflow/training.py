@@ -17,6 +17,8 @@ from benchmarks.minigo.schedule import Roles
 from benchmarks.minigo.tensorflow import model
 from benchmarks.minigo.tensorflow.config import Config
 
+import horovod.tensorflow as hvd  # isort: skip  # after frameworks.tensorflow, which settles the order of imports
+
 Array = Any
 # Read as Horovod starts: the ranks that train average among themselves.
 os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
@@ -34,7 +36,7 @@ class Training:
         self.steps = 0
         """Steps that are done, over all generations."""
         every = len(self.roles.training) == ranks.size
-        self._group = None if every else tensorflow.hvd.add_process_set(list(self.roles.training))
+        self._group = None if every else hvd.add_process_set(list(self.roles.training))
         self._functions: Dict[Callable[..., Any], Any] = {}
         self.update = tf.function(self._update, jit_compile=config.compiles)
 
@@ -48,9 +50,9 @@ class Training:
         """Return the mean of each gradient over the ranks that train."""
         if self._group is None:
             return tensorflow.average(gradients, self.config.gradient_compression, 0)
-        compression = getattr(tensorflow.hvd.Compression, self.config.gradient_compression)
-        options = {"op": tensorflow.hvd.Average, "compression": compression, "process_set": self._group}
-        return [tensorflow.hvd.allreduce(g, name=f"gradient.{n}", **options) for n, g in enumerate(gradients)]
+        compression = getattr(hvd.Compression, self.config.gradient_compression)
+        options = {"op": hvd.Average, "compression": compression, "process_set": self._group}
+        return [hvd.allreduce(g, name=f"gradient.{n}", **options) for n, g in enumerate(gradients)]
 
     def _update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
         """v <- momentum v + g, w <- w - rate v: tf.train.MomentumOptimizer of the submissions."""
