@@ -48,7 +48,7 @@ class SavedModels:
         saved = saves.get(int(last.metadata["epoch_num"])) if last is not None else None
         # The submitted logs have 0 where no model reached the target.
         counts = saved is not None and status["status"] == "success"
-        timestamp = round(saved - started, 3) if saved is not None and counts else 0
+        timestamp = round(saved - started, 6) if saved is not None and counts else 0
         if last is not None:
             self._log_last(lines, last, timestamp)
         if not self._is_v06:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, List, NamedTuple, Sequence
+from typing import Any, List, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -14,6 +14,13 @@ from benchmarks.minigo.records import Record, generation_folder, read_generation
 from benchmarks.minigo.rules import rules_of
 
 Array = Any
+
+
+class Games(Protocol):
+    """Games by their number: a list of records, or a data set that reads each one when it is asked for."""
+
+    def __getitem__(self, number: int) -> Record:
+        """Return one game."""
 
 
 class Examples(NamedTuple):
@@ -52,7 +59,7 @@ def own_part(places: Array, part: int, parts: int, batch: int) -> Array:
     return places.reshape(-1, parts, batch, 2)[:, part].reshape(-1, 2)
 
 
-def build(games: Sequence[Record], places: Array, config: Any) -> Examples:
+def build(games: Games, places: Array, config: Any) -> Examples:
     """Replay the games up to the drawn positions."""
     size = config.board_size
     shape = (len(places), size, size, PLANES[config.features])
@@ -62,7 +69,7 @@ def build(games: Sequence[Record], places: Array, config: Any) -> Examples:
     by_game = np.lexsort((places[:, 1], places[:, 0]))
     at = 0
     while at < len(by_game):
-        number = places[by_game[at], 0]
+        number = int(places[by_game[at], 0])
         game, position, ply = games[number], Position(rules), 0
         while at < len(by_game) and places[by_game[at], 0] == number:
             row = by_game[at]
@@ -86,7 +93,7 @@ def turned(examples: Examples, generator: Any) -> Examples:
         rows = np.flatnonzero(kinds == kind)
         boards = examples.policy[rows, :-1].reshape(-1, size, size)
         planes[rows] = _turn(examples.planes[rows], kind)
-        policy[rows, :-1] = _turn(boards, kind).reshape(len(rows), -1)
+        policy[rows, :-1] = _turn(boards, kind).reshape(len(rows), size**2)
     policy[:, -1] = examples.policy[:, -1]
     return Examples(planes, policy, examples.value)
 

@@ -16,11 +16,12 @@ from typing import Any, Dict, Mapping, Tuple
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
+from benchmarks.minigo.engine import FEATURES
 
 SHAPE = "shape"
 POLICY_CHANNELS = 2
 VALUE_CHANNELS = 1
-PLANES = {"agz": 17, "mlperf07": 13}
+PLANES = FEATURES
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
 
 
@@ -88,7 +89,7 @@ def save(path: Path, shape: Shape, arrays: Mapping[str, Any]) -> None:
         np.savez(file, **{SHAPE: text, **arrays})
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def load(path: Path, board_size: int = 0) -> Tuple[Shape, Arrays]:

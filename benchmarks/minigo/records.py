@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Tuple
@@ -135,7 +136,7 @@ def read_generation(folder: Path, board_size: int) -> List[Record]:
     games = [decode(body, board_size) for path in sorted(folder.glob("*.games")) for body in _bodies(path)[0]]
     games.sort(key=lambda game: game.number)
     numbers = [game.number for game in games]
-    twice = sorted({number for number, following in zip(numbers, numbers[1:]) if number == following})
+    twice = [number for number, count in Counter(numbers).items() if count > 1]
     if twice:
         raise Problem(f"{folder}: game {twice[0]} is there twice", "each game once", f"remove {folder}")
     return games

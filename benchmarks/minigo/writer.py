@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
@@ -14,8 +15,8 @@ from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Split
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.minigo import models
-from benchmarks.minigo.engine import Games, Rules, Search
+from benchmarks.minigo import models, sgf
+from benchmarks.minigo.engine import BLACK, Games, IllegalMove, Rules, Search
 
 VERSION = "1"
 """Raise it when the same source and options give other bytes."""
@@ -88,26 +89,33 @@ def _write_target(path: Path, args: argparse.Namespace, size: int) -> None:
 
 
 def _read(paths: Sequence[Path], size: int, left_out: Dict[str, int]) -> Iterator[Game]:
-    """Yield the games of SGF files on boards of ``size``; counts what is left out, by its reason."""
-    from benchmarks.minigo import sgf
+    """Yield the games of SGF files on boards of ``size``; counts what is left out, by its reason.
 
+    A move that no rules allow is refused. Servers that know the simple ko rule alone let positions come again: such
+    games cannot be replayed by the rules of the benchmark.
+    """
     for path in paths:
-        for game in sgf.read(path):
-            reason = _reason(game, size)
-            if reason:
-                left_out[reason] = left_out.get(reason, 0) + 1
-            else:
-                sgf.replay(game)
-                yield np.array(game.moves, np.int16), int(np.sign(game.outcome))
+        record = sgf.read(path, superko=False)
+        reason = _reason(record, size)
+        if reason:
+            left_out[reason] = left_out.get(reason, 0) + 1
+        else:
+            yield np.array(record.moves, np.int16), 1 if record.winner == BLACK else -1
 
 
-def _reason(game: Any, size: int) -> str:
+def _reason(record: sgf.Record, size: int) -> str:
     """Say why a game cannot be trained on; empty: it can."""
-    if game.size != size:
+    if record.rules.size != size:
         return f"not on {size} x {size}"
-    if game.handicap or not game.moves:
-        return "with stones set before the first move, or without moves"
-    return "" if game.outcome else "without a winner"
+    if record.black or record.white or record.to_play != BLACK or not record.moves:
+        return "with stones set before the first move, white first, or no moves"
+    if not record.winner:
+        return "without a winner"
+    try:
+        sgf.replay(replace(record, rules=replace(record.rules, superko=True)))
+    except IllegalMove:
+        return "a position comes again (superko)"
+    return ""
 
 
 def generate(size: int, count: int, seed: int) -> List[Game]:

@@ -14,6 +14,8 @@ class Game {
   Game(const Rules& rules, const Search* searches, int sides, const Board<N>& start, uint64_t seed, int number)
       : rules_(rules), number_(number), black_(sides == 2 ? number & 1 : 0) {
     Random random(mixed(seed) ^ mixed(static_cast<uint64_t>(number) + 77));
+    // A tree has pointers into itself: its searcher must not be moved.
+    players_.reserve(sides);
     for (int k = 0; k < sides; ++k) {
       searches_.push_back(searches[k]);
       players_.emplace_back(rules, searches[k], random.bits());

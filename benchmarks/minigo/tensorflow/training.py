@@ -11,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.common.frameworks.tensorflow import hvd
 from benchmarks.common.ranks import Ranks
 from benchmarks.minigo import models
 from benchmarks.minigo.schedule import Roles
 from benchmarks.minigo.tensorflow import model
 from benchmarks.minigo.tensorflow.config import Config
+
+import horovod.tensorflow as hvd  # isort: skip  # after frameworks.tensorflow, which settles the order of imports
 
 Array = Any
 # Read as Horovod starts: the ranks that train average among themselves.
