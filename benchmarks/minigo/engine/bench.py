@@ -10,6 +10,7 @@ than it can do with a free network, because its tree is then no deeper than four
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import statistics
@@ -64,8 +65,7 @@ def plain_python(size: int, readouts: int) -> float:
 
 def open_spiel(size: int, readouts: int, cut: int) -> float:
     """Return playouts a second of OpenSpiel's search, from the same positions; ``cut`` ends games so many moves on."""
-    import pyspiel
-
+    pyspiel: Any = importlib.import_module("pyspiel")
     seconds = 0.0
     for moves in openings(size):
         settings = {"board_size": size, "komi": 7.5, **({"max_game_length": len(moves) + cut} if cut else {})}
