@@ -92,6 +92,23 @@ class Round(_Strict):
     """Runs that a score is made of."""
 
 
+class Role(_Strict):
+    """What some of a run's ranks do where not all do the same; a rank may have several roles, or all."""
+
+    title: str
+    config: str
+    """Field of Config with the number of ranks that have it; 0: all."""
+    place: Literal["first", "last"]
+    """Which of the ranks those are."""
+    trains: bool = False
+    """Their batches together are the global batch."""
+
+    def ranks(self, config: Mapping[str, Any], size: int) -> range:
+        """Return the ranks of ``size`` that have this role in a resolved configuration."""
+        count = min(config[self.config] or size, size)
+        return range(count) if self.place == "first" else range(size - count, size)
+
+
 class FullData(_Strict):
     """The data set of the submissions."""
 
@@ -123,6 +140,8 @@ class Benchmark(_Strict):
     """Keys in units of the learning rate, which follow the global batch with it."""
     weights: tuple[str, ...] = ()
     """Keys that name a file of trained weights to begin with, or are empty."""
+    roles: dict[str, Role] = Field(default_factory=dict)
+    """By name; empty where all ranks do the same."""
     implementations: dict[str, Implementation]
     rounds: dict[str, Round]
     full_data: FullData
@@ -138,6 +157,10 @@ class Benchmark(_Strict):
     def targets(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Return the target of each quality in a resolved configuration."""
         return {name: config[each.config] for name, each in self.qualities.items()}
+
+    def training_ranks(self, config: Mapping[str, Any], size: int) -> int:
+        """Return how many of ``size`` ranks train, each with a batch of its own."""
+        return next((len(role.ranks(config, size)) for role in self.roles.values() if role.trains), size)
 
     def named(self, logged: Mapping[str, float]) -> dict[str, float]:
         """Return the values of one evaluation in a log, by the names of the qualities."""

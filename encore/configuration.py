@@ -12,9 +12,9 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +60,13 @@ class Configuration:
     def ranks(self) -> int:
         """Ranks over all nodes."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step, of all ranks that train."""
+        training = self.choice.benchmark.training_ranks(self.plain(), self.ranks)
+        batch: int = self.get("batch_size")
+        return batch * training
 
     @property
     def is_submitted(self) -> bool:
@@ -192,7 +199,11 @@ def _shorter_warmup(system: System, overrides: dict[str, Value]) -> dict[str, Va
 
 
 def scaled(
-    system: System, nodes: int, ranks_per_node: int, rates: Sequence[str] = ("learning_rate",)
+    system: System,
+    nodes: int,
+    ranks_per_node: int,
+    rates: Sequence[str] = ("learning_rate",),
+    training: Callable[[int], int] = lambda ranks: ranks,
 ) -> dict[str, Value]:
     """Return the batch and learning rate for a number of ranks that the system file is not for.
 
@@ -200,10 +211,11 @@ def scaled(
     (Goyal et al. 2017, arXiv 1706.02677, section 2.1), with its square root for LARS, between the
     proportional rule and what was submitted (20 times the batch of DGX-1 at 2.9 times the rate in v0.7), and
     for Adam, near to what was (8 times the batch at 2.5 times the rate, GNMT in v0.7).
-    Systems that keep the global batch divide it among the ranks instead. ``rates`` are the keys in units of the rate.
+    Systems that keep the global batch divide it among the ranks instead. ``rates`` are the keys in units of the rate,
+    ``training`` returns how many of some ranks train.
     """
-    submitted_ranks = system.nodes * system.gpus_per_node
-    ranks = nodes * ranks_per_node
+    submitted_ranks = training(system.nodes * system.gpus_per_node)
+    ranks = training(nodes * ranks_per_node)
     if ranks == submitted_ranks:
         return {}
     batch = system.config["batch_size"]
@@ -252,9 +264,11 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
             raise names.unknown(f"key in system {system.system}", name, wanted)
         origin = f"systems/{system.file}"
         values[name] = Value(_checked(name, value, wanted[name]), origin)
-    overrides = scaled(system, nodes, ranks_per_node, choice.benchmark.rates)
-    for setting in settings:
-        name, value = parse_setting(setting, wanted)
+    given = [parse_setting(setting, wanted) for setting in settings]
+    known = {**{name: value.value for name, value in values.items()}, **dict(given)}
+    training = partial(choice.benchmark.training_ranks, known)
+    overrides = scaled(system, nodes, ranks_per_node, choice.benchmark.rates, training)
+    for name, value in given:
         if name == "round":
             raise EncoreError("round is no setting: it decides the targets as well", remedy=f"use --round {value}")
         overrides[name] = Value(value, "--set")
@@ -286,9 +300,12 @@ def _validate(config: type[Any], values: dict[str, Value]) -> None:
 
 
 def describe_scale(configuration: Configuration) -> str:
-    """Return ``2 ranks x 32 = global batch 64``."""
-    batch = configuration.get("batch_size")
-    return f"{configuration.ranks} x {batch} = global batch {batch * configuration.ranks}"
+    """Return ``2 x 32 = global batch 64`` with the ranks that train, and those of each role where there are some."""
+    batch, total = configuration.get("batch_size"), configuration.global_batch
+    roles = configuration.choice.benchmark.roles.values()
+    named = [(role.title, role.ranks(configuration.plain(), configuration.ranks)) for role in roles]
+    each = "".join(f"; {title}: ranks {ranks[0]} to {ranks[-1]}" for title, ranks in named)
+    return f"{total // batch} x {batch} = global batch {total}{each}"
 
 
 def fields_with_meaning(folder: Path) -> dict[str, str]:

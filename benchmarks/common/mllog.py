@@ -20,6 +20,8 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
+from benchmarks.common.mllog_models import SavedModels
+
 
 def value_of(qualities: Mapping[str, float]) -> Any:
     """Return a single quality as its number, several by their names, as the rounds' logs have them."""
@@ -50,6 +52,8 @@ class Wording:
     """On each quality from v0.7 on, whose unit is another one there: BLEU of 25.0 is 0.25."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Of qualities in the log, where several are logged by other names than the benchmark's."""
+    off_clock: bool = False
+    """From v0.6 on the clock stops, in hindsight, where the first model was saved that reached the target."""
     v05_keys: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
     """Keys of v0.5 for one of later rounds, where V05_KEYS is not what this benchmark's logs have; () leaves it out."""
 
@@ -71,6 +75,7 @@ class MLLog:
         """Append to ``path``."""
         self._accuracy_first, self._names = wording.accuracy_first, wording.names
         self._factor = 1.0 if round_name == "v0.6" else wording.factor
+        self._saves = SavedModels(path, round_name) if wording.off_clock and rank == 0 else None
         self._log = _V06Lines(path, rank) if round_name == "v0.6" else _mlperf_logger(path, rank)
 
     def init_start(self, seed: int) -> None:
@@ -104,7 +109,9 @@ class MLLog:
         self._log.start(constants.EPOCH_START, metadata={"epoch_num": epoch + 1})
 
     def epoch_stop(self, epoch: int) -> None:
-        """Log the end of an epoch."""
+        """Log the end of an epoch, and that its model is saved where models are evaluated after the clock."""
+        if self._saves is not None:
+            self._log.event("save_model", {"iteration": epoch + 1})
         self._log.end(constants.EPOCH_STOP, metadata={"epoch_num": epoch + 1})
 
     def eval_start(self, epoch_num: float) -> None:
@@ -124,7 +131,11 @@ class MLLog:
 
     def run_stop(self, reached: bool) -> None:
         """Log the moment up to which time counts."""
-        self._log.end(constants.RUN_STOP, metadata={"status": "success" if reached else "aborted"})
+        status = {"status": "success" if reached else "aborted"}
+        if self._saves is None:
+            self._log.end(constants.RUN_STOP, metadata=status)
+        else:
+            self._saves.log_result(self._log, status)
 
 
 def _mlperf_logger(path: Path, rank: int) -> Any:

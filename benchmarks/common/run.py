@@ -186,7 +186,7 @@ class Run:
         """
         timeline, sums = self._timeline, self._framework.LaggedSums(self.ranks, "step")
         wait = self._framework.input_wait(self.ranks)
-        global_batch = self.config.batch_size * self.ranks.size
+        global_batch = self.config.batch_size * (timeline.training_ranks or self.ranks.size)
         self._logs.metrics.write(
             "start",
             ranks=self.ranks.size,
@@ -202,6 +202,7 @@ class Run:
             self._logs.metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses
         )
         self._logs_events = True
+        self._checkpoints.mark_logs()
         self._stop.arm()
         while not self._ended and (self._evaluation_is_due() or self.position < timeline.steps):
             if not self._evaluation_is_due():
@@ -347,6 +348,12 @@ class Run:
         self._reached |= self._logs.stop_evaluation(self._timeline, self._evaluation, found)
         self._evaluated = self.position
         self._end_position()
+
+    def evaluated_after_clock(self, epoch: int, found: Mapping[str, float]) -> bool:
+        """Log what the model saved at the end of ``epoch``, from 1, reached; return whether that is all targets."""
+        begun = self._logs.start_evaluation(self._timeline, epoch * self._timeline.steps_per_epoch, epoch - 1)
+        self._reached = self._logs.stop_evaluation(self._timeline, begun, found)
+        return self._reached
 
     # -- evaluations by an evaluator: see benchmarks/common/pending.py ------------------------------------
 

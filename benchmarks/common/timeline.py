@@ -23,6 +23,8 @@ class Timeline:
     stops_at_target: bool = True
     evaluates_concurrently: bool = False
     """Training continues while an evaluator works: a block ends before its evaluation, whose result comes later."""
+    training_ranks: int = 0
+    """Ranks that train, where the others have another role; 0: all."""
 
     @property
     def steps(self) -> int:

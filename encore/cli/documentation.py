@@ -78,7 +78,7 @@ def _system_row(choice: Choice, system: System) -> list[str]:
     warmup = f"{resolved.get('warmup_epochs'):g}" if "warmup_epochs" in resolved.values else NO_VALUE
     gpu = system.accelerator or ("any" if resolved.get("device") == "gpu" else "none")
     row = [system.round, f"`{system.system}`", system.kind, scale, gpu]
-    row += [str(batch) if system.accelerator else NO_VALUE, str(batch * resolved.ranks), optimizer]
+    row += [str(batch) if system.accelerator else NO_VALUE, str(resolved.global_batch), optimizer]
     return [*row, f"{rate:g}", warmup, str(epochs)]
 
 

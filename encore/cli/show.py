@@ -77,7 +77,7 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
             system.system,
             system.kind,
             f"{system.nodes} x {system.gpus_per_node}" if system.accelerator else "any",
-            str(resolved.get("batch_size") * resolved.ranks),
+            str(resolved.global_batch),
             resolved.get("optimizer"),
             str(resolved.get("epochs")),
         )

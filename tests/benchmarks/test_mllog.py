@@ -43,8 +43,9 @@ def configured(choice: Choice, system: System) -> Configuration:
 def logged_before_the_data(events: Any, config: Any, ranks: int) -> dict[str, Any]:
     """The hyperparameter events of a benchmark."""
     known = {"config": config, "ranks": ranks, "steps_per_epoch": STEPS, "facts": FACTS, "max_predictions": 76}
+    known.update({"generation": 1, "count": 8192})
     found: dict[str, Any] = {}
-    for function in (getattr(events, name, None) for name in ("initialization", "hyperparameters", "decays")):
+    for function in (getattr(events, name, None) for name in ("initialization", "hyperparameters", "decays", "games")):
         if function is not None:
             found.update(function(**{name: known[name] for name in inspect.signature(function).parameters}))
     return found

@@ -1,0 +1,1 @@
+"""Minigo: Go by self-play, trained, played and evaluated by the ranks of one run."""

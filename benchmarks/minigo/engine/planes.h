@@ -1,0 +1,67 @@
+// The network's input: planes in the order of the reference, one position as [N, N, planes].
+#pragma once
+
+#include "board.h"
+
+namespace minigo {
+
+enum Features { kAgz = 0, kMlperf07 = 1 };
+
+constexpr int kHistory = 8;
+
+inline int planes_of(int features) { return features == kAgz ? 17 : 13; }
+
+// The stones of the last eight positions, the newest first; fewer at the beginning of a game.
+struct History {
+  const int8_t* stones[kHistory];
+  int count = 0;
+};
+
+template <int N>
+bool would_capture(const Board<N>& board, int c) {
+  const auto& t = Board<N>::tables();
+  for (int i = 0; i < t.neighbors[c]; ++i) {
+    int d = t.neighbor[c][i];
+    if (board.color[d] == 3 - board.to_play && board.liberties[board.head[d]] == 1) return true;
+  }
+  return false;
+}
+
+template <int N, int PAIRS, typename T>
+void write_stones(int own, const History& history, const uint16_t* where, int planes, T* out) {
+  static const int8_t nothing[N * N] = {};
+  const int8_t* stones[PAIRS];
+  for (int k = 0; k < PAIRS; ++k) stones[k] = k < history.count ? history.stones[k] : nothing;
+  for (int c = 0; c < N * N; ++c) {
+    T* to = out + static_cast<size_t>(where[c]) * planes;
+    for (int k = 0; k < PAIRS; ++k) {
+      to[2 * k] = stones[k][c] == own;
+      to[2 * k + 1] = stones[k][c] == 3 - own;
+    }
+    to[2 * PAIRS] = own == kBlack;
+  }
+}
+
+// AGZ: eight pairs (own, other) and black to play. mlperf07: four pairs, black to play, chains of one, two, more
+// liberties, and legal moves that capture (AgzFeatures and Mlperf07Features in cc/model/features.h, v0.7).
+template <int N, typename T>
+void write_planes(const Board<N>& board, const uint8_t* legal, const History& history, int features, int symmetry,
+                  T* out) {
+  const uint16_t* where = Board<N>::tables().symmetry[symmetry];
+  int planes = planes_of(features), own = board.to_play;
+  if (features == kAgz) {
+    write_stones<N, 8>(own, history, where, planes, out);
+    return;
+  }
+  write_stones<N, 4>(own, history, where, planes, out);
+  for (int c = 0; c < N * N; ++c) {
+    T* to = out + static_cast<size_t>(where[c]) * planes;
+    int liberties = board.color[c] == kEmpty ? 0 : board.liberties[board.head[c]];
+    to[9] = liberties == 1;
+    to[10] = liberties == 2;
+    to[11] = liberties >= 3;
+    to[12] = legal[c] && would_capture(board, c);
+  }
+}
+
+}  // namespace minigo

@@ -1,0 +1,104 @@
+"""Positions to train on: of the window's games, or of the data set's, as planes, policy and value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, List, NamedTuple, Protocol, Sequence
+
+import numpy as np
+
+from benchmarks.minigo import schedule
+from benchmarks.minigo.engine import Position
+from benchmarks.minigo.models import PLANES
+from benchmarks.minigo.records import Record, generation_folder, read_generation
+from benchmarks.minigo.rules import rules_of
+
+Array = Any
+
+
+class Games(Protocol):
+    """Games by their number: a list of records, or a data set that reads each one when it is asked for."""
+
+    def __getitem__(self, number: int) -> Record:
+        """Return one game."""
+
+
+class Examples(NamedTuple):
+    """Positions in the order in which they are trained on."""
+
+    planes: Array
+    """uint8 (positions, N, N, planes)"""
+    policy: Array
+    """float32 (positions, N x N + 1): the search's visits as shares of 1, or the move that was played."""
+    value: Array
+    """float32 (positions,): 1 where the side to move won, else -1."""
+
+
+def read_window(output: Path, config: Any, generation: int) -> List[Record]:
+    """Return the games of the generations that ``generation`` is trained on."""
+    folders = [generation_folder(output, each) for each in schedule.window(config, generation)]
+    return [game for folder in folders for game in read_generation(folder, config.board_size)]
+
+
+def sample(games: Sequence[Record], config: Any, generation: int, global_batch: int) -> Array:
+    """Draw the positions of a generation, the same on every rank: int32 (positions, 2) of game and ply, shuffled.
+
+    They fill whole steps: what is left of the last one is not trained on, as in the submitted train.py; but one step
+    there always is.
+    """
+    searched = [np.flatnonzero(game.visits.any(axis=1)) for game in games]
+    places = np.concatenate([np.stack([np.full_like(plies, n), plies], 1) for n, plies in enumerate(searched)])
+    generator = np.random.RandomState((config.seed + generation) % 2**32)
+    order = generator.permutation(len(places))
+    count = int(len(places) * config.sample_share) // global_batch * global_batch
+    return places[order[:count]] if count else places[np.resize(order, global_batch)]
+
+
+def own_part(places: Array, part: int, parts: int, batch: int) -> Array:
+    """Return what one of ``parts`` ranks trains on: its ``batch`` of each step."""
+    return places.reshape(-1, parts, batch, 2)[:, part].reshape(-1, 2)
+
+
+def build(games: Games, places: Array, config: Any) -> Examples:
+    """Replay the games up to the drawn positions."""
+    size = config.board_size
+    shape = (len(places), size, size, PLANES[config.features])
+    planes, policy = np.empty(shape, np.uint8), np.empty((len(places), size**2 + 1), np.float32)
+    value = np.empty(len(places), np.float32)
+    rules = rules_of(config)
+    by_game = np.lexsort((places[:, 1], places[:, 0]))
+    at = 0
+    while at < len(by_game):
+        number = int(places[by_game[at], 0])
+        game, position, ply = games[number], Position(rules), 0
+        while at < len(by_game) and places[by_game[at], 0] == number:
+            row = by_game[at]
+            while ply < places[row, 1]:
+                position.play(int(game.moves[ply]))
+                ply += 1
+            position.planes(planes[row])
+            visits = game.visits[ply].astype(np.float32)
+            policy[row] = visits / visits.sum()
+            value[row] = game.outcome if ply % 2 == 0 else -game.outcome
+            at += 1
+    return Examples(planes, policy, value)
+
+
+def turned(examples: Examples, generator: Any) -> Examples:
+    """Return the examples, each turned or mirrored by a symmetry of the board that is drawn for it."""
+    planes, policy = np.empty_like(examples.planes), np.empty_like(examples.policy)
+    size = planes.shape[1]
+    kinds = generator.randint(0, 8, len(planes))
+    for kind in range(8):
+        rows = np.flatnonzero(kinds == kind)
+        boards = examples.policy[rows, :-1].reshape(-1, size, size)
+        planes[rows] = _turn(examples.planes[rows], kind)
+        policy[rows, :-1] = _turn(boards, kind).reshape(len(rows), size**2)
+    policy[:, -1] = examples.policy[:, -1]
+    return Examples(planes, policy, examples.value)
+
+
+def _turn(boards: Array, kind: int) -> Array:
+    """Turn (boards, N, N, ...) by ``kind`` % 4 quarters, and mirror them from 4 on."""
+    found = np.rot90(boards, kind % 4, axes=(1, 2))
+    return found[:, :, ::-1] if kind >= 4 else found

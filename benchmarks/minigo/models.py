@@ -1,0 +1,111 @@
+"""Files of models: the weights of a network by name, and its shape; numpy only.
+
+A model file is a NumPy archive with an array for each weight and ``shape``, a line of JSON. It is what a run writes
+for each generation, what a target model and initial weights are, and what ``encore play`` loads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, Mapping, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.minigo.engine import FEATURES
+
+SHAPE = "shape"
+POLICY_CHANNELS = 2
+VALUE_CHANNELS = 1
+PLANES = FEATURES
+Arrays = Dict[str, "np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a network looks like; the reference's flags of the same names (dual_net.py)."""
+
+    board_size: int
+    features: str
+    conv_width: int
+    trunk_layers: int
+    fc_width: int
+
+    @classmethod
+    def of(cls, config: Any) -> Shape:
+        """Return the shape of a configuration's network."""
+        return cls(config.board_size, config.features, config.conv_width, config.trunk_layers, config.fc_width)
+
+
+def weight_shapes(shape: Shape) -> Dict[str, Tuple[int, ...]]:
+    """Return the shape of each array in the order of the network: (height, width, in, out), dense (in, out)."""
+    width, points = shape.conv_width, shape.board_size**2
+    found: Dict[str, Tuple[int, ...]] = {}
+
+    def conv_norm(name: str, size: int, channels: int, filters: int, scaled: bool = True) -> None:
+        found[f"{name}.weight"] = (size, size, channels, filters)
+        parts = ("gamma", "beta", "mean", "variance") if scaled else ("mean", "variance")
+        found.update({f"{name}.{part}": (filters,) for part in parts})
+
+    conv_norm("stem", 3, PLANES[shape.features], width)
+    for block in range(shape.trunk_layers):
+        conv_norm(f"block{block}.1", 3, width, width)
+        conv_norm(f"block{block}.2", 3, width, width)
+    conv_norm("policy", 1, width, POLICY_CHANNELS, scaled=False)
+    found["policy_dense.weight"], found["policy_dense.bias"] = (POLICY_CHANNELS * points, points + 1), (points + 1,)
+    conv_norm("value", 1, width, VALUE_CHANNELS, scaled=False)
+    found["value_hidden.weight"], found["value_hidden.bias"] = (
+        (VALUE_CHANNELS * points, shape.fc_width),
+        (shape.fc_width,),
+    )
+    found["value_dense.weight"], found["value_dense.bias"] = (shape.fc_width, 1), (1,)
+    return found
+
+
+def initial_weights(shape: Shape, seed: int) -> Arrays:
+    """Draw the weights of an untrained network as TensorFlow's layers do: Glorot and Bengio 2010, uniform."""
+    generator = np.random.RandomState(seed % 2**32)
+
+    def draw(name: str, size: Tuple[int, ...]) -> Any:
+        if not name.endswith("weight"):
+            fill = np.ones if name.endswith(("gamma", "variance")) else np.zeros
+            return fill(size, np.float32)
+        field = int(np.prod(size[:-2]))
+        limit = np.sqrt(6.0 / (field * (size[-2] + size[-1])))
+        return generator.uniform(-limit, limit, size).astype(np.float32)
+
+    return {name: draw(name, size) for name, size in weight_shapes(shape).items()}
+
+
+def save(path: Path, shape: Shape, arrays: Mapping[str, Any]) -> None:
+    """Write a model file in one step: it is whole or not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "wb") as file:
+        text = np.frombuffer(json.dumps(asdict(shape)).encode(), np.uint8)
+        np.savez(file, **{SHAPE: text, **arrays})
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def load(path: Path, board_size: int = 0) -> Tuple[Shape, Arrays]:
+    """Read a model file; raises Problem if it is none, is damaged, or is of another size than ``board_size``."""
+    remedy = "name a model file of a run (models/*.npz in its folder), or copy it again"
+    try:
+        with np.load(str(path)) as archive:
+            shape = Shape(**json.loads(archive[SHAPE].tobytes().decode()))
+            arrays = {name: archive[name] for name in weight_shapes(shape)}
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        found = f"{path} cannot be read as a model: {error or type(error).__name__}"
+        raise Problem(found, "a NumPy archive with a network's weights and their shape", remedy) from None
+    for name, size in weight_shapes(shape).items():
+        if arrays[name].shape != size:
+            raise Problem(f"{path}: {name} has shape {arrays[name].shape}", f"{size}", remedy)
+    if board_size not in (0, shape.board_size):
+        found = f"{path} is a model for {shape.board_size} x {shape.board_size}"
+        raise Problem(found, f"one for {board_size} x {board_size}", "name another model, or set board_size")
+    return shape, arrays

@@ -1,0 +1,40 @@
+"""Prepare Minigo's data set: games and a target model with a passport, or check a prepared one.
+
+    $ python -m benchmarks.minigo.prepare --to data/minigo                          # the small set, 5 x 5
+    $ python -m benchmarks.minigo.prepare --from games/ --board-size 9 --target model.npz --to /data/go-9x9
+    $ python -m benchmarks.minigo.prepare --verify /data/go-9x9
+
+Writes moves.npy starts.npy outcomes.npy target.npz and, last, dataset.json. Exit code 0: done; 2: refused, nothing was
+changed; 1: broke on the way; 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from benchmarks.common.data import prepare
+
+
+def add_options(options: argparse._ArgumentGroup) -> None:
+    """Add what only games of Go have."""
+    sizes, text = (5, 9, 13, 19), "games on other boards are left out; default: 5 without --from, else 19"
+    options.add_argument("--board-size", type=int, choices=sizes, help=text)
+    options.add_argument("--target", type=Path, metavar="FILE", help="target model; default: one that knows nothing")
+    options.add_argument("--held-out", type=prepare.fraction, default=0.05, help="share of games never trained on")
+
+
+DATA_SET = prepare.DataSet(
+    benchmark="minigo",
+    source="a folder with games in SGF, at any depth",
+    files=("moves.npy", "starts.npy", "outcomes.npy", "target.npz"),
+    add_options=add_options,
+    writer="benchmarks.minigo.writer",
+    check=prepare.opens("benchmarks.minigo.data_set"),
+)
+main = partial(prepare.main, DATA_SET)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,142 @@
+"""Games in files: one for each self-play worker and generation, appended in whole games, each with a checksum.
+
+A record is its length and CRC-32 (two little-endian uint32), and a body: number, plies, outcome, margin, flags; moves
+(int16) and values (float16) of the plies; for each ply how many moves were visited (uint16), then those moves and
+their visits (uint16 each). A worker that was killed leaves at most one part of a record, at the end: it is cut off.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.problem import Problem
+
+PREFIX = struct.Struct("<II")
+HEAD = struct.Struct("<qiffi")
+RESIGNED, MAY_RESIGN = 1, 2
+Array = Any
+
+
+@dataclass(frozen=True)
+class Record:
+    """A game as it is trained on; ``engine.Game`` has the same fields."""
+
+    number: int
+    moves: Array
+    """int16 (plies,): row x size + column, or size x size for a pass."""
+    visits: Array
+    """uint16 (plies, moves): of the search; a row of zeros where it is not trained on."""
+    values: Array
+    """float32 (plies,): what the search expects, for black."""
+    outcome: float
+    """1: black wins; -1: white does."""
+    margin: float
+    """Points by which black is ahead; of a game that was played to its end."""
+    resigned: bool
+    resignation_allowed: bool
+
+
+def encode(game: Any) -> bytes:
+    """Return the record of a game with the fields of Record."""
+    plies = len(game.moves)
+    flags = RESIGNED * bool(game.resigned) + MAY_RESIGN * bool(game.resignation_allowed)
+    rows, moves = np.nonzero(game.visits)
+    parts = (
+        np.asarray(game.moves, "<i2"),
+        np.asarray(game.values, "<f2"),
+        np.bincount(rows, minlength=plies).astype("<u2"),
+        moves.astype("<u2"),
+        np.asarray(game.visits)[rows, moves].astype("<u2"),
+    )
+    margin = 0.0 if game.margin is None else game.margin
+    body = HEAD.pack(game.number, plies, game.outcome, margin, flags) + b"".join(part.tobytes() for part in parts)
+    return PREFIX.pack(len(body), zlib.crc32(body)) + body
+
+
+def decode(body: bytes, board_size: int) -> Record:
+    """Return the game of a record's body."""
+    number, plies, outcome, margin, flags = HEAD.unpack_from(body)
+    at = HEAD.size
+
+    def take(kind: str, count: int) -> Array:
+        nonlocal at
+        found = np.frombuffer(body, kind, count, at)
+        at += found.nbytes
+        return found
+
+    moves, values, counts = take("<i2", plies), take("<f2", plies), take("<u2", plies)
+    searched = int(counts.sum())
+    visited, times = take("<u2", searched), take("<u2", searched)
+    visits = np.zeros((plies, board_size**2 + 1), np.uint16)
+    visits[np.repeat(np.arange(plies), counts), visited] = times
+    return Record(
+        number, moves, visits, values.astype(np.float32), outcome, margin, bool(flags & RESIGNED), bool(flags & 2)
+    )
+
+
+def _bodies(path: Path) -> Tuple[List[bytes], int]:
+    """Return the bodies of the whole records, and the length in bytes of all of them."""
+    data = path.read_bytes()
+    bodies, at = [], 0
+    while at + PREFIX.size <= len(data):
+        length, checksum = PREFIX.unpack_from(data, at)
+        body = data[at + PREFIX.size : at + PREFIX.size + length]
+        if len(body) < length:
+            break
+        if zlib.crc32(body) != checksum or length < HEAD.size:
+            raise Problem(
+                f"{path}: the record at byte {at} differs from its checksum",
+                "records as self-play wrote them",
+                f"remove {path.name}, and start the run again: its games are played again",
+            )
+        bodies.append(body)
+        at += PREFIX.size + length
+    return bodies, at
+
+
+class GameFile:
+    """The games of one worker in one generation, for appending; knows which ones it has."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file; what a killed worker left of an unfinished record is cut off."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "ab")  # noqa: SIM115
+        bodies, length = _bodies(path)
+        self._file.truncate(length)
+        self.numbers = {HEAD.unpack_from(body)[0] for body in bodies}
+
+    def add(self, games: Iterable[Any]) -> None:
+        """Append games that the file has not yet."""
+        new: Dict[int, Any] = {game.number: game for game in games if game.number not in self.numbers}
+        self._file.write(b"".join(map(encode, new.values())))
+        self._file.flush()
+        self.numbers |= set(new)
+
+    def close(self) -> None:
+        """Write all to the disk."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def generation_folder(output: Path, generation: int) -> Path:
+    """Return where the games of a generation are, in the folder of a run."""
+    return output / "games" / f"{generation:06d}"
+
+
+def read_generation(folder: Path, board_size: int) -> List[Record]:
+    """Return all games of a generation in the order of their numbers; raises Problem for one that is there twice."""
+    games = [decode(body, board_size) for path in sorted(folder.glob("*.games")) for body in _bodies(path)[0]]
+    games.sort(key=lambda game: game.number)
+    numbers = [game.number for game in games]
+    twice = [number for number, count in Counter(numbers).items() if count > 1]
+    if twice:
+        raise Problem(f"{folder}: game {twice[0]} is there twice", "each game once", f"remove {folder}")
+    return games

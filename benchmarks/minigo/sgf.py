@@ -1,0 +1,224 @@
+"""Games in the Smart Game Format (SGF 4): read into moves that the rules allow, and written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.minigo.engine import BLACK, WHITE, IllegalMove, Position, Rules
+from benchmarks.minigo.engine.position import SIZES
+
+Node = Dict[str, List[str]]
+_TOKEN = re.compile(
+    r"[\s\0]*(?:(?P<mark>[();])|(?P<name>[A-Za-z]+)\s*(?=\[)|\[(?P<value>(?:\\.|[^\]\\])*)\])", re.DOTALL
+)
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+REMEDY = "leave the file out, or export the game again from the program that wrote it"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A game of the main line of an SGF file."""
+
+    rules: Rules
+    black: Tuple[int, ...]
+    """Stones placed before the first move, AB."""
+    white: Tuple[int, ...]
+    to_play: int
+    moves: Tuple[int, ...]
+    winner: int
+    """1 black, 2 white, 0 neither or not known."""
+    margin: Optional[float]
+    """Points by which black is ahead as the record says; None where it was not counted."""
+    result: str
+    """RE as it stands in the file."""
+
+    def position(self) -> Position:
+        """Return the position before the first move."""
+        return Position(self.rules, self.black, self.white, self.to_play)
+
+
+def read(path: Path, features: str = "agz", superko: bool = True) -> Record:
+    """Return the game of a file; ``superko=False`` also reads those of servers that know the simple ko rule alone.
+
+    Raises:
+        Problem: the file cannot be read or is no SGF of Go on a board of 5, 9, 13 or 19.
+        IllegalMove: a move that the rules do not allow, with its number.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise Problem(f"{path}: {error.strerror or error}", "a game in SGF", "give another file") from error
+    return parse(text, str(path), features, superko)
+
+
+def parse(text: str, name: str = "SGF", features: str = "agz", superko: bool = True) -> Record:
+    """Return the game of a text; ``name`` is what errors call it."""
+    nodes = _main_line(text, name)
+    if not nodes:
+        raise Problem(f"{name}: no node", "a game in SGF, such as (;SZ[9];B[ee])", REMEDY)
+    root = nodes[0]
+    rules = replace(_rules(root, name, features), superko=superko)
+    black, white = (_points(root.get(key, []), rules.size, name) for key in ("AB", "AW"))
+    moves, to_play = _moves(nodes, rules.size, name)
+    if not moves:
+        to_play = {"W": WHITE, "B": BLACK}.get(root.get("PL", [""])[0][:1], WHITE if black else BLACK)
+    result = root.get("RE", [""])[0]
+    record = Record(rules, black, white, to_play, moves, *_result(result), result)
+    replay(record, name)
+    return record
+
+
+def replay(record: Record, name: str = "SGF") -> Position:
+    """Return the position at the end; IllegalMove names the file and the first move that the rules do not allow."""
+    position = record.position()
+    for move in record.moves:
+        try:
+            position.play(move)
+        except IllegalMove as error:
+            raise IllegalMove(f"{name}: {error.found}", "a game without illegal moves", REMEDY) from None
+    return position
+
+
+def write(record: Record, **properties: str) -> str:
+    """Return a game as SGF; ``properties``, such as PB and PW, are added to the root."""
+    size = record.rules.size
+    values: Dict[str, Sequence[str]] = {
+        "GM": ["1"],
+        "FF": ["4"],
+        "CA": ["UTF-8"],
+        "SZ": [str(size)],
+        "KM": [f"{record.rules.komi:g}"],
+        "RU": ["Chinese"],
+        "RE": [record.result or "?"],
+        "AB": [_name(point, size) for point in record.black],
+        "AW": [_name(point, size) for point in record.white],
+        **{key: [value] for key, value in properties.items()},
+    }
+    root = "".join(key + "".join(f"[{_escaped(each)}]" for each in found) for key, found in values.items() if found)
+    colors = ("B", "W") if record.to_play == BLACK else ("W", "B")
+    moves = "".join(f";{colors[number % 2]}[{_name(move, size)}]" for number, move in enumerate(record.moves))
+    return f"(;{root}\n{moves})\n"
+
+
+def of_game(game: Any, rules: Rules) -> Record:
+    """Return the record of a game that the engine played."""
+    start = Position(rules)
+    black = tuple(int(point) for point in (start.start == BLACK).nonzero()[0])
+    winner = BLACK if game.outcome > 0 else WHITE if game.outcome < 0 else 0
+    side = "BW"[winner - 1]
+    result = "0" if winner == 0 else f"{side}+R" if game.resigned else f"{side}+{abs(game.margin):g}"
+    margin = None if game.resigned else float(game.margin)
+    return Record(rules, black, (), start.first, tuple(map(int, game.moves)), winner, margin, result)
+
+
+def _main_line(text: str, name: str) -> List[Node]:
+    """Return the nodes of the first variation everywhere."""
+    nodes: List[Node] = []
+    begin = text.find("(")
+    at, depth, key, ended = max(begin, 0), 0, "", False
+    while at < len(text) and text[at:].strip("\0 \t\r\n"):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise _damaged(name, text, at)
+        at = found.end()
+        mark, word, value = found.group("mark", "name", "value")
+        if mark == "(":
+            depth += 1
+        elif mark == ")":
+            # What follows the end of the first line that is closed are other variations and other games.
+            depth, ended = depth - 1, True
+            if depth == 0:
+                return nodes
+        elif depth == 0:
+            raise _damaged(name, text, at)
+        elif not ended and mark == ";":
+            nodes.append({})
+        elif not ended and word is not None:
+            key = "".join(letter for letter in word if letter.isupper())
+        elif not ended and value is not None and nodes and key:
+            nodes[-1].setdefault(key, []).append(re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL))
+    raise Problem(f"{name}: the file ends before its game does", "a closing bracket for each that opens", REMEDY)
+
+
+def _damaged(name: str, text: str, at: int) -> Problem:
+    line = text.count("\n", 0, at) + 1
+    found = f"{name}, line {line}: {text[at : at + 20]!r} is no SGF"
+    return Problem(found, "properties with values in brackets, such as ;B[ee]", REMEDY)
+
+
+def _rules(root: Node, name: str, features: str) -> Rules:
+    def number(key: str, default: str) -> float:
+        text = (root.get(key) or [default])[0].strip() or default
+        try:
+            return float(text)
+        except ValueError:
+            raise Problem(f"{name}: {key}[{text}]", "a number", REMEDY) from None
+
+    if (root.get("GM") or ["1"])[0].strip() != "1":
+        raise Problem(f"{name}: GM[{root['GM'][0]}], another game", "Go, GM[1]", REMEDY)
+    size, komi = number("SZ", "19"), number("KM", "0")
+    if size not in SIZES:
+        raise Problem(f"{name}: a board of {size:g}", "5, 9, 13 or 19", "leave the file out")
+    return Rules(size=int(size), komi=komi, features=features)
+
+
+def _moves(nodes: List[Node], size: int, name: str) -> Tuple[Tuple[int, ...], int]:
+    """Return the moves and who plays first; where one side plays twice, the other passes between."""
+    moves: List[int] = []
+    first = 0
+    for node in nodes:
+        for key, color in (("B", BLACK), ("W", WHITE)):
+            for value in node.get(key, []):
+                first = first or color
+                if (len(moves) % 2 == 0) != (color == first):
+                    moves.append(size**2)
+                moves.append(_point(value, size, name))
+        if node is not nodes[0] and ("AB" in node or "AW" in node):
+            raise Problem(f"{name}: stones are placed after the first node", "moves alone", "leave the file out")
+    return tuple(moves), first or BLACK
+
+
+def _point(value: str, size: int, name: str) -> int:
+    value = value.strip()
+    if value == "" or (value == "tt" and size <= 19):
+        return size**2
+    if len(value) != 2 or any(letter not in _LETTERS[:size] for letter in value):
+        raise Problem(f"{name}: [{value}] is no point on {size} x {size}", f"aa to {_LETTERS[size - 1] * 2}", REMEDY)
+    return _LETTERS.index(value[1]) * size + _LETTERS.index(value[0])
+
+
+def _points(values: List[str], size: int, name: str) -> Tuple[int, ...]:
+    """Return points; ``aa:cc`` is a rectangle."""
+    points: List[int] = []
+    for value in values:
+        first, _, last = value.partition(":")
+        low = _point(first, size, name)
+        high = _point(last or first, size, name)
+        rows, columns = range(low // size, high // size + 1), range(low % size, high % size + 1)
+        points += [row * size + column for row in rows for column in columns]
+    return tuple(points)
+
+
+def _name(move: int, size: int) -> str:
+    return "" if move == size**2 else _LETTERS[move % size] + _LETTERS[move // size]
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("]", "\\]")
+
+
+def _result(text: str) -> Tuple[int, Optional[float]]:
+    """Return who won, and black's lead where it was counted."""
+    found = re.fullmatch(r"\s*([BW])\+(.*)", text, re.DOTALL)
+    if found is None:
+        return 0, 0.0 if text.strip().lower() in ("0", "draw", "jigo") else None
+    winner = BLACK if found.group(1) == "B" else WHITE
+    try:
+        points = float(found.group(2))
+    except ValueError:
+        return winner, None
+    return winner, points if winner == BLACK else -points

@@ -1,0 +1,1 @@
+"""Minigo in TensorFlow with Horovod."""

@@ -1,0 +1,71 @@
+"""TensorFlow's end of the input: batches of positions as tensors, and the data set's held-out moves."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, NamedTuple, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.common.ranks import Ranks
+from benchmarks.minigo import examples
+from benchmarks.minigo.data_set import GoGames
+from benchmarks.minigo.examples import Examples
+from benchmarks.minigo.schedule import share
+from benchmarks.minigo.tensorflow.config import Config
+
+Batch = Tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+"""Planes (batch, N, N, planes), policy (batch, moves) and value (batch,)."""
+
+
+class Positions(NamedTuple):
+    """What a rank trains on in a generation."""
+
+    own: Examples
+    """Empty on a rank that does not train."""
+    steps: int
+    """The same on every rank."""
+
+
+def batches(config: Config, found: Positions, generator: Any) -> Iterator[Batch]:
+    """Yield the batches of all steps, each position turned or mirrored as ``generator`` draws."""
+    for first in range(0, found.steps * config.batch_size, config.batch_size):
+        part = Examples(*(each[first : first + config.batch_size] for each in found.own))
+        yield as_tensors(examples.turned(part, generator))
+
+
+def as_tensors(part: Examples) -> Batch:
+    """Return examples as tensors."""
+    return tf.constant(part.planes), tf.constant(part.policy), tf.constant(part.value)
+
+
+def supervised(config: Config, games: GoGames, part: int, parts: int) -> Iterator[Batch]:
+    """Yield one of ``parts`` ranks' batches of the data set's games for the supervised start, drawn without end."""
+    places, generator = games.places(held_out=False), np.random.RandomState((config.seed + 1) % 2**32)
+    while True:
+        drawn = places[generator.randint(0, len(places), config.batch_size * parts)]
+        yield as_tensors(examples.turned(examples.build(games, drawn[part::parts], config), generator))
+
+
+def held_out(config: Config, games: GoGames, ranks: Ranks) -> Tuple[Iterator[Tuple[tf.Tensor, Any, int]], int]:
+    """Return this rank's batches of held-out positions with the moves played and how many count, and the total.
+
+    Every rank has the same number of batches, whose last ones may be filled up with positions that do not count.
+    """
+    places = games.places(held_out=True)
+    mine = places[slice(*_bounds(share(len(places), ranks.rank, ranks.size)))]
+    longest = -(-len(places) // ranks.size)
+
+    def one_pass() -> Iterator[Tuple[tf.Tensor, Any, int]]:
+        for first in range(0, longest, config.eval_batch_size):
+            part = mine[first : first + config.eval_batch_size]
+            filled = np.resize(part if len(part) else places[:1], (config.eval_batch_size, 2))
+            filled[: len(part)] = part
+            found = examples.build(games, filled, config)
+            yield tf.constant(found.planes), found.policy.argmax(axis=1), len(part)
+
+    return one_pass(), len(places)
+
+
+def _bounds(part: range) -> Tuple[int, int]:
+    return part.start, part.stop

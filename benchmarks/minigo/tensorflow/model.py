@@ -1,0 +1,98 @@
+"""The residual tower with a policy and a value head, in plain TensorFlow; its shape is in benchmarks/minigo/models.py.
+
+As dual_net.py of the submissions (v0.6, v0.7; Silver et al. 2017, "Mastering the game of Go without human knowledge"):
+batch-norm without scale and offset in the heads. Weights are fp32 variables; in fp16 and bf16 the products and what
+flows between the layers have that type, and batch-norm's statistics, the heads' outputs and the losses are fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Tuple
+
+import tensorflow as tf
+
+from benchmarks.minigo import models
+from benchmarks.minigo.tensorflow.config import Config
+
+TYPES = {"fp32": tf.float32, "tf32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
+NORM_MOMENTUM = 0.95
+NORM_EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class Network:
+    """The variables under the names of benchmarks/minigo/models.py, and the way through them."""
+
+    config: Config
+    shape: models.Shape
+    variables: Dict[str, tf.Variable]
+
+    @property
+    def trained(self) -> Dict[str, tf.Variable]:
+        """What the optimizer changes, in the order of the network."""
+        return {name: each for name, each in self.variables.items() if not name.endswith(("mean", "variance"))}
+
+    @property
+    def statistics(self) -> List[tf.Variable]:
+        """The running means and variances of batch-norm."""
+        return [variable for name, variable in self.variables.items() if name.endswith(("mean", "variance"))]
+
+    def __call__(self, planes: tf.Tensor, training: bool) -> Tuple[tf.Tensor, tf.Tensor]:
+        """Logits (batch, moves) and values (batch,) of the side to move, in fp32, of planes (batch, N, N, planes).
+
+        ``training`` normalizes by the batch and moves the running statistics.
+        """
+        x = tf.cast(planes, TYPES[self.config.precision])
+        x = tf.nn.relu(self._conv_norm(x, "stem", training))
+        for block in range(self.shape.trunk_layers):
+            inner = tf.nn.relu(self._conv_norm(x, f"block{block}.1", training))
+            x = tf.nn.relu(x + self._conv_norm(inner, f"block{block}.2", training))
+        logits = self._dense(tf.nn.relu(self._conv_norm(x, "policy", training)), "policy_dense")
+        hidden = tf.nn.relu(self._dense(tf.nn.relu(self._conv_norm(x, "value", training)), "value_hidden"))
+        value = tf.tanh(self._dense(hidden, "value_dense"))
+        return logits, tf.reshape(value, (-1,))
+
+    def _conv_norm(self, x: tf.Tensor, name: str, training: bool) -> tf.Tensor:
+        x = tf.nn.conv2d(x, tf.cast(self.variables[f"{name}.weight"], x.dtype), 1, "SAME")
+        mean, variance = self.variables[f"{name}.mean"], self.variables[f"{name}.variance"]
+        normalized, batch_mean, batch_variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=x,
+            scale=self.variables.get(f"{name}.gamma", tf.ones_like(mean)),
+            offset=self.variables.get(f"{name}.beta", tf.zeros_like(mean)),
+            mean=tf.constant([]) if training else mean,
+            variance=tf.constant([]) if training else variance,
+            epsilon=NORM_EPSILON,
+            is_training=training,
+        )
+        if training:
+            mean.assign_sub((1.0 - NORM_MOMENTUM) * (mean - batch_mean))
+            variance.assign_sub((1.0 - NORM_MOMENTUM) * (variance - batch_variance))
+        return normalized
+
+    def _dense(self, x: tf.Tensor, name: str) -> tf.Tensor:
+        kind = TYPES[self.config.precision]
+        weight = self.variables[f"{name}.weight"]
+        x = tf.reshape(x, (-1, weight.shape[0]))
+        product = tf.matmul(tf.cast(x, kind), tf.cast(weight, kind))
+        return tf.cast(product, tf.float32) + self.variables[f"{name}.bias"]
+
+
+def build(config: Config, shape: models.Shape, arrays: Mapping[str, Any]) -> Network:
+    """The network of a shape with the weights of a model file."""
+    variables = {name: tf.Variable(array, name=name.replace(".", "_")) for name, array in arrays.items()}
+    return Network(config, shape, variables)
+
+
+def losses(
+    network: Network, planes: tf.Tensor, policy: tf.Tensor, value: tf.Tensor
+) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Mean losses of a batch: cross-entropy with the search's policy, squared error of the value, and L2.
+
+    L2 is on half the squares of all that is trained but biases and betas (model_fn in the submitted dual_net.py).
+    """
+    logits, expected = network(planes, training=True)
+    policy_loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels=policy, logits=logits))
+    value_loss = tf.reduce_mean(tf.square(expected - value))
+    regular = [tf.nn.l2_loss(v) for name, v in network.trained.items() if not name.endswith(("bias", "beta"))]
+    return policy_loss, value_loss, tf.add_n(regular)

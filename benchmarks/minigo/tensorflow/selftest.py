@@ -1,0 +1,24 @@
+"""What `encore selftest` checks of Minigo in TensorFlow; see benchmarks/common/selftest.py."""
+
+from __future__ import annotations
+
+from benchmarks.common import selftest
+from benchmarks.common.agreement import Tolerance
+from benchmarks.common.selftest import Suite
+from benchmarks.minigo.tensorflow.config import Config
+
+OTHER_GAMES = Tolerance(0.2, 0.2)
+"""What rounds otherwise plays other games: the losses are compared for their size alone."""
+SUITE = Suite(
+    module="benchmarks.minigo.tensorflow",
+    config_class=Config,
+    device=OTHER_GAMES,
+    two_ranks=OTHER_GAMES,
+    resume=OTHER_GAMES,
+    settings={"xla": False, "games": 64, "eval_games": 8, "eval_first_model": False},
+    varied={"precision": OTHER_GAMES, "xla": OTHER_GAMES},
+    shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
+)
+
+if __name__ == "__main__":
+    raise SystemExit(selftest.main(SUITE))

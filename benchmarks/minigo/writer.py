@@ -1,0 +1,134 @@
+"""Writes games as arrays, and the target model: one process, so nothing is kept of a part of it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.arrays import write_array
+from benchmarks.common.data.prepare import Content, Split
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.progress import Progress
+from benchmarks.minigo import models, sgf
+from benchmarks.minigo.engine import BLACK, Games, IllegalMove, Rules, Search
+
+VERSION = "1"
+"""Raise it when the same source and options give other bytes."""
+SMALL_GAMES = 400
+SMALL_KOMI = 7.5
+SMALL_SHAPE = {"features": "agz", "conv_width": 8, "trunk_layers": 1, "fc_width": 8}
+Array = Any
+Game = Tuple[Array, int]
+"""Moves, and 1 where black won, -1 where white did."""
+
+
+class Listing(NamedTuple):
+    """The files that games are read from."""
+
+    fingerprint: str
+    paths: Sequence[Path]
+
+
+def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
+    """Hash the source's files (names, sizes, times of change) and the options."""
+    paths = sorted(args.origin.rglob("*.sgf")) if args.origin is not None else []
+    if args.origin is not None and not paths:
+        found = f"{args.origin} holds no file *.sgf"
+        raise Problem(found, "games in SGF, at any depth", "name another folder with --from")
+    listed = [(str(path.relative_to(args.origin)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    target = hashlib.sha256(args.target.read_bytes()).hexdigest() if args.target and args.target.exists() else ""
+    facts = json.dumps([VERSION, listed, target, args.name, args.seed, args.board_size, args.held_out])
+    return Listing(hashlib.sha256(facts.encode()).hexdigest(), paths)
+
+
+def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Read or generate the games, write them, and the target model."""
+    size = args.board_size or (19 if listing.paths else 5)
+    _write_target(scratch / "target.npz", args, size)
+    left_out: Dict[str, int] = {}
+    progress.note(f"reading {len(listing.paths)} files" if listing.paths else "generating the small set")
+    games = list(_read(listing.paths, size, left_out)) if listing.paths else generate(size, SMALL_GAMES, args.seed)
+    for reason, count in sorted(left_out.items()):
+        progress.note(f"left out: {count} games, {reason}")
+    if len(games) < 2:
+        raise Problem(f"{len(games)} games on {size} x {size}", "at least 2", "set --board-size, or another --from")
+    held_out = max(1, int(len(games) * args.held_out))
+    order = np.random.RandomState(args.seed % 2**32).permutation(len(games))
+    games = [games[number] for number in order]
+    lengths = [len(moves) for moves, _ in games]
+    write_array(scratch / "moves.npy", np.concatenate([moves for moves, _ in games]).astype(np.int16))
+    write_array(scratch / "starts.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    write_array(scratch / "outcomes.npy", np.array([outcome for _, outcome in games], np.int8))
+    name = args.name or (args.origin.name if listing.paths else f"go-{size}x{size}")
+    files = ("moves.npy", "starts.npy", "outcomes.npy")
+    return Content(
+        name=name,
+        splits={"train": Split(len(games) - held_out, files), "test": Split(held_out, ("target.npz",))},
+        summary=f"{len(games) - held_out:,} + {held_out:,} games, {sum(lengths):,} moves",
+        facts={"board_size": size, "held_out": held_out},
+        how={"made": "read" if listing.paths else "generated", "left_out": left_out, "seed": args.seed},
+        tool={"version": VERSION, "numpy": np.__version__},
+    )
+
+
+def _write_target(path: Path, args: argparse.Namespace, size: int) -> None:
+    if args.target is not None:
+        models.save(path, *models.load(args.target, size))
+        return
+    shape = models.Shape(board_size=size, **SMALL_SHAPE)  # type: ignore[arg-type]
+    arrays = models.initial_weights(shape, args.seed)
+    # Every move is as good as any other to it, and every position even: its search sees games that end, no more.
+    blind = {name: np.zeros_like(a) for name, a in arrays.items() if name.startswith(("policy_dense", "value_dense"))}
+    models.save(path, shape, {**arrays, **blind})
+
+
+def _read(paths: Sequence[Path], size: int, left_out: Dict[str, int]) -> Iterator[Game]:
+    """Yield the games of SGF files on boards of ``size``; counts what is left out, by its reason.
+
+    A move that no rules allow is refused. Servers that know the simple ko rule alone let positions come again: such
+    games cannot be replayed by the rules of the benchmark.
+    """
+    for path in paths:
+        record = sgf.read(path, superko=False)
+        reason = _reason(record, size)
+        if reason:
+            left_out[reason] = left_out.get(reason, 0) + 1
+        else:
+            yield np.array(record.moves, np.int16), 1 if record.winner == BLACK else -1
+
+
+def _reason(record: sgf.Record, size: int) -> str:
+    """Say why a game cannot be trained on; empty: it can."""
+    if record.rules.size != size:
+        return f"not on {size} x {size}"
+    if record.black or record.white or record.to_play != BLACK or not record.moves:
+        return "with stones set before the first move, white first, or no moves"
+    if not record.winner:
+        return "without a winner"
+    try:
+        sgf.replay(replace(record, rules=replace(record.rules, superko=True)))
+    except IllegalMove:
+        return "a position comes again (superko)"
+    return ""
+
+
+def generate(size: int, count: int, seed: int) -> List[Game]:
+    """Return games of a search that counts stones: what the small set has in place of professionals."""
+    rules = Rules(size=size, komi=SMALL_KOMI)
+    games = Games(rules, Search(readouts=64, parallel_leaves=2, soft_pick_cutoff=6), count, seed)
+    games.stop(count)
+    planes = np.zeros((1024, size, size, rules.planes), np.uint8)
+    found = []
+    while games.running:
+        rows = games.leaves(planes)
+        stones = planes[:rows, :, :, :2].sum(axis=(1, 2), dtype=np.float32)
+        value = np.tanh((stones[:, 0] - stones[:, 1]) / size)
+        policy = np.full((rows, size**2 + 1), 1 / (size**2 + 1), np.float32)
+        found += games.answer(policy, value.astype(np.float32))
+    return [(game.moves, 1 if game.outcome > 0 else -1) for game in sorted(found, key=lambda game: game.number)]

@@ -1,0 +1,132 @@
+"""Minigo's network and step in TensorFlow against their equations in NumPy and float64."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import configuration
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.frameworks import tensorflow
+from benchmarks.minigo import models
+from benchmarks.minigo.tensorflow import model
+from benchmarks.minigo.tensorflow.config import Config
+from benchmarks.minigo.tensorflow.train import train_step
+from benchmarks.minigo.tensorflow.training import Evaluator, build, load_evaluator, synthetic_batch
+
+import tensorflow as tf  # isort: skip
+
+config = configuration.load(Config, Path(sys.argv[1]))
+ranks = tensorflow.start(config)
+training = build(config, ranks, {})
+network = training.network
+generator = np.random.RandomState(0)
+for variable in network.variables.values():
+    noise = generator.standard_normal(variable.shape) * 0.1
+    variable.assign(variable + tf.constant(np.abs(noise), tf.float32))
+weights = {name: variable.numpy().astype(np.float64) for name, variable in network.variables.items()}
+planes, policy, value = synthetic_batch(config)
+
+
+def conv(x: Any, weight: Any) -> Any:
+    """Convolution (batch, N, N, in) with zeros around, as sums over shifted boards."""
+    edge, size = weight.shape[0] // 2, x.shape[1]
+    padded = np.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+    places = [(i, j) for i in range(weight.shape[0]) for j in range(weight.shape[1])]
+    return sum(padded[:, i : i + size, j : j + size] @ weight[i, j] for i, j in places)
+
+
+def layer(x: Any, name: str, batch: bool) -> Any:
+    """Convolution and batch-norm, by the batch or by the running statistics."""
+    x = conv(x, weights[f"{name}.weight"])
+    mean, variance = (x.mean((0, 1, 2)), x.var((0, 1, 2))) if batch else (weights[f"{name}.mean"], None)
+    variance = weights[f"{name}.variance"] if variance is None else variance
+    gamma, beta = weights.get(f"{name}.gamma", 1.0), weights.get(f"{name}.beta", 0.0)
+    return (x - mean) / np.sqrt(variance + 1e-5) * gamma + beta
+
+
+def equations(x: Any, batch: bool) -> Any:
+    """Logits and values."""
+    x = np.maximum(layer(x, "stem", batch), 0)
+    for block in range(config.trunk_layers):
+        inner = np.maximum(layer(x, f"block{block}.1", batch), 0)
+        x = np.maximum(x + layer(inner, f"block{block}.2", batch), 0)
+    flat = len(x), -1
+    heads = {head: np.maximum(layer(x, head, batch), 0).reshape(flat) for head in ("policy", "value")}
+    logits = heads["policy"] @ weights["policy_dense.weight"] + weights["policy_dense.bias"]
+    hidden = np.maximum(heads["value"] @ weights["value_hidden.weight"] + weights["value_hidden.bias"], 0)
+    return logits, np.tanh(hidden @ weights["value_dense.weight"] + weights["value_dense.bias"])[:, 0]
+
+
+def losses() -> Any:
+    """Policy, value and L2 losses of the batch."""
+    logits, expected = equations(planes.numpy().astype(np.float64), batch=True)
+    logs = logits - logits.max(1, keepdims=True)
+    logs -= np.log(np.exp(logs).sum(1, keepdims=True))
+    regular = [w for name, w in weights.items() if not name.endswith(("bias", "beta", "mean", "variance"))]
+    l2 = sum((w**2).sum() / 2 for w in regular)
+    return -(policy.numpy() * logs).sum(1).mean(), ((expected - value.numpy()) ** 2).mean(), l2
+
+
+def total() -> float:
+    """The loss that the step differentiates."""
+    found = losses()
+    return float(found[0] + config.value_cost_weight * found[1] + config.l2_strength * found[2])
+
+
+def refused(call: Any) -> str:
+    try:
+        call()
+    except Problem as problem:
+        return str(problem)
+    return ""
+
+
+evaluator = Evaluator(network, 48)
+seen = evaluator(planes.numpy()[:40])
+wanted = equations(planes.numpy()[:40].astype(np.float64), batch=False)
+shares = np.exp(wanted[0] - wanted[0].max(1, keepdims=True))
+shares /= shares.sum(1, keepdims=True)
+report = {"inference": [float(np.abs(seen[0] - shares).max()), float(np.abs(seen[1] - wanted[1]).max())]}
+before = {name: variable.numpy() for name, variable in network.trained.items()}
+wanted_losses, rate = losses(), 0.01
+derivatives, changed = {}, {}
+for name in ("stem.weight", "block0.2.gamma", "policy_dense.weight", "value_hidden.bias"):
+    index = tuple(np.zeros(weights[name].ndim, int))
+    kept, sides = weights[name][index], []
+    for shift in (1e-5, -1e-5):
+        weights[name][index] = kept + shift
+        sides.append(total())
+    weights[name][index] = kept
+    derivatives[name] = (sides[0] - sides[1]) / 2e-5
+found = [float(each) for each in tf.function(partial(train_step, training))(planes, policy, value, tf.constant(rate))]
+report["losses"] = [abs(mine - float(theirs)) for mine, theirs in zip(found, wanted_losses, strict=True)]
+for name, derivative in derivatives.items():
+    index = tuple(np.zeros(weights[name].ndim, int))
+    step = (before[name][index] - network.trained[name].numpy()[index]) / rate
+    changed[name] = abs(float(step) - derivative)
+report["first update"] = changed
+folder = Path(sys.argv[2])
+training.save_model(folder / "model.npz")
+again = load_evaluator(folder / "model.npz", config)(planes.numpy()[:40])
+report["model file"] = float(np.abs(again[0] - Evaluator(network, 40)(planes.numpy()[:40])[0]).max())
+other = models.Shape(9, "agz", 8, 1, 8)
+models.save(folder / "nine.npz", other, models.initial_weights(other, 0))
+(folder / "broken.npz").write_bytes((folder / "nine.npz").read_bytes()[:-100])
+report["nine"] = refused(lambda: load_evaluator(folder / "nine.npz", config))
+report["broken"] = refused(lambda: load_evaluator(folder / "broken.npz", config))
+report["missing"] = refused(lambda: load_evaluator(folder / "none.npz", config))
+report["precisions"] = {}
+for precision in ("fp32", "bf16"):
+    values = {**json.loads(Path(sys.argv[1]).read_text()), "precision": precision}
+    low = Config(**{key: tuple(each) if isinstance(each, list) else each for key, each in values.items()})
+    arrays = {name: variable.numpy() for name, variable in network.variables.items()}
+    report["precisions"][precision] = [
+        float(each) for each in model.losses(model.build(low, network.shape, arrays), planes, policy, value)
+    ]
+print(json.dumps(report))
