@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, TextIO
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo import sgf
+from benchmarks.minigo import models, sgf
 from benchmarks.minigo.engine import BLACK, WHITE, Evaluate, IllegalMove, Position, Rules, Search, Study, name_of
 from benchmarks.minigo.engine.position import COLUMNS, fixed_handicap
 
-LOADERS = ("benchmarks.minigo.tensorflow.player",)
-"""Modules with ``load(path) -> (Evaluate, Rules)``, tried in turn; UNIFORM needs none of them."""
 UNIFORM = "uniform"
 """A model without knowledge: every move is as likely, no side is ahead."""
 COLORS = {"b": BLACK, "black": BLACK, "w": WHITE, "white": WHITE}
@@ -215,30 +214,35 @@ def uniform(planes: Any) -> "tuple[Any, Any]":
     return np.ones((len(planes), planes.shape[1] ** 2 + 1), np.float32), np.zeros(len(planes), np.float32)
 
 
-def evaluator_of(model: str, size: int, features: str) -> "tuple[Evaluate, Rules]":
-    """Return the network of a file, and the board that it plays on.
+def evaluator_of(model: str, size: int, implementation: str, batch: int) -> "tuple[Evaluate, Rules]":
+    """Return the network of a file, for ``batch`` positions at once, and the rules of the board that it plays on.
 
     Raises:
         Problem: there is no such file, or it is a model of another board than ``size`` (0: any).
     """
     if model == UNIFORM:
-        return uniform, Rules(size=size or 9, features=features)
+        return uniform, Rules(size=size or 9)
     if not Path(model).exists():
         raise Problem(f"no model {model}", f"a file that a run has written, or {UNIFORM}", "give its path")
-    evaluate, rules = importlib.import_module(LOADERS[0]).load(Path(model))
-    if size and rules.size != size:
-        raise Problem(
-            f"{model} plays on {rules.size} x {rules.size}",
-            f"a model of {size} x {size}",
-            f"give another model, or leave --size {size} out",
-        )
-    return evaluate, rules
+    shape, _ = models.load(Path(model), size)
+    # A program that plays shows what we write to standard error.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    rules = Rules(size=shape.board_size, features=shape.features)
+    config = importlib.import_module(f"{implementation}.config").Config(
+        device="cpu",
+        precision="fp32",
+        inference_batch=batch,
+        parallel_leaves=batch,
+        **{field.name: getattr(shape, field.name) for field in fields(shape)},
+    )
+    return importlib.import_module(f"{implementation}.training").load_evaluator(Path(model), config), rules
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Play over standard input and output."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help=f"file of a run's model, or {UNIFORM}")
+    parser.add_argument("--implementation", default="benchmarks.minigo.tensorflow", help="package of its network")
     parser.add_argument("--size", type=int, default=0, help="refuse a model of another board")
     parser.add_argument("--readouts", type=int, default=400, help="playouts added for each move")
     parser.add_argument("--parallel-leaves", type=int, default=8, help="positions evaluated at once")
@@ -246,10 +250,11 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     try:
-        evaluate, rules = evaluator_of(options.model, options.size, "agz")
+        batch = options.parallel_leaves
+        evaluate, rules = evaluator_of(options.model, options.size, options.implementation, batch)
         search = Search(
             readouts=options.readouts,
-            parallel_leaves=options.parallel_leaves,
+            parallel_leaves=batch,
             noise_mix=0.0,
             soft_pick_cutoff=0,
             cache_entries=1 << 15,

@@ -17,9 +17,24 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo import gtp, sgf
-from benchmarks.minigo.engine import BLACK, WHITE, Games, IllegalMove, Match, Position, Rules, Search, Study, build
+from benchmarks.minigo import gtp, models, sgf
+from benchmarks.minigo.engine import (
+    BLACK,
+    WHITE,
+    Games,
+    IllegalMove,
+    Match,
+    Position,
+    Rules,
+    Search,
+    Study,
+    bench,
+    build,
+    plain,
+)
 from encore import paths
+from encore.errors import EncoreError
+from encore.run import playing
 from tests.benchmarks.go_openspiel import compared
 from tests.benchmarks.go_reference import SlowGo
 
@@ -50,7 +65,7 @@ def assert_same(slow: SlowGo, fast: Position) -> None:
     assert fast.score() == slow.score() - fast.rules.komi
 
 
-@pytest.mark.parametrize(("size", "games"), [(5, 120), (9, 10), (19, 1)])
+@pytest.mark.parametrize(("size", "games"), [(5, 90), (9, 7), (19, 1)])
 def test_random_games_move_by_move(size: int, games: int) -> None:
     chance, repeated, kos = random.Random(size), 0, 0
     for _ in range(games):
@@ -487,6 +502,25 @@ def test_gtp_over_standard_input(tmp_path: Path) -> None:
     assert done.stdout.startswith("= ")
     done = subprocess.run([*command, str(tmp_path / "none.npz")], capture_output=True, text=True, cwd=paths.ROOT)
     assert done.returncode == 2 and "no model" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_play_is_for_games_and_models_of_their_size(tmp_path: Path) -> None:
+    with pytest.raises(EncoreError, match="ncf is no game"):
+        playing.command(playing.Request(name="ncf", model="x"), print)
+    command = playing.command(playing.Request(name="minigo", model="uniform", python=Path(sys.executable)), print)
+    assert command[1:4] == ["-m", "benchmarks.minigo.gtp", "--model"]
+    shape = models.Shape(board_size=9, features="agz", conv_width=2, trunk_layers=1, fc_width=2)
+    arrays = {name: np.zeros(size, np.float32) for name, size in models.weight_shapes(shape).items()}
+    models.save(tmp_path / "model.npz", shape, arrays)
+    with pytest.raises(Problem, match="a model for 9 x 9"):
+        gtp.evaluator_of(str(tmp_path / "model.npz"), 19, "benchmarks.minigo.tensorflow", 1)
+
+
+def test_bench_measures_both_searches() -> None:
+    found = bench.measured(size=5, readouts=16, seconds=0.01, repeats=1, threads=1)
+    assert found["engine"] > 0 and found["plain_python"] > 0
+    root = plain.search(5, 50)
+    assert root.count == sum(root.visits.values()) == 50
 
 
 # ---------------------------------------------------------------------------------------------------------- build

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "random.h"
+#include "generator.h"
 
 namespace minigo {
 

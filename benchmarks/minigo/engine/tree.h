@@ -5,7 +5,7 @@
 #include <cmath>
 #include <memory>
 
-#include "features.h"
+#include "planes.h"
 #include "options.h"
 #include "score.h"
 
@@ -186,22 +186,15 @@ class Tree {
       scores[c] = (own * node->total_of[c] + common * node->prior_of[c]) * share - 1000 * forbidden;
     }
     if (!allow_pass) scores[PASS] = -100000;
-    // Eight lanes, so that the compiler can compare them at once; the lowest move wins a tie.
+    // Eight lanes, so that the compiler compares them at once; the lowest move wins a tie.
     float most[8];
-    int32_t where[8];
-    for (int k = 0; k < 8; ++k) most[k] = scores[k], where[k] = k;
+    for (int k = 0; k < 8; ++k) most[k] = scores[k];
     for (int c = 8; c < PADDED; c += 8) {
-      for (int k = 0; k < 8; ++k) {
-        bool more = scores[c + k] > most[k];
-        most[k] = more ? scores[c + k] : most[k];
-        where[k] = more ? c + k : where[k];
-      }
+      for (int k = 0; k < 8; ++k) most[k] = scores[c + k] > most[k] ? scores[c + k] : most[k];
     }
-    int lane = 0;
-    for (int k = 1; k < 8; ++k) {
-      if (most[k] > most[lane] || (most[k] == most[lane] && where[k] < where[lane])) lane = k;
-    }
-    int move = where[lane];
+    float highest = *std::max_element(most, most + 8);
+    int move = 0;
+    while (move < M && scores[move] != highest) ++move;
     return move < M && node->legal[move] ? move : PASS;
   }
 

@@ -27,23 +27,35 @@ bool would_capture(const Board<N>& board, int c) {
   return false;
 }
 
+template <int N, int PAIRS, typename T>
+void write_stones(int own, const History& history, const uint16_t* where, int planes, T* out) {
+  static const int8_t nothing[N * N] = {};
+  const int8_t* stones[PAIRS];
+  for (int k = 0; k < PAIRS; ++k) stones[k] = k < history.count ? history.stones[k] : nothing;
+  for (int c = 0; c < N * N; ++c) {
+    T* to = out + static_cast<size_t>(where[c]) * planes;
+    for (int k = 0; k < PAIRS; ++k) {
+      to[2 * k] = stones[k][c] == own;
+      to[2 * k + 1] = stones[k][c] == 3 - own;
+    }
+    to[2 * PAIRS] = own == kBlack;
+  }
+}
+
 // AGZ: eight pairs (own, other) and black to play. mlperf07: four pairs, black to play, chains of one, two, more
 // liberties, and legal moves that capture (AgzFeatures and Mlperf07Features in cc/model/features.h, v0.7).
 template <int N, typename T>
 void write_planes(const Board<N>& board, const uint8_t* legal, const History& history, int features, int symmetry,
                   T* out) {
-  const auto& t = Board<N>::tables();
-  int planes = planes_of(features), pairs = features == kAgz ? 8 : 4, own = board.to_play;
-  T black = board.to_play == kBlack;
+  const uint16_t* where = Board<N>::tables().symmetry[symmetry];
+  int planes = planes_of(features), own = board.to_play;
+  if (features == kAgz) {
+    write_stones<N, 8>(own, history, where, planes, out);
+    return;
+  }
+  write_stones<N, 4>(own, history, where, planes, out);
   for (int c = 0; c < N * N; ++c) {
-    T* to = out + static_cast<size_t>(t.symmetry[symmetry][c]) * planes;
-    for (int k = 0; k < pairs; ++k) {
-      int stone = k < history.count ? history.stones[k][c] : 0;
-      to[2 * k] = stone == own;
-      to[2 * k + 1] = stone == 3 - own;
-    }
-    to[2 * pairs] = black;
-    if (features == kAgz) continue;
+    T* to = out + static_cast<size_t>(where[c]) * planes;
     int liberties = board.color[c] == kEmpty ? 0 : board.liberties[board.head[c]];
     to[9] = liberties == 1;
     to[10] = liberties == 2;

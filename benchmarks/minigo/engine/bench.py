@@ -1,0 +1,108 @@
+"""Playouts a second of the search by itself: ``python -m benchmarks.minigo.engine.bench``.
+
+The network is free: every move is as likely, no side is ahead; its input is filled all the same. Measured in turn, so
+that what else the machine does meets all alike, and in seconds of the processor, with threads in those of the clock;
+the median counts. OpenSpiel's C++ search is measured where the package ``open_spiel`` is installed. Its evaluator is a
+random game to the end; ``open_spiel_cut`` ends all games after four moves, so that those are almost free too: more
+than it can do with a free network, because its tree is then no deeper than four.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+
+from benchmarks.minigo.engine import Games, Rules, Search
+from benchmarks.minigo.engine.plain import search
+
+CUT = 4
+"""Moves of a game whose random ends cost next to nothing."""
+Array = Any
+
+
+def compiled(size: int, readouts: int, seconds: float, threads: int = 1, games: int = 8) -> float:
+    """Return playouts a second of many games; what ends a game in the tree and needs no network is not counted."""
+    rules = Rules(size=size)
+    pool = Games(rules, Search(readouts=readouts, parallel_leaves=8), games, seed=1, threads=threads)
+    batch = 8 * games
+    planes = np.zeros((batch, size, size, rules.planes), np.uint8)
+    policy, value = np.full((batch, rules.moves), 1 / rules.moves, np.float32), np.zeros(batch, np.float32)
+    clock = time.process_time if threads == 1 else time.perf_counter
+    count, begin = 0, clock()
+    while clock() < begin + seconds:
+        rows = pool.leaves(planes)
+        pool.answer(policy[:rows], value[:rows])
+        count += rows
+    return count / (clock() - begin)
+
+
+def plain_python(size: int, readouts: int) -> float:
+    """Return playouts a second of the plain search, from the empty board."""
+    begin = time.process_time()
+    search(size, readouts)
+    return readouts / (time.process_time() - begin)
+
+
+def open_spiel(size: int, readouts: int, moves: int) -> float:
+    """Return playouts a second of OpenSpiel's search from the empty board, of games with at most so many moves."""
+    import pyspiel
+
+    settings = {"board_size": size, "komi": 7.5, **({"max_game_length": moves} if moves else {})}
+    game = pyspiel.load_game("go", settings)
+    bot = pyspiel.MCTSBot(game, pyspiel.RandomRolloutEvaluator(1, 7), 2.0, readouts, 1000, False, 7, False)
+    state = game.new_initial_state()
+    begin = time.process_time()
+    bot.mcts_search(state)
+    return readouts / (time.process_time() - begin)
+
+
+def medians(measure: List[Callable[[], Dict[str, float]]], repeats: int) -> Dict[str, float]:
+    """Call all in turn, ``repeats`` times; return the median of each figure."""
+    found: Dict[str, List[float]] = {}
+    for _ in range(repeats):
+        for each in measure:
+            for name, figure in each().items():
+                found.setdefault(name, []).append(figure)
+    return {name: statistics.median(figures) for name, figures in found.items()}
+
+
+def measured(size: int, readouts: int, seconds: float, repeats: int, threads: int) -> Dict[str, float]:
+    """Return the figures of one board, and how often as fast as the others the compiled search is."""
+    kinds: List[Callable[[], Dict[str, float]]] = [
+        lambda: {"engine": compiled(size, readouts, seconds)},
+        lambda: {"plain_python": plain_python(size, readouts)},
+    ]
+    if threads > 1:
+        kinds.append(lambda: {f"engine_{threads}_threads": compiled(size, readouts, seconds, threads)})
+    if importlib.util.find_spec("pyspiel") is not None:
+        kinds.append(lambda: {"open_spiel": open_spiel(size, readouts, 0)})
+        kinds.append(lambda: {"open_spiel_cut": open_spiel(size, readouts, CUT)})
+    found = medians(kinds, repeats)
+    ratios = {f"engine_over_{name}": found["engine"] / found[name] for name in found if not name.startswith("engine")}
+    return {**found, **ratios}
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Print the figures of each board as a line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[9, 19])
+    parser.add_argument("--readouts", type=int, default=400)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args(arguments)
+    for size in options.sizes:
+        found = measured(size, options.readouts, options.seconds, options.repeats, options.threads)
+        print(json.dumps({"size": size, "readouts": options.readouts, **{k: round(v, 1) for k, v in found.items()}}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
