@@ -10,6 +10,7 @@ than it can do with a free network, because its tree is then no deeper than four
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import statistics
@@ -19,7 +20,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
-from benchmarks.minigo.engine import Games, Rules, Search
+from benchmarks.minigo.engine import Games, Position, Rules, Search
 from benchmarks.minigo.engine.plain import search
 
 CUT = 4
@@ -43,24 +44,41 @@ def compiled(size: int, readouts: int, seconds: float, threads: int = 1, games: 
     return count / (clock() - begin)
 
 
+def openings(size: int) -> List[List[int]]:
+    """Return the moves to positions over a game: none, a quarter and half of the points, drawn with a fixed seed."""
+    position, chance, found = Position(Rules(size=size)), np.random.RandomState(3), []
+    for number in range(size**2 // 2 + 1):
+        if number % (size**2 // 4) == 0:
+            found.append([*position.moves])
+        position.play(int(chance.choice(np.flatnonzero(position.legal()[:-1]))))
+    return found
+
+
 def plain_python(size: int, readouts: int) -> float:
-    """Return playouts a second of the plain search, from the empty board."""
+    """Return playouts a second of the plain search, from positions over a game."""
+    starts = openings(size)
     begin = time.process_time()
-    search(size, readouts)
-    return readouts / (time.process_time() - begin)
+    for moves in starts:
+        search(size, readouts, moves)
+    return len(starts) * readouts / (time.process_time() - begin)
 
 
-def open_spiel(size: int, readouts: int, moves: int) -> float:
-    """Return playouts a second of OpenSpiel's search from the empty board, of games with at most so many moves."""
-    import pyspiel
-
-    settings = {"board_size": size, "komi": 7.5, **({"max_game_length": moves} if moves else {})}
-    game = pyspiel.load_game("go", settings)
-    bot = pyspiel.MCTSBot(game, pyspiel.RandomRolloutEvaluator(1, 7), 2.0, readouts, 1000, False, 7, False)
-    state = game.new_initial_state()
-    begin = time.process_time()
-    bot.mcts_search(state)
-    return readouts / (time.process_time() - begin)
+def open_spiel(size: int, readouts: int, cut: int) -> float:
+    """Return playouts a second of OpenSpiel's search, from the same positions; ``cut`` ends games so many moves on."""
+    pyspiel: Any = importlib.import_module("pyspiel")
+    seconds = 0.0
+    for moves in openings(size):
+        settings = {"board_size": size, "komi": 7.5, **({"max_game_length": len(moves) + cut} if cut else {})}
+        game = pyspiel.load_game("go", settings)
+        bot = pyspiel.MCTSBot(game, pyspiel.RandomRolloutEvaluator(1, 7), 2.0, readouts, 1000, False, 7, False)
+        state = game.new_initial_state()
+        for move in moves:
+            # Its rows are counted from the bottom.
+            state.apply_action((size - 1 - move // size) * size + move % size)
+        begin = time.process_time()
+        bot.mcts_search(state)
+        seconds += time.process_time() - begin
+    return len(openings(size)) * readouts / seconds
 
 
 def medians(measure: List[Callable[[], Dict[str, float]]], repeats: int) -> Dict[str, float]:

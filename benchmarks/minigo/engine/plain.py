@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 Board = Tuple[int, ...]
 
@@ -105,9 +105,13 @@ def playout(go: Go, root: Node) -> None:
         each.count += 1
 
 
-def search(size: int, playouts: int) -> Node:
-    """Search the empty board."""
-    go, root = Go(size), Node((0,) * size**2, 1, 0, set(), [])
+def search(size: int, playouts: int, moves: Sequence[int] = ()) -> Node:
+    """Search the position after some moves."""
+    go = Go(size)
+    root = Node((0,) * size**2, 1, 0, set(), [])
+    for move in moves:
+        board = go.after(root.board, move, root.color)
+        root = Node(board or root.board, 3 - root.color, 0, root.seen | {root.board}, [root.board, *root.history[:6]])
     for _ in range(playouts):
         playout(go, root)
     return root
