@@ -55,6 +55,10 @@ class Row(_Strict):
     title: str
     requirements: str
     imports: str = ""
+    compiles: str = ""
+    """Module that compiles what the benchmark has in C++ into the folder that it is given."""
+    compiled: str = ""
+    """Environment variable by which that folder is found."""
 
 
 class StandIn(_Strict):

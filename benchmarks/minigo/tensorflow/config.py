@@ -87,7 +87,7 @@ class Config:
     eval_games: int = 256  # against the target model, over all ranks; submitted: num_eval_games
     eval_readouts: int = 100  # of a search in them; submitted: num_eval_readouts
     eval_soft_moves: int = 0  # first moves in them that are drawn by the visits; 0: the most visited move, always
-    eval_first_model: bool = False  # play as many against the first generation's model, for a figure more
+    eval_first_model: bool = False  # the last model evaluated plays as many against the first generation's
     eval_batch_size: int = 1024  # moves per rank and pass, v0.5
 
     # Reports

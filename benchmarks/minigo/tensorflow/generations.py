@@ -216,7 +216,8 @@ class Generations:
         evaluator = self.run.open(lambda: load_evaluator(self._model(number), config))
         won = self.match(evaluator, target, config.eval_games, number)
         found = None if won is None else {"win_rate": won}
-        if found is not None and config.eval_first_model:
+        last = won is not None and (won >= config.quality_target or number == config.epochs)
+        if found is not None and config.eval_first_model and last:
             first = load_evaluator(self._model(1), config)
             against = self.match(evaluator, first, config.eval_games, number)
             found = None if against is None else {**found, "win_rate_first": against}
