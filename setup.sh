@@ -61,7 +61,7 @@ echo "making .venv for Encore with $python (once)" >&2
 if ! "$python" -m venv "$root/.venv" >"$log" 2>&1; then
   fail "$python cannot make a virtual environment; see $log" "apt-get install python3-venv (Debian, Ubuntu)"
 fi
-pip=("$root/.venv/bin/python" -m pip install --disable-pip-version-check --no-input)
+pip=("$root/.venv/bin/python" -m pip install --no-compile --disable-pip-version-check --no-input)
 if ! "${pip[@]}" -r "$requirements" >>"$log" 2>&1 ||
   ! "${pip[@]}" --no-deps --editable "$root" >>"$log" 2>&1; then
   tail -n 3 "$log" >&2

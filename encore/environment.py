@@ -229,7 +229,7 @@ def _install_horovod(environment: Environment, horovod: Horovod, report: OnStep)
             wanted = ["--wheel-dir", str(writing), f"horovod=={horovod.version}"]
             _run(environment, _pip(environment, "wheel", *options, *wanted))
             writing.rename(folder)
-    _run(environment, _pip(environment, "install", "--no-deps", *map(str, folder.glob("*.whl"))))
+    _run(environment, _pip(environment, *INSTALL, *map(str, folder.glob("*.whl"))))
 
 
 # -- steps -------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def _make(environment: Environment, report: OnStep) -> None:
         _check_compiler()
     _check_disk(environment)
     venv = [environment.interpreter, "-m", "venv", "--clear", str(environment.folder)]
-    install = _pip(environment, "install", "--no-deps", "-r", str(environment.requirements))
+    install = _pip(environment, *INSTALL, "-r", str(environment.requirements))
     check = [str(environment.python), "-c", environment.check]
     steps: list[tuple[str, str, Callable[[], None]]] = [
         ("venv", "making a virtual environment", lambda: _run(environment, venv)),
@@ -257,6 +257,10 @@ def _make(environment: Environment, report: OnStep) -> None:
             report(f"{environment.framework} environment, step {number} of {len(steps)}: {title}")
             step()
             stamp.touch()
+
+
+INSTALL = ("install", "--no-deps", "--no-compile")
+"""Python compiles what is imported, once; a training imports a small part of the 25,000 files of all environments."""
 
 
 def _pip(environment: Environment, *arguments: str) -> list[str]:

@@ -19,7 +19,6 @@ if ! wait "$environments"; then
   cat "$log" >&2
   exit 1
 fi
-.venv/bin/python -m tools.compile_kernels
 # Slurm, engines and trainings wait for timers, starts and files: three at once keep two cores at work. What a file's
 # tests share is made once.
 .venv/bin/python -m pytest -m "not ($host_side)" --numprocesses 3 --dist loadfile

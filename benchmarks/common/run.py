@@ -60,19 +60,13 @@ class Run:
         self._inside_step: bool = state.get("inside_step", False)  # the next step is begun
         self._losses: List[float] = state.get("losses", [])  # of steps since the last record of the metrics stream
         self._pending = PendingEvaluations(self._log_later, state.get("pending", []))
-        self._shared: Content = dict
-        self._own: Content = dict
+        self.keep(dict)
         self._ended = self.interrupted = self._failed = self._part_is_open = self._evaluates_later = False
         self._logs_events = not self.resumed
 
     @classmethod
     def start(
-        cls,
-        config_class: Any,
-        framework: Any,
-        description: Optional[str],
-        argv: Optional[List[str]],
-        wording: Wording,
+        cls, config_class: Any, framework: Any, description: Optional[str], argv: Optional[List[str]], wording: Wording
     ) -> Run:
         """Read the command line that every ``train.py`` has and begin; the log is in the dialect of config.round."""
         arguments = configuration.arguments(description, argv)
@@ -187,7 +181,8 @@ class Run:
         timeline, sums = self._timeline, self._framework.LaggedSums(self.ranks, "step")
         wait = self._framework.input_wait(self.ranks)
         global_batch = self.config.batch_size * (timeline.training_ranks or self.ranks.size)
-        self._logs.metrics.write(
+        metrics = self._logs.metrics
+        metrics.write(
             "start",
             ranks=self.ranks.size,
             global_batch_size=global_batch,
@@ -198,9 +193,7 @@ class Run:
             environment=library_environment(),
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
-        self._reports = StepReports(
-            self._logs.metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses
-        )
+        self._reports = StepReports(metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)
         self._logs_events = True
         self._checkpoints.mark_logs()
         self._stop.arm()
