@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from benchmarks.minigo import schedule
 from benchmarks.minigo.engine import Evaluate, Games, Match
 from benchmarks.minigo.models import PLANES
-from benchmarks.minigo.records import GameFile, generation_folder, read_generation
+from benchmarks.minigo.records import GameFile, Record, generation_folder, read_generation
 from benchmarks.minigo.rules import match_search, rules_of, search_of
 
 SLICE_SECONDS = 0.25
@@ -69,9 +69,8 @@ class Worker:
         self._file.close()
 
 
-def outcomes(output: Path, config: Any, generation: int) -> Dict[str, float]:
+def outcomes(games: Sequence[Record]) -> Dict[str, float]:
     """Return figures of a generation's games: their number and length, and how they ended."""
-    games = read_generation(generation_folder(output, generation), config.board_size)
     count = len(games)
     return {
         "games": count,

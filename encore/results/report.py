@@ -21,6 +21,7 @@ from encore.results.compliance import score_and_check
 from encore.results.detections import KEY, drawing
 from encore.results.figures import Figure, all_figures
 from encore.results.findings import ComplianceReport
+from encore.results.generations import drawing as board
 from encore.results.measurements import Measurement, of_published, of_side, of_study
 from encore.results.published import load_published, load_studies
 from encore.results.score import existing, no_log
@@ -135,6 +136,8 @@ def write_files(report: Report, folder: Path) -> list[Path]:
             files[f"table_{number}.csv"] = table.as_csv()
         for number, section in enumerate(report.sections, 1):
             files.update({f"detections_{number}_{each.name}.svg": drawing(each) for each in section.detections})
+            if section.game is not None:
+                files[f"game_{number}.svg"] = board(section.game)
         for file, content in files.items():
             (folder / file).write_text(content, encoding="utf-8", errors="replace")
     except OSError as error:

@@ -13,6 +13,7 @@ from encore.results.compare import Comparison, Factor, Verdict, certainty
 from encore.results.detections import Detected, images_of, shown_in_report
 from encore.results.explain import Explanation, explain
 from encore.results.findings import ComplianceReport, Finding
+from encore.results.generations import Game, game_of, generation_plots, generations_table
 from encore.results.measurements import title_of
 from encore.results.rules import data_size
 from encore.results.set_figures import Plot, phase_bars, quality_plots, ratio_line, run_dots
@@ -67,7 +68,7 @@ class Section:
     factors: Table
     differences: Table | None
     plots: tuple[Plot, ...]
-    """Quality over minutes, and enlarged at the target."""
+    """Quality over minutes, and enlarged at the target; losses and wins over generations."""
     bars: tuple[Plot, ...]
     """The time of each run, and where it went."""
     sentences: tuple[str, ...]
@@ -75,6 +76,10 @@ class Section:
     """A few of a run that translates."""
     detections: tuple[Detected, ...]
     """A few images of a run that detects objects."""
+    generations: Table | None
+    """Of a run that learns from games against itself."""
+    game: Game | None
+    """One of its last generation."""
 
     @property
     def side(self) -> Side:
@@ -128,11 +133,13 @@ def section(
         runs=_runs(ours),
         factors=_factors(compared),
         differences=_differences(explanation) if explanation and explanation.differences else None,
-        plots=tuple(quality_plots(ours, theirs)),
+        plots=(*quality_plots(ours, theirs), *generation_plots(ours.folder)),
         bars=tuple(plot for plot in bars if plot is not None),
         sentences=tuple(certainty(compared)),
         translations=translations_table(ours.folder),
         detections=tuple(shown_in_report(images_of(ours.folder))),
+        generations=generations_table(ours.folder),
+        game=game_of(ours.folder),
     )
 
 

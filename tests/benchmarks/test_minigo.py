@@ -19,6 +19,7 @@ from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.records import GameFile, Record, generation_folder, read_generation
 from encore import catalogue, configuration, data
 from encore.results.compliance import check
+from encore.results.generations import game_of, generations_table, last_moves
 from tests.conftest import Encore, logged, only_run, records
 from tests.trainings import InFramework, Started, result, settings, wait_until
 
@@ -266,6 +267,18 @@ def test_a_run_that_was_killed_logs_as_one_that_was_not(broken: Path) -> None:
     assert loop[6:] == [(key, generation) for generation in (1, 2) for key in ("eval_start", "eval_accuracy")]
     assert [key for key, _ in keys[-2:]] == ["eval_result", "run_stop"]
     assert records(broken / "metrics.jsonl", "end")[-1]["outcome"] == "not_reached"
+
+
+def test_the_report_finds_generations_and_a_game(broken: Path) -> None:
+    table, game = generations_table(broken.parent), game_of(broken.parent)
+    assert table is not None
+    assert [(row[0], row[1]) for row in table.rows] == [(1, 40), (2, 40)]
+    assert all(row[-1] is not None for row in table.rows), "the match against the target"
+    assert game is not None
+    assert (game.generation, game.game) == (2, 2_000_000)
+    black, white = (sum(stone == colour for stone in game.stones) for colour in (1, 2))
+    assert 0 < black + white <= len(game.moves)
+    assert set(last_moves(game)) == {point for point, stone in enumerate(game.stones) if stone}
 
 
 def test_findings_about_a_small_run_are_those_of_its_size(broken: Path) -> None:

@@ -13,9 +13,10 @@ import tensorflow as tf
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run import Run
-from benchmarks.minigo import events, examples, models, schedule, selfplay
+from benchmarks.minigo import events, examples, models, schedule, selfplay, shown
 from benchmarks.minigo.data_set import TARGET, GoGames
 from benchmarks.minigo.engine import Evaluate
+from benchmarks.minigo.records import generation_folder, read_generation
 from benchmarks.minigo.selfplay import MatchWorker, Worker
 from benchmarks.minigo.tensorflow import data, model
 from benchmarks.minigo.tensorflow.data import Batch, Positions
@@ -78,7 +79,9 @@ class Generations:
             self._play(number)
         if run.interrupted:
             return None
-        facts = run.open(lambda: selfplay.outcomes(run.output, self.config, number))
+        folder = generation_folder(run.output, number)
+        games = run.open(lambda: read_generation(folder, self.config.board_size))
+        facts = selfplay.outcomes(games)
         run.log(events.games(self.config, number, int(facts["games"])))
         with run.stage("training"):
             found = self._train(number)
@@ -91,6 +94,7 @@ class Generations:
         if run.ranks.rank == 0:
             self.training.save_model(self._model(number))
             self._note({"generation": number, **facts, **found})
+            shown.write(run.output, number, games[0], self.config)
         self.keep()
         size, trainers = run.ranks.size, len(self.training.roles.training)
         loss = found["loss"] * size / trainers if self.training.trains else 0.0

@@ -1,0 +1,94 @@
+"""What a report shows of a run that learns from games against itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from encore.results.generations import drawing, game_of, generation_plots, generations_of, generations_table, last_moves
+from encore.results.report import build_report, render, write_files
+from tests.results.result_logs import resnet_v07, write_set
+
+# Black takes the white stone in the corner A5 by B5 and A4, and white plays into the hole again, which takes nothing.
+MOVES = [1, 0, 5, 25, 12, 0]
+STONES = [2, 1, *[0] * 3, 1, *[0] * 6, 1, *[0] * 12]
+GAME = {
+    "generation": 2, "game": 2_000_000, "size": 5, "moves": MOVES, "stones": STONES, "outcome": -1.0, "margin": -3.5,
+    "resigned": False,
+}  # fmt: skip
+
+
+def line(generation: int, policy_loss: float) -> dict[str, Any]:
+    return {
+        "generation": generation, "games": 256.0, "moves": 21.5, "black_wins": 0.5, "resigned": 0.25,
+        "loss": 9.0, "policy_loss": policy_loss, "value_loss": 0.5, "positions": 4096,
+    }  # fmt: skip
+
+
+def write(path: Path, *lines: object) -> None:
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in lines) + '{"cut off', encoding="utf-8")
+
+
+def played(folder: Path) -> Path:
+    """A set of runs whose second one has generations, the second of which was written twice by a resumed run."""
+    found = write_set(folder / "played", [resnet_v07(40.0), resnet_v07(41.0)])
+    experiment = found / "experiment_1"
+    experiment.mkdir()
+    write(experiment / "generations.jsonl", line(1, 3.0), line(2, 9.0), line(2, 2.0), {"generation": 3}, [1])
+    write(
+        experiment / "evaluations.jsonl",
+        {"generation": 1, "win_rate": 0.25},
+        {"generation": 2, "win_rate": 0.9, "win_rate_first": 0.7},
+        {"generation": 3, "win_rate": 7},
+    )
+    write(
+        experiment / "shown_games.jsonl",
+        {**GAME, "generation": 1},
+        {**GAME, "margin": 0.5},
+        GAME,
+        {**GAME, "generation": 3, "stones": [3] * 25},
+        {**GAME, "generation": 4, "moves": [26]},
+        {**GAME, "generation": 5, "size": 200},
+    )
+    return found
+
+
+def test_each_generation_is_shown_as_it_was_written_last(tmp_path: Path) -> None:
+    folder = played(tmp_path)
+    table = generations_table(folder)
+    assert table is not None
+    assert [(row[0], row[5], row[7]) for row in table.rows] == [(1, 3.0, 0.25), (2, 2.0, 0.9)]
+    assert "Generation 2 won 70.0% against generation 1." in table.note
+    assert [plot.title for plot in generation_plots(folder)] == ["Losses over generations", "Win rate over generations"]
+    assert "policy loss 3 to 2" in generation_plots(folder)[0].svg
+    assert generations_of(None) == ({}, {})
+    assert generations_table(tmp_path) is None
+    assert generation_plots(tmp_path) == []
+
+
+def test_a_game_is_a_board_with_the_numbers_of_its_moves(tmp_path: Path) -> None:
+    game = game_of(played(tmp_path))
+    assert game is not None
+    assert game.title == "a game of generation 2: 6 moves, white won by 3.5"
+    assert last_moves(game) == {0: 6, 1: 1, 5: 3, 12: 5}
+    assert game.unseen == "2 A5, 4 pass"
+    root = ElementTree.fromstring(drawing(game))
+    space = "{http://www.w3.org/2000/svg}"
+    circles = [(each.get("cx"), each.get("cy"), each.get("fill")) for each in root.iter(f"{space}circle")]
+    assert circles == [("42", "42", "#fff"), ("70", "42", "#111"), ("42", "70", "#111"), ("98", "98", "#111")]
+    written = [each.text for each in root.iter(f"{space}text")]
+    assert written == [*"A5B4C3D2E1", "6", "1", "3", "5"]
+
+
+def test_the_report_shows_generations_and_a_game(tmp_path: Path) -> None:
+    report = build_report([played(tmp_path)])
+    page = render(report, "report.html.j2")
+    assert page.count("Generations (2)") == 1
+    assert "Losses over generations" in page
+    assert "a game of generation 2: 6 moves, white won by 3.5; without a stone of their own at the end: 2 A5" in page
+    text = render(report, "report.md.j2")
+    assert "### Generations" in text
+    assert "![the board at the end](game_1.svg)" in text
+    assert (tmp_path / "out" / "game_1.svg") in write_files(report, tmp_path / "out")
