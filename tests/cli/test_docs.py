@@ -262,7 +262,7 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"encore bench \w", parse_it),
     (r"encore selftest\b", parse_it),
     (r"encore status", run_it),
-    (r"encore (follow|cancel)\b", parse_it),
+    (r"encore (follow|cancel|play)\b", parse_it),
     (r"encore doctor", run_doctor),
     (r"encore images list$", run_it),
     (r"encore images convert \w", dry_run),
