@@ -121,9 +121,11 @@ def length_of(run: RunLog) -> Length | None:
 def deciding(run: RunLog) -> Quality | None:
     """Return the evaluation that ended the run: the last one on the clock.
 
-    Where none on the clock met the target, it is the first that did: Minigo's checkpoints are evaluated later.
+    Where none on the clock met the target, it is the first that did: Minigo's checkpoints are evaluated later, up to
+    that one, which is the last where no target is known (in the open division).
     """
     met = [point for point in run.quality if all(target.met_by(point.values) for target in run.targets)]
+    met = met if run.targets else met[-1:]
     limit = None if run.stop_s is None else run.stop_s + _SLACK_S
     on_time = [point for point in run.quality if limit is None or point.time_s is None or point.time_s <= limit]
     if run.converged and met and not any(point in on_time for point in met):

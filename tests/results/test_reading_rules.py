@@ -311,6 +311,19 @@ def test_an_evaluation_inside_an_epoch(first: int, number: float, done: float, t
     assert length_of(run_of(tmp_path, log_of("dlrm", *middle))) == Length(pytest.approx(done), "epochs")
 
 
+@pytest.mark.parametrize(("division", "done"), [("closed", 2.0), ("open", 3.0)])
+def test_models_evaluated_after_the_clock_count_up_to_the_one_that_ended_it(
+    division: str, done: float, tmp_path: Path
+) -> None:
+    """The target of the open division is unknown: there the last model that was evaluated ended the run."""
+    text = resnet_v07(40.0, quality=(), submission_division=division)
+    late = [
+        mllog("eval_accuracy", value, START_MS + (50 + number) * 60_000, epoch_num=number)
+        for number, value in ((1, 0.5), (2, 0.7605), (3, 0.77))
+    ]
+    assert length_of(run_of(tmp_path, text + "".join(late))) == Length(done, "epochs")
+
+
 def test_an_evaluation_behind_its_epoch_keeps_its_number(tmp_path: Path) -> None:
     middle = (
         mllog("epoch_start", None, LATER_MS + 1, epoch_num=1),

@@ -87,12 +87,16 @@ def test_telemetry_must_have_seen_the_gpu_at_work(tmp_path: Path) -> None:
     assert selftests.telemetry_row(tmp_path / "none", "gpu").result == "FAIL"
 
 
+NO_SPEED_PUBLISHED = {"minigo"}
+"""Its submissions give times alone."""
+
+
 def test_published_speeds_have_a_source() -> None:
     for name in catalogue.benchmarks():
         path = paths.benchmark_folder(name) / "published_speed.toml"
         figures = catalogue.parse(published_speed.Figures, path).figures
         assert all(each.source and each.conditions for each in figures)
-        assert {each.gpu for each in figures} >= {"V100", "A100"}
+        assert {each.gpu for each in figures} >= ({"V100", "A100"} if name not in NO_SPEED_PUBLISHED else set())
     assert published_speed.beside("resnet", "NVIDIA H200", 5500) == (
         "; best published 7,950 (1/8 of 8 H200, MXNet, batch 400): 69%"
     )
