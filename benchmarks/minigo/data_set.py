@@ -14,7 +14,7 @@ from typing import Any, Tuple
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo.records import Record
+from benchmarks.minigo.engine import Game
 
 FILES = ("moves.npy", "starts.npy", "outcomes.npy", "target.npz")
 TARGET = "target.npz"
@@ -37,13 +37,13 @@ class GoGames:
         """Return the number of games."""
         return len(self._starts) - 1
 
-    def __getitem__(self, number: int) -> Record:
+    def __getitem__(self, number: int) -> Game:
         """Return one game."""
         moves = np.asarray(self._moves[self._starts[number] : self._starts[number + 1]])
         visits = np.zeros((len(moves), self._size**2 + 1), np.uint16)
         visits[np.arange(len(moves)), moves] = 1
         outcome = float(self._outcomes[number])
-        return Record(int(number), moves, visits, np.zeros(len(moves), np.float32), outcome, 0.0, False, False)
+        return Game(int(number), moves, visits, np.zeros(len(moves), np.float32), outcome, 0.0, False, False)
 
     def places(self, held_out: bool) -> Array:
         """Return all positions of the held-out games, or of the others: (positions, 2) of game and ply."""

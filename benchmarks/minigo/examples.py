@@ -8,9 +8,9 @@ from typing import Any, List, NamedTuple, Protocol, Sequence
 import numpy as np
 
 from benchmarks.minigo import schedule
-from benchmarks.minigo.engine import Position
+from benchmarks.minigo.engine import Game, Position
 from benchmarks.minigo.models import PLANES
-from benchmarks.minigo.records import Record, generation_folder, read_generation
+from benchmarks.minigo.records import generation_folder, read_generation
 from benchmarks.minigo.rules import rules_of
 
 Array = Any
@@ -19,7 +19,7 @@ Array = Any
 class Games(Protocol):
     """Games by their number: a list of records, or a data set that reads each one when it is asked for."""
 
-    def __getitem__(self, number: int) -> Record:
+    def __getitem__(self, number: int) -> Game:
         """Return one game."""
 
 
@@ -34,13 +34,13 @@ class Examples(NamedTuple):
     """float32 (positions,): 1 where the side to move won, else -1."""
 
 
-def read_window(output: Path, config: Any, generation: int) -> List[Record]:
+def read_window(output: Path, config: Any, generation: int) -> List[Game]:
     """Return the games of the generations that ``generation`` is trained on."""
     folders = [generation_folder(output, each) for each in schedule.window(config, generation)]
     return [game for folder in folders for game in read_generation(folder, config.board_size)]
 
 
-def sample(games: Sequence[Record], config: Any, generation: int, global_batch: int) -> Array:
+def sample(games: Sequence[Game], config: Any, generation: int, global_batch: int) -> Array:
     """Draw the positions of a generation, the same on every rank: int32 (positions, 2) of game and ply, shuffled.
 
     They fill whole steps: what is left of the last one is not trained on, as in the submitted train.py; but one step

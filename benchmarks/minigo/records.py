@@ -11,13 +11,13 @@ import os
 import struct
 import zlib
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Tuple
 
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
+from benchmarks.minigo.engine import Game
 
 PREFIX = struct.Struct("<II")
 HEAD = struct.Struct("<qiffi")
@@ -25,27 +25,8 @@ RESIGNED, MAY_RESIGN = 1, 2
 Array = Any
 
 
-@dataclass(frozen=True)
-class Record:
-    """A game as it is trained on; ``engine.Game`` has the same fields."""
-
-    number: int
-    moves: Array
-    """int16 (plies,): row x size + column, or size x size for a pass."""
-    visits: Array
-    """uint16 (plies, moves): of the search; a row of zeros where it is not trained on."""
-    values: Array
-    """float32 (plies,): what the search expects, for black."""
-    outcome: float
-    """1: black wins; -1: white does."""
-    margin: float
-    """Points by which black is ahead; of a game that was played to its end."""
-    resigned: bool
-    resignation_allowed: bool
-
-
-def encode(game: Any) -> bytes:
-    """Return the record of a game with the fields of Record."""
+def encode(game: Game) -> bytes:
+    """Return the record of a game."""
     plies = len(game.moves)
     flags = RESIGNED * bool(game.resigned) + MAY_RESIGN * bool(game.resignation_allowed)
     rows, moves = np.nonzero(game.visits)
@@ -56,12 +37,11 @@ def encode(game: Any) -> bytes:
         moves.astype("<u2"),
         np.asarray(game.visits)[rows, moves].astype("<u2"),
     )
-    margin = 0.0 if game.margin is None else game.margin
-    body = HEAD.pack(game.number, plies, game.outcome, margin, flags) + b"".join(part.tobytes() for part in parts)
+    body = HEAD.pack(game.number, plies, game.outcome, game.margin, flags) + b"".join(part.tobytes() for part in parts)
     return PREFIX.pack(len(body), zlib.crc32(body)) + body
 
 
-def decode(body: bytes, board_size: int) -> Record:
+def decode(body: bytes, board_size: int) -> Game:
     """Return the game of a record's body."""
     number, plies, outcome, margin, flags = HEAD.unpack_from(body)
     at = HEAD.size
@@ -77,8 +57,15 @@ def decode(body: bytes, board_size: int) -> Record:
     visited, times = take("<u2", searched), take("<u2", searched)
     visits = np.zeros((plies, board_size**2 + 1), np.uint16)
     visits[np.repeat(np.arange(plies), counts), visited] = times
-    return Record(
-        number, moves, visits, values.astype(np.float32), outcome, margin, bool(flags & RESIGNED), bool(flags & 2)
+    return Game(
+        number,
+        moves,
+        visits,
+        values.astype(np.float32),
+        outcome,
+        margin,
+        bool(flags & RESIGNED),
+        bool(flags & MAY_RESIGN),
     )
 
 
@@ -131,7 +118,7 @@ def generation_folder(output: Path, generation: int) -> Path:
     return output / "games" / f"{generation:06d}"
 
 
-def read_generation(folder: Path, board_size: int) -> List[Record]:
+def read_generation(folder: Path, board_size: int) -> List[Game]:
     """Return all games of a generation in the order of their numbers; raises Problem for one that is there twice."""
     games = [decode(body, board_size) for path in sorted(folder.glob("*.games")) for body in _bodies(path)[0]]
     games.sort(key=lambda game: game.number)

@@ -9,9 +9,9 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from benchmarks.minigo import schedule
-from benchmarks.minigo.engine import Evaluate, Games, Match
+from benchmarks.minigo.engine import Evaluate, Game, Games, Match
 from benchmarks.minigo.models import PLANES
-from benchmarks.minigo.records import GameFile, Record, generation_folder, read_generation
+from benchmarks.minigo.records import GameFile, generation_folder, read_generation
 from benchmarks.minigo.rules import match_search, rules_of, search_of
 
 SLICE_SECONDS = 0.25
@@ -69,7 +69,7 @@ class Worker:
         self._file.close()
 
 
-def outcomes(games: Sequence[Record]) -> Dict[str, float]:
+def outcomes(games: Sequence[Game]) -> Dict[str, float]:
     """Return figures of a generation's games: their number and length, and how they ended."""
     count = len(games)
     return {

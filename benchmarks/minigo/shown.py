@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.minigo.engine import Position
-from benchmarks.minigo.records import Record
+from benchmarks.minigo.engine import Game, Position
 from benchmarks.minigo.rules import rules_of
 
 FILE = "shown_games.jsonl"
 """In the folder of an experiment: one line a game; a resumed run may write that of a generation again."""
 
 
-def write(output: Path, generation: int, game: Record, config: Any) -> None:
+def write(output: Path, generation: int, game: Game, config: Any) -> None:
     """Append a game of ``generation``, from 1: its moves, row * size + column from the top left, and the last stones.
 
     Stones are 0 empty, 1 black and 2 white, in the order of the points; outcome and margin are black's.

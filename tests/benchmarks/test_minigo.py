@@ -16,7 +16,8 @@ import pytest
 from benchmarks.common.data.problem import Problem
 from benchmarks.minigo import events, examples, models, schedule
 from benchmarks.minigo.data_set import GoGames
-from benchmarks.minigo.records import GameFile, Record, generation_folder, read_generation
+from benchmarks.minigo.engine import Game
+from benchmarks.minigo.records import GameFile, generation_folder, read_generation
 from encore import catalogue, configuration, data
 from encore.results.compliance import check
 from encore.results.generations import game_of, generations_table, last_moves
@@ -40,14 +41,14 @@ def config_of(system: str, round_: str, *changes: str) -> SimpleNamespace:
 # -- records and schedule ------------------------------------------------------------------------------
 
 
-def game(number: int, plies: int = 6) -> Record:
+def game(number: int, plies: int = 6) -> Game:
     """A game on 5 x 5 in which every second move was searched."""
     generator = np.random.RandomState(number)
     moves = generator.permutation(25)[:plies].astype(np.int16)
     visits = generator.randint(0, 9, (plies, 26)).astype(np.uint16)
     visits[1::2] = 0
     values = generator.uniform(-1, 1, plies).astype(np.float16).astype(np.float32)
-    return Record(number, moves, visits, values, 1.0 if number % 2 else -1.0, 3.5, number % 3 == 0, True)
+    return Game(number, moves, visits, values, 1.0 if number % 2 else -1.0, 3.5, number % 3 == 0, True)
 
 
 def write_games(folder: Path, numbers: range) -> Path:
