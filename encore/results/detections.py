@@ -15,9 +15,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from encore.results.shown import files_of, lines_of
 
 FILE = "detections.jsonl"
 """In the folder of an experiment: one JSON object per image."""
@@ -98,7 +99,7 @@ class Detected:
 
 def images_of(folder: Path | None) -> list[Detected]:
     """Return the images of the first experiment that has some, the best from the best on, then the worst."""
-    for path in _files(folder):
+    for path in files_of(folder, FILE):
         found = list(_read(path))
         if found:
             return found
@@ -163,24 +164,12 @@ def _colour(shape: Shape) -> str:
     return _COLOURS[zlib.crc32(shape.label.encode("utf-8", "replace")) % len(_COLOURS)]
 
 
-def _files(folder: Path | None) -> list[Path]:
-    """Return the file of each experiment that has one, in order."""
-    if folder is None or not folder.is_dir():
-        return []
-    numbered = {path.parent.name[11:]: path for path in folder.glob(f"experiment_*/{FILE}")}
-    return [numbered[number] for number in sorted((n for n in numbered if n.isdecimal()), key=int)]
-
-
 def _read(path: Path) -> Iterator[Detected]:
     """Yield what can be read; a line that is cut off or of another kind is passed over."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in islice(iter(lambda: file.readline(_LONGEST_LINE), ""), _MOST_LINES):
-                image = _parsed(line)
-                if image is not None:
-                    yield image
-    except OSError:
-        return
+    for line in lines_of(path, _MOST_LINES, _LONGEST_LINE):
+        image = _parsed(line)
+        if image is not None:
+            yield image
 
 
 def _parsed(line: str) -> Detected | None:

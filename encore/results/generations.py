@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from html import escape
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from encore.results.panel import Panel, padded
 from encore.results.set_figures import Plot
+from encore.results.shown import files_of, lines_of
 from encore.results.tables import Table
 
 FILE, EVALUATIONS, GAMES = "generations.jsonl", "evaluations.jsonl", "shown_games.jsonl"
@@ -176,41 +177,28 @@ def generations_of(folder: Path | None) -> tuple[dict[int, Generation], dict[int
 
     A resumed run writes a generation again: its last line counts.
     """
-    for experiment in _experiments(folder, FILE):
-        found = {each.generation: each for each in _read(experiment / FILE, Generation)}
+    for path in files_of(folder, FILE):
+        found = {each.generation: each for each in _read(path, Generation)}
         if found:
-            matches = {each.generation: each for each in _read(experiment / EVALUATIONS, Evaluation)}
+            matches = {each.generation: each for each in _read(path.with_name(EVALUATIONS), Evaluation)}
             return dict(sorted(found.items())), dict(sorted(matches.items()))
     return {}, {}
 
 
 def game_of(folder: Path | None) -> Game | None:
     """Return the shown game of the last generation of the first experiment that has one."""
-    for experiment in _experiments(folder, GAMES):
-        found = list(_read(experiment / GAMES, Game))
+    for path in files_of(folder, GAMES):
+        found = list(_read(path, Game))
         if found:
             return max(reversed(found), key=lambda game: game.generation)
     return None
 
 
-def _experiments(folder: Path | None, file: str) -> list[Path]:
-    if folder is None or not folder.is_dir():
-        return []
-    numbered = {path.parent.name[11:]: path.parent for path in folder.glob(f"experiment_*/{file}")}
-    return [numbered[number] for number in sorted((n for n in numbered if n.isdecimal()), key=int)]
-
-
 def _read(path: Path, kind: type[Line]) -> Iterator[Line]:
     """Yield what can be read; a line that is cut off or of another kind is passed over."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in islice(iter(lambda: file.readline(_LONGEST_LINE), ""), _MOST_LINES):
-                try:
-                    yield kind.model_validate_json(line)
-                except ValidationError:
-                    continue
-    except OSError:
-        return
+    for line in lines_of(path, _MOST_LINES, _LONGEST_LINE):
+        with suppress(ValidationError):
+            yield kind.model_validate_json(line)
 
 
 # -- the board ---------------------------------------------------------------------------------------------

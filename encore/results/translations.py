@@ -10,9 +10,9 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
+from encore.results.shown import files_of, lines_of
 from encore.results.tables import Cell, Table
 
 FILE = "translations.jsonl"
@@ -42,7 +42,7 @@ class Translation:
 
 def translations_table(folder: Path | None) -> Table | None:
     """Return the best and the worst translations of the first experiment that has some; None without any."""
-    for path in _files(folder):
+    for path in files_of(folder, FILE):
         found = sorted(_read(path), key=lambda each: (-each.bleu, -each.chrf, each.index))
         if not found:
             continue
@@ -60,25 +60,12 @@ def translations_table(folder: Path | None) -> Table | None:
     return None
 
 
-def _files(folder: Path | None) -> list[Path]:
-    """Return the file of each experiment that has one, in order."""
-    if folder is None or not folder.is_dir():
-        return []
-    numbered = {path.parent.name[11:]: path for path in folder.glob(f"experiment_*/{FILE}")}
-    return [numbered[number] for number in sorted((n for n in numbered if n.isdecimal()), key=int)]
-
-
 def _read(path: Path) -> Iterator[Translation]:
     """Yield what can be read; a line that is cut off or of another kind is passed over."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            lines = iter(lambda: file.readline(_LONGEST_LINE), "")
-            for line in islice(lines, _MOST_LINES):
-                translation = _parsed(line)
-                if translation is not None:
-                    yield translation
-    except OSError:
-        return
+    for line in lines_of(path, _MOST_LINES, _LONGEST_LINE):
+        translation = _parsed(line)
+        if translation is not None:
+            yield translation
 
 
 def _parsed(line: str) -> Translation | None:
