@@ -19,10 +19,12 @@ SUITE = Suite(
         "attention": ROUNDED,
         "optimizer_kernel": ROUNDED,
         "compile": ROUNDED,
+        "cuda_graph": ROUNDED,
         "kernels": ROUNDED,
     },
     left_out=("optimizer_kernel=apex", "attention=flash"),
-    settings={"kernels": "plain", "stop_at_target": False, "initializer_range": 0.05},
+    # At the small system's rate the losses fall to nothing, of which any rounding is a large share.
+    settings={"kernels": "plain", "stop_at_target": False, "initializer_range": 0.05, "learning_rate": 0.0003},
 )
 
 if __name__ == "__main__":
