@@ -1,4 +1,4 @@
-"""Minigo's submitted systems against the submitted scripts and the files of flags that they name: see test_systems.py."""
+"""Minigo's submitted systems against the submitted scripts and the files of flags that they name."""
 
 from __future__ import annotations
 

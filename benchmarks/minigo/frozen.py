@@ -52,7 +52,10 @@ def unreadable(path: Path, reason: str) -> Problem:
 
 def unpacked(path: Path) -> Tuple[Dict[str, Any], bytes]:
     """Return what the header of a file says, which may be nothing, and the graph's bytes; Problem if it is cut off."""
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None
     if not data.startswith(MAGIC):
         return {}, data
     begin = len(MAGIC) + HEADER.size
