@@ -20,6 +20,7 @@ from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.engine import Game
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
 from encore import catalogue, configuration, data
+from encore.errors import EncoreError
 from encore.results.compliance import check
 from encore.results.generations import game_of, generations_table, last_moves
 from tests.conftest import Encore, logged, only_run, records
@@ -225,6 +226,36 @@ def test_the_small_set_has_games_and_a_target_that_knows_nothing(small_set: Path
     assert not arrays["policy_dense.weight"].any()
     with pytest.raises(Problem, match="games on 5 x 5"):
         GoGames(small_set, 9)
+
+
+GAME = "(;GM[1]FF[4]SZ[9]KM[7.5]RE[B+R];B[ee];W[cc];B[gg])"
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "found"),
+    [
+        ({"a.sgf": GAME, "b.sgf": GAME.replace("W[cc]", "W[ee]")}, (), "b.sgf: move 2, white E5: there is a stone"),
+        ({"a.sgf": GAME[:-20]}, (), "a.sgf"),
+        ({"a.sgf": GAME, "b.sgf": GAME}, ("--target", "{}/none.npz"), "none.npz cannot be read as a model"),
+        ({"a.sgf": GAME, "b.sgf": GAME}, ("--target", "{}/games/a.sgf"), "a.sgf cannot be read as a model"),
+        ({"a.sgf": GAME, "b.sgf": GAME}, ("--target", "{}/five.npz"), "five.npz is a model for 5 x 5"),
+    ],
+    ids=["illegal move", "damaged game", "no target", "no model", "other board"],
+)
+def test_preparation_refuses_what_cannot_be_read(
+    tmp_path: Path, tensorflow_python: Path, files: dict[str, str], options: tuple[str, ...], found: str
+) -> None:
+    source = tmp_path / "games"
+    source.mkdir()
+    for name, text in files.items():
+        (source / name).write_text(text, encoding="utf-8")
+    shape = models.Shape(board_size=5, features="agz", conv_width=2, trunk_layers=1, fc_width=2)
+    models.save(tmp_path / "five.npz", shape, models.initial_weights(shape, 0))
+    options = tuple(word.format(tmp_path) for word in ("--board-size", "9", *options))
+    with pytest.raises(EncoreError) as caught:
+        data.prepare("minigo", tmp_path / "to", data.Preparation(source=source, options=options), tensorflow_python)
+    assert found in str(caught.value) and caught.value.remedy and caught.value.exit_code == 2
+    assert not (tmp_path / "to" / "dataset.json").exists()
 
 
 def games_of(folder: Path, generation: int) -> list[int]:
