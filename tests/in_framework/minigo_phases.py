@@ -40,14 +40,14 @@ def torn_record(file: GameFile, games: list[Any]) -> None:
         die()
 
 
-def torn_evaluation(worker: MatchWorker, seconds: float = 0) -> None:
+def torn_evaluation(worker: MatchWorker) -> None:
     """Die in the second model's match, a part of whose line is there."""
     path = Path(output) / generations.EVALUATIONS
     if path.exists():
         with path.open("a", encoding="utf-8") as file:
             file.write('{"generation": 2, "win_')
         die()
-    play(worker, seconds)
+    play(worker)
 
 
 def after(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
