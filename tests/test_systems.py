@@ -34,6 +34,7 @@ CHOICES = {
     "maskrcnn": "maskrcnn",
     "single_stage_detector": "ssd",
     "ssd": "ssd",
+    "minigo": "minigo",
     "translation": "transformer",
     "transformer": "transformer",
 }
@@ -45,6 +46,7 @@ NOT_SET = {
     "NCCL_TOPO_FILE": "describes the submitter's own nodes",
     "LD_PRELOAD": "tcmalloc of one image; where the file is not there, every process complains",
     "MXNET_ASYNC_GPU_ENGINE": "an operation counts as done before it is, and DALI's buffers are protected by that",
+    "TF_ENABLE_DEPRECATION_WARNINGS": "read by NVIDIA's TensorFlow 1 alone",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "belongs to MXNET_ASYNC_GPU_ENGINE",
 }
 """Variables of the submissions that no system of ours sets, with the reason."""
@@ -454,7 +456,8 @@ def test_every_system_that_was_submitted_is_compared() -> None:
     assert compared == ours
 
 
-@pytest.mark.parametrize("each", SUBMITTED, ids=name_of)
+# Minigo's save all of theirs with each generation's model (run() in train.py of v0.7).
+@pytest.mark.parametrize("each", [each for each in SUBMITTED if each.choice.name != "minigo"], ids=name_of)
 def test_a_submitted_system_keeps_no_checkpoint(each: Submitted) -> None:
     assert resolved(each.ours, each.choice).get("checkpoint_interval") == 0
 

@@ -69,6 +69,13 @@ SOURCES = (
         " DGXA100_128x8x10x1:dgxa100_n128 DGXA100_256x8x4x1:dgxa100_n256",
     ),
     ("v0.7", f"{LATER}/dlrm/implementations/pytorch", "DGX2:dgx2 DGXA100:dgxa100"),
+    ("v0.6", f"{LATER}/minigo/implementations/tensorflow", "DGX1:dgx1 DGX1_multi:dgx1_n3"),
+    (
+        "v0.7",
+        f"{LATER}/minigo/implementations/tensorflow",
+        "DGX1:dgx1 DGX2:dgx2 DGX2_multi_32nodes:dgx2_n32 DGXA100:dgxa100 DGXA100_multi_2nodes:dgxa100_n2"
+        " DGXA100_multi_32nodes:dgxa100_n32 DGXA100_multi_224nodes:dgxa100_n224",
+    ),
     (
         "v0.7",
         f"{LATER}/gnmt/implementations/pytorch",
@@ -105,15 +112,20 @@ SOURCES = (
     ("v4.0", f"{LATER}/resnet/implementations/h200_ngc24.04_mxnet", "DGXH100:h200"),
 )
 # What the frameworks, NCCL and MPI read. The rest of what the scripts export only makes up the command.
-READ = re.compile(r"(MXNET|HOROVOD|NCCL|NHWC|OMP|OPENCV|OMPI_MCA|HCOLL|CUDNN|CUDA|LD_PRELOAD|PYTORCH|SHARP)")
+READ = re.compile(r"(MXNET|HOROVOD|NCCL|NHWC|OMP|OPENCV|OMPI_MCA|TF_|HCOLL|CUDNN|CUDA|LD_PRELOAD|PYTORCH|SHARP)")
 # Of the command: nothing that says where the data are, is drawn anew for each run, or chooses a kernel.
 LEFT_OUT = re.compile(
     r"--(data-|gpus|seed|disp-|profile|model_config|dataset|conv-|force-|fuse-|batchnorm-layout|pooling-|network|use-(?!fp16|nvjpeg)"
-    r"|e2e-|sustained|input_dir|output_dir|eval_dir|init_checkpoint|bert_config|local_rank|log_freq)"
+    r"|base_dir|flagfile|flags_dir|checkpoint_dir|target_path|e2e-|sustained|input_dir|output_dir|eval_dir|init_checkpoint|bert_config|local_rank|log_freq)"
 )
+# Minigo's command names files of flags (absl's), which name others; programs of their own get those of a folder.
+FLAGS = "minigo/ml_perf/flags"
+PROGRAMS = ("python", "python3", "bindpcie", "bind.sh", "ompi_bind_DGX1.sh", "ompi_bind_DGX2.sh")
 STUB = """#!/bin/bash
+# Minigo's data and evaluation have commands of their own.
+[[ $1 == *get_data.py || $1 == *eval_models.py ]] && exit 0
 # Passes over the options of what binds a rank to cores, up to the python that it would start.
-if [[ $0 != */python ]]; then
+if [[ $0 != */python && $0 != */python3 ]]; then
   while [[ $# -gt 0 && $1 != python ]]; do shift; done
   shift
 fi
@@ -137,14 +149,18 @@ def extract(mirror: Path, folder: str, into: Path) -> None:
             # BERT's command is put together there, and given to run_and_time.sh.
             command = re.search(r"(?ms)^THROUGHPUT_RUN=.*?^BERT_CMD=.*?^fi$", shown(mirror, folder, name))
             (into / "command.sh").write_text(command[0] if command else "")
-        if name == "Dockerfile" or re.fullmatch(r"config_.*\.sh|run_and_time\.sh|run_training\.sh", name):
+        if name == "Dockerfile" or re.fullmatch(r"config_.*\.sh|run_and_time(_multinode)?\.sh|run_training\.sh", name):
             (into / name).write_text(shown(mirror, folder, name))
-    for name in ("python", "bindpcie", "bind.sh", "ompi_bind_DGX1.sh", "ompi_bind_DGX2.sh"):
+    for name in git(mirror, "ls-tree", "-r", "--name-only", f"HEAD:{folder}").splitlines():
+        if name.startswith(FLAGS):
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            (into / name).write_text(shown(mirror, folder, name))
+    for name in PROGRAMS:
         (into / name).write_text(STUB.format(folder=into))
     # Some scripts link the data set into the root, and try the cluster's shared folder.
     for name, does in {"sleep": "true", "ln": "true", "mktemp": f"echo {into}/temporary"}.items():
         (into / name).write_text(f"#!/bin/sh\n{does}\n")
-    for name in ("python", "bindpcie", "bind.sh", "ompi_bind_DGX1.sh", "ompi_bind_DGX2.sh", "sleep", "ln", "mktemp"):
+    for name in (*PROGRAMS, "sleep", "ln", "mktemp"):
         (into / name).chmod(0o755)
 
 
@@ -156,14 +172,36 @@ def dockerfile_environment(text: str) -> dict[str, str]:
     return {name: value for name, value in pairs if READ.match(name)}
 
 
+def expanded(folder: Path, words: list[str]) -> list[str]:
+    """Return a command with the flags of the files that it names in their place, those of evaluations as eval_NAME."""
+    found: list[str] = []
+    for word in words:
+        name, _, value = word.partition("=")
+        found.append(word)
+        if name == "--flagfile":
+            found += expanded(folder, flags_of(folder, value))
+        elif name == "--flags_dir":
+            for role in ("selfplay", "train"):
+                found += expanded(folder, flags_of(folder, f"{value}{role}.flags"))
+            found += [f"--eval_{flag[2:]}" for flag in flags_of(folder, f"{value}eval.flags")]
+    return found
+
+
+def flags_of(folder: Path, file: str) -> list[str]:
+    lines = (folder / "minigo" / file).read_text().splitlines()
+    return [line for line in map(str.strip, lines) if line.startswith("--")]
+
+
 def run(folder: Path, config: str) -> tuple[list[str], dict[str, dict[str, str]]]:
     """Return the training command and the variables of one configuration, by the script that set them last."""
-    script = f'source config_{config}.sh; source command.sh; exec bash run_and_time.sh ${{BERT_CMD:+"$BERT_CMD" 1}}'
+    several = (folder / "run_and_time_multinode.sh").exists() and config.endswith("_multi")
+    program = "run_and_time_multinode.sh" if several else "run_and_time.sh"
+    script = f'source config_{config}.sh; source command.sh; exec bash {program} ${{BERT_CMD:+"$BERT_CMD" 1}}'
     variables = {"PATH": f"{folder}:/usr/bin:/bin", "DGXSYSTEM": config, "SLURM_LOCALID": "0", "DATADIR": "/data"}
     subprocess.run(["bash", "-c", script], cwd=folder, env=variables, check=False, capture_output=True)
-    command = (folder / "command").read_text().rstrip("\0").split("\0")
+    command = expanded(folder, (folder / "command").read_text().rstrip("\0").split("\0"))
     exported = dict(pair.split("=", 1) for pair in (folder / "environment").read_text().split("\0") if pair)
-    common = re.search(r"config_\w+_common\.sh", (folder / f"config_{config}.sh").read_text())
+    common = re.search(r"config_\w+_(common|multi)\.sh", (folder / f"config_{config}.sh").read_text())
     found: dict[str, dict[str, str]] = {}
     # What a configuration sets, run_and_time.sh leaves as it is, but for switches of its own that are off.
     for file in (f"config_{config}.sh", *([common[0]] if common else []), "run_and_time.sh"):

@@ -7,11 +7,12 @@ from typing import Any, List, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
+from benchmarks.common.data.problem import Problem
 from benchmarks.minigo import schedule
 from benchmarks.minigo.engine import Game, Position
 from benchmarks.minigo.models import PLANES
-from benchmarks.minigo.records import generation_folder, read_generation
-from benchmarks.minigo.rules import rules_of
+from benchmarks.minigo.records import NOT_PLAYED_AGAIN, PLAYED_AGAIN, generation_folder, read_generation
+from benchmarks.minigo.rules import rules_of, soft_moves
 
 Array = Any
 
@@ -35,9 +36,20 @@ class Examples(NamedTuple):
 
 
 def read_window(output: Path, config: Any, generation: int) -> List[Game]:
-    """Return the games of the generations that ``generation`` is trained on."""
-    folders = [generation_folder(output, each) for each in schedule.window(config, generation)]
-    return [game for folder in folders for game in read_generation(folder, config.board_size)]
+    """Return the games of the generations that ``generation`` is trained on.
+
+    Raises:
+        Problem: a record is damaged, or games are missing.
+    """
+    found: List[Game] = []
+    for number in schedule.window(config, generation):
+        folder = generation_folder(output, number)
+        remedy = PLAYED_AGAIN if number == generation else NOT_PLAYED_AGAIN
+        games = read_generation(folder, config.board_size, remedy)
+        if len(games) != config.games:
+            raise Problem(f"{folder} has {len(games)} games", f"{config.games}", remedy.format(folder.name))
+        found += games
+    return found
 
 
 def sample(games: Sequence[Game], config: Any, generation: int, global_batch: int) -> Array:
@@ -77,11 +89,20 @@ def build(games: Games, places: Array, config: Any) -> Examples:
                 position.play(int(game.moves[ply]))
                 ply += 1
             position.planes(planes[row])
-            visits = game.visits[ply].astype(np.float32)
-            policy[row] = visits / visits.sum()
+            policy[row] = searched_policy(game.visits[ply], ply, config)
             value[row] = game.outcome if ply % 2 == 0 else -game.outcome
             at += 1
     return Examples(planes, policy, value)
+
+
+def searched_policy(visits: Array, ply: int, config: Any) -> Array:
+    """Return float32 (moves,): the visits as shares of 1.
+
+    Those of a move that was drawn have the power by which it was drawn (CalculateSearchPi in cc/mcts_tree.cc, v0.7).
+    """
+    power = config.policy_softmax_temp if ply < soft_moves(config) else 1.0
+    weights = visits.astype(np.float32) ** power
+    return weights / weights.sum()
 
 
 def turned(examples: Examples, generator: Any) -> Examples:

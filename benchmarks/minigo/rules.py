@@ -7,6 +7,8 @@ from typing import Any
 from benchmarks.minigo.engine import Rules, Search
 
 BYTES_OF_A_PRIOR = 4
+NEVER = 1 << 20
+"""Passes in a row that no game has."""
 
 
 def rules_of(config: Any) -> Rules:
@@ -30,13 +32,21 @@ def search_of(config: Any, readouts: int) -> Search:
         min_resign_threshold=config.min_resign_threshold,
         max_resign_threshold=config.max_resign_threshold,
         disable_resign_pct=config.disable_resign_pct,
+        soft_pick_cutoff=soft_moves(config),
+        restrict_pass_alive_play_threshold=_passes_that_restrict(config),
         move_limit=config.move_limit,
         cache_entries=(config.cache_mb << 20) // (BYTES_OF_A_PRIOR * moves),
     )
 
 
+def soft_moves(config: Any) -> int:
+    """Return how many first moves of a game are drawn by their visits (MctsPlayer of v0.6, MctsTree of v0.7)."""
+    points: int = config.board_size**2
+    return points // 12 // 2 * 2
+
+
 def match_search(config: Any) -> Search:
-    """Return the search of a match: without noise and resignation (eval.flags of the submissions)."""
+    """Return the search of a match: without noise, and without resignation from v0.7 on (eval.flags)."""
     return Search(
         readouts=config.eval_readouts,
         parallel_leaves=config.parallel_leaves,
@@ -44,7 +54,14 @@ def match_search(config: Any) -> Search:
         soft_pick_cutoff=config.eval_soft_moves,
         noise_mix=0.0,
         fastplay_frequency=0.0,
-        min_resign_threshold=-1.0,
-        max_resign_threshold=-1.0,
+        min_resign_threshold=config.eval_resign_threshold,
+        max_resign_threshold=config.eval_resign_threshold,
+        disable_resign_pct=0.0 if config.eval_resign_threshold > -1 else 1.0,
+        restrict_pass_alive_play_threshold=_passes_that_restrict(config),
         move_limit=config.move_limit,
     )
+
+
+def _passes_that_restrict(config: Any) -> int:
+    """Return the passes of one side after which the other plays no move into unconditional life; v0.6 knows none."""
+    return 4 if config.pass_alive else NEVER

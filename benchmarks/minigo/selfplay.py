@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.minigo import schedule
 from benchmarks.minigo.engine import Evaluate, Game, Games, Match
 from benchmarks.minigo.models import PLANES
-from benchmarks.minigo.records import GameFile, generation_folder, read_generation
+from benchmarks.minigo.records import GameFile, generation_folder
 from benchmarks.minigo.rules import match_search, rules_of, search_of
 
 SLICE_SECONDS = 0.25
@@ -22,10 +22,11 @@ Array = Any
 class Worker:
     """Plays its share of a generation's games; those that its files have already are not played again."""
 
-    def __init__(self, config: Any, output: Path, generation: int, part: int, parts: int, evaluate: Evaluate) -> None:
-        folder = generation_folder(output, generation)
-        self._file = GameFile(folder / f"worker_{part:04d}.games")
-        done: Set[int] = {game.number for game in read_generation(folder, config.board_size)}
+    def __init__(
+        self, config: Any, output: Path, generation: int, part: int, parts: int, evaluate: Evaluate, done: Set[int]
+    ) -> None:
+        """``part`` is which of ``parts`` players this is, ``done`` the games that are there."""
+        self._file = GameFile(generation_folder(output, generation) / f"worker_{part:04d}.games")
         self._numbers = schedule.game_numbers(config, generation, part, parts)
         self._missing = set(self._numbers) - done
         self._evaluate = evaluate

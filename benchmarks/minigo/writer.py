@@ -15,7 +15,7 @@ from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Split
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.minigo import models, sgf
+from benchmarks.minigo import frozen, models, sgf
 from benchmarks.minigo.engine import BLACK, Games, IllegalMove, Rules, Search
 
 VERSION = "1"
@@ -42,9 +42,14 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
         found = f"{args.origin} holds no file *.sgf"
         raise Problem(found, "games in SGF, at any depth", "name another folder with --from")
     listed = [(str(path.relative_to(args.origin)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    target = hashlib.sha256(args.target.read_bytes()).hexdigest() if args.target and args.target.exists() else ""
-    facts = json.dumps([VERSION, listed, target, args.name, args.seed, args.board_size, args.held_out])
+    facts = json.dumps([VERSION, listed, _digest(args), args.name, args.seed, args.board_size, args.held_out])
     return Listing(hashlib.sha256(facts.encode()).hexdigest(), paths)
+
+
+def _digest(args: argparse.Namespace) -> str:
+    """Return the SHA-256 of the target model that was given; empty if there is none."""
+    given = args.target is not None and args.target.is_file()
+    return hashlib.sha256(args.target.read_bytes()).hexdigest() if given else ""
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
@@ -72,14 +77,22 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         splits={"train": Split(len(games) - held_out, files), "test": Split(held_out, ("target.npz",))},
         summary=f"{len(games) - held_out:,} + {held_out:,} games, {sum(lengths):,} moves",
         facts={"board_size": size, "held_out": held_out},
-        how={"made": "read" if listing.paths else "generated", "left_out": left_out, "seed": args.seed},
+        how={
+            "made": "read" if listing.paths else "generated",
+            "left_out": left_out,
+            "seed": args.seed,
+            "target": _digest(args),
+        },
         tool={"version": VERSION, "numpy": np.__version__},
     )
 
 
 def _write_target(path: Path, args: argparse.Namespace, size: int) -> None:
     if args.target is not None:
-        models.save(path, *models.load(args.target, size))
+        if frozen.is_archive(args.target):
+            models.save(path, *models.load(args.target, size))
+        else:
+            frozen.save(path, *frozen.read(args.target, size))
         return
     shape = models.Shape(board_size=size, **SMALL_SHAPE)  # type: ignore[arg-type]
     arrays = models.initial_weights(shape, args.seed)

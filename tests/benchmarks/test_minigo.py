@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 from collections.abc import Callable
@@ -19,13 +20,16 @@ from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.engine import Game
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
 from encore import catalogue, configuration, data
+from encore.errors import EncoreError
 from encore.results.compliance import check
 from encore.results.generations import game_of, generations_table, last_moves
 from tests.conftest import Encore, logged, only_run, records
-from tests.trainings import InFramework, Started, result, settings, wait_until
+from tests.trainings import InFramework, Started, result, settings, wait_until, write_small_config
 
 SMALL = {"epochs": "2", "games": "40", "concurrent_games": "8", "readouts": "16", "first_readouts": "8"}
 EVALUATION = {"eval_games": "12", "eval_readouts": "8", "eval_first_model": "false", "quality_target": "1.0"}
+TINY_NETWORK = {"conv_width": "4", "trunk_layers": "1", "fc_width": "4", "batch_size": "64", "gating_win_rate": "0.01",
+                "gating_games": "4", "warm_up_steps": "0"}  # fmt: skip
 ROLES = {"train_ranks": "1", "selfplay_ranks": "1", "batch_size": "128"}
 
 
@@ -127,7 +131,7 @@ def test_the_host_knows_the_roles(encore: Encore) -> None:
 
 
 def test_positions_are_drawn_once_and_shared_out(tmp_path: Path) -> None:
-    config = config_of("cpu", "v0.7", "window=2", "sample_share=0.5")
+    config = config_of("cpu", "v0.7", "window=2", "sample_share=0.5", "games=20")
     for generation in (1, 2, 3):
         write_games(generation_folder(tmp_path, generation), schedule.game_numbers(config, generation, 0, 1)[:20])
     games = examples.read_window(tmp_path, config, 3)
@@ -187,6 +191,22 @@ def test_models_that_cannot_be_used_are_named(network: dict[str, Any]) -> None:
     assert "do this" in network["missing"]
 
 
+def test_frozen_graphs_of_both_rounds_play(network: dict[str, Any]) -> None:
+    assert set(network["frozen"]) == {"target.pb", "target.minigo.tf"}
+    for found in network["frozen"].values():
+        assert max(found) < 1e-5
+    wanted = (
+        "bytes; version 1 is known",
+        "neither a NumPy archive nor a graph",
+        "no policy_output and no value_output",
+        "for 5 x 5",
+        "sees the planes of agz",
+        "No such file",
+    )
+    for text, words in zip(network["frozen refused"], wanted, strict=True):
+        assert words in text and "do this" in text
+
+
 # -- the data set and the run ----------------------------------------------------------------------------
 
 
@@ -206,6 +226,36 @@ def test_the_small_set_has_games_and_a_target_that_knows_nothing(small_set: Path
     assert not arrays["policy_dense.weight"].any()
     with pytest.raises(Problem, match="games on 5 x 5"):
         GoGames(small_set, 9)
+
+
+GAME = "(;GM[1]FF[4]SZ[9]KM[7.5]RE[B+R];B[ee];W[cc];B[gg])"
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "found"),
+    [
+        ({"a.sgf": GAME, "b.sgf": GAME.replace("W[cc]", "W[ee]")}, (), "b.sgf: move 2, white E5: there is a stone"),
+        ({"a.sgf": GAME[:-20]}, (), "a.sgf"),
+        ({"a.sgf": GAME, "b.sgf": GAME}, ("--target", "{}/none.npz"), "none.npz cannot be read as a model"),
+        ({"a.sgf": GAME, "b.sgf": GAME}, ("--target", "{}/games/a.sgf"), "a.sgf cannot be read as a model"),
+        ({"a.sgf": GAME, "b.sgf": GAME}, ("--target", "{}/five.npz"), "five.npz is a model for 5 x 5"),
+    ],
+    ids=["illegal move", "damaged game", "no target", "no model", "other board"],
+)
+def test_preparation_refuses_what_cannot_be_read(
+    tmp_path: Path, tensorflow_python: Path, files: dict[str, str], options: tuple[str, ...], found: str
+) -> None:
+    source = tmp_path / "games"
+    source.mkdir()
+    for name, text in files.items():
+        (source / name).write_text(text, encoding="utf-8")
+    shape = models.Shape(board_size=5, features="agz", conv_width=2, trunk_layers=1, fc_width=2)
+    models.save(tmp_path / "five.npz", shape, models.initial_weights(shape, 0))
+    options = tuple(word.format(tmp_path) for word in ("--board-size", "9", *options))
+    with pytest.raises(EncoreError) as caught:
+        data.prepare("minigo", tmp_path / "to", data.Preparation(source=source, options=options), tensorflow_python)
+    assert found in str(caught.value) and caught.value.remedy and caught.value.exit_code == 2
+    assert not (tmp_path / "to" / "dataset.json").exists()
 
 
 def games_of(folder: Path, generation: int) -> list[int]:
@@ -286,3 +336,54 @@ def test_findings_about_a_small_run_are_those_of_its_size(broken: Path) -> None:
     found = [finding.rule for finding in check(broken / "result.txt", "0.7.0").findings if finding.severity == "error"]
     sizes = ("selfplay_games_per_generation", "eval_accuracy", "target", "cache", "run_stop", "quality")
     assert [rule for rule in found if not any(size in rule for size in sizes)] == []
+
+
+@pytest.fixture(scope="module")
+def phases(
+    network: dict[str, Any],
+    tensorflow_python: Path,
+    in_tensorflow: InFramework,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[dict[str, Any], Path]:
+    """A run against a frozen graph that is killed in each phase; how its processes ended, and its folder."""
+    folder = tmp_path_factory.mktemp("phases")
+    options = ("--target", f"{network['folder']}/target.pb")
+    data.prepare("minigo", folder / "data", data.Preparation(options=options), tensorflow_python)
+    changes = [f"{key}={value}" for key, value in {**SMALL, **EVALUATION, **TINY_NETWORK}.items()]
+    config = write_small_config(folder / "config.json", "minigo", 1, changes)
+    (folder / "out").mkdir()
+    found = result(in_tensorflow("minigo_phases.py", str(config), str(folder / "data"), str(folder / "out")))
+    return found, folder
+
+
+def test_every_phase_can_be_killed_and_no_game_is_lost_or_there_twice(phases: tuple[dict[str, Any], Path]) -> None:
+    found, folder = phases
+    assert set(found["killed"].values()) == {-signal.SIGKILL}, found
+    assert found["last"] == 0
+    for generation in (1, 2):
+        assert games_of(folder / "out", generation) == [generation * 1_000_000 + number for number in range(40)]
+    assert sorted(path.name for path in (folder / "out" / "models").iterdir()) == ["000001.npz", "000002.npz"]
+    lines = (folder / "out" / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["generation"] for line in lines] == [1, 2]
+
+
+def test_the_passport_has_the_checksum_of_a_frozen_target(network: dict[str, Any], phases: tuple[Any, Path]) -> None:
+    passport = json.loads((phases[1] / "data" / "dataset.json").read_text(encoding="utf-8"))
+    given = Path(network["folder"]) / "target.pb"
+    assert passport["how"]["target"] == hashlib.sha256(given.read_bytes()).hexdigest()
+
+
+def test_games_that_are_missing_or_damaged_in_a_run_are_named(phases: tuple[Any, Path]) -> None:
+    config, output = config_of("cpu", "v0.7", "games=40"), phases[1] / "out"
+    path = next(generation_folder(output, 1).glob("*.games"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    with pytest.raises(Problem, match="has 39 games") as missing:
+        examples.read_window(output, config, 2)
+    path.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
+    with pytest.raises(Problem, match="differs from its checksum") as damaged:
+        examples.read_window(output, config, 2)
+    path.write_bytes(whole)
+    assert "begin a new run" in missing.value.remedy
+    assert "begin a new run" in damaged.value.remedy
+    assert len(examples.read_window(output, config, 2)) == 80

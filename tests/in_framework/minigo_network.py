@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from functools import partial
@@ -13,7 +14,7 @@ import numpy as np
 from benchmarks.common import configuration
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.minigo import models
+from benchmarks.minigo import frozen, models
 from benchmarks.minigo.tensorflow import model
 from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.train import train_step
@@ -129,4 +130,56 @@ for precision in ("fp32", "bf16"):
     report["precisions"][precision] = [
         float(each) for each in model.losses(model.build(low, network.shape, arrays), planes, policy, value)
     ]
+
+
+# -- frozen graphs -----------------------------------------------------------------------------------------
+
+
+def frozen_graph(layout: str, kind: Any, outputs: Any = ("policy_output", "value_output")) -> Any:
+    """A graph whose weights are constants, with the names of the submissions' and the value of black's side."""
+    graph, (height, width) = tf.Graph(), (5, 5)
+    with graph.as_default():
+        shape = (None, height, width, 17) if layout == "nhwc" else (None, 17, height, width)
+        x = tf.cast(tf.compat.v1.placeholder(kind, shape, name="pos_tensor"), tf.float32)
+        x = x if layout == "nhwc" else tf.transpose(x, (0, 2, 3, 1))
+        found = tf.matmul(tf.reshape(x, (-1, 425)), tf.constant(frozen_weights, tf.float32))
+        tf.nn.softmax(found[:, :26], name=outputs[0])
+        tf.tanh(found[:, 26], name=outputs[1])
+    return graph.as_graph_def().SerializeToString()
+
+
+def as_minigo(graph: bytes, **about: Any) -> bytes:
+    """The file of v0.7: magic, version, size of the file, size of the JSON, the JSON and the graph."""
+    text = json.dumps({"engine": "tf", "board_size": 5, **about}).encode()
+    return b"<minigo>" + frozen.HEADER.pack(1, 32 + len(text) + len(graph), len(text)) + text + graph
+
+
+frozen_weights = generator.standard_normal((425, 27)) * 0.2
+small = planes.numpy()[:40]
+small[:, :, :, 16] = generator.randint(0, 2, (40, 1, 1))
+linear = small.reshape(40, -1) @ frozen_weights
+policies = np.exp(linear[:, :26]) / np.exp(linear[:, :26]).sum(1, keepdims=True)
+values = np.tanh(linear[:, 26]) * np.where(small[:, 0, 0, 16], 1, -1)
+files = {
+    "target.pb": frozen_graph("nhwc", tf.float32),
+    "target.minigo.tf": as_minigo(frozen_graph("nchw", tf.bool), input_layout="nchw"),
+}
+report["frozen"] = {}
+for name, content in files.items():
+    (folder / name).write_bytes(content)
+    frozen.save(folder / "target.npz", *frozen.read(folder / name, 5))
+    seen = load_evaluator(folder / "target.npz", config)(small)
+    report["frozen"][name] = [float(np.abs(seen[0] - policies).max()), float(np.abs(seen[1] - values).max())]
+(folder / "cut.minigo.tf").write_bytes(files["target.minigo.tf"][:-9])
+(folder / "text.pb").write_bytes(b"no graph at all")
+(folder / "names.pb").write_bytes(frozen_graph("nhwc", tf.float32, ("policy", "value")))
+report["frozen refused"] = [
+    refused(lambda: frozen.read(folder / "cut.minigo.tf", 5)),
+    refused(lambda: frozen.read(folder / "text.pb", 5)),
+    refused(lambda: frozen.read(folder / "names.pb", 5)),
+    refused(lambda: frozen.read(folder / "target.pb", 9)),
+    refused(lambda: load_evaluator(folder / "target.npz", dataclasses.replace(config, features="mlperf07"))),
+    refused(lambda: frozen.read(folder / "none.pb", 5)),
+]
+report["folder"] = str(folder)
 print(json.dumps(report))

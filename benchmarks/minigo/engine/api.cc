@@ -149,7 +149,7 @@ class Study : public AnyStudy {
   int choose(bool restrict_pass_alive) override { return searcher_.choose(restrict_pass_alive); }
   float value() const override { return searcher_.root()->mean(); }
   void visits(int32_t* out) const override {
-    std::memcpy(out, searcher_.root()->visits_of, sizeof(int32_t) * (N * N + 1));
+    std::memcpy(out, searcher_.root()->edges->visits_of, sizeof(int32_t) * (N * N + 1));
   }
 
  private:

@@ -172,17 +172,18 @@ struct Board {
   // Fill out[M] with 1 for legal moves. Positional superko: no move may recreate a position of the trail, whoever
   // was to play (cc/position.h and cc/mcts_tree.cc of the v0.7 reference).
   void legal(uint8_t* out, const std::vector<Past>& trail, bool superko) const {
+    without_superko(out);
+    out[PASS] = 1;
+    if (!superko || !captured_any) return;
     uint32_t candidates = 0;
-    if (superko && captured_any) {
-      for (const Past& past : trail) candidates += past.stones == stones + one(to_play);
-    }
+    for (const Past& past : trail) candidates += past.stones == stones + one(to_play);
+    uint8_t captures[P];
+    if (candidates == 0 && !find_captures(captures)) return;
     for (int c = 0; c < P; ++c) {
-      out[c] = refusal(c) == kLegal;
-      if (!out[c] || !superko || !captured_any) continue;
+      if (!out[c] || (candidates == 0 && !captures[c])) continue;
       Past after;
       if (lookahead(c, &after) || candidates) out[c] = !repeats(after, trail);
     }
-    out[PASS] = 1;
   }
 
   static bool repeats(const Past& after, const std::vector<Past>& trail) {
@@ -193,6 +194,44 @@ struct Board {
   }
 
  private:
+  // Most empty points have an empty neighbour: those are found for all points at once, in rows with a column between
+  // them, and only the others are looked at one by one. (What ko forbids has none.)
+  void without_superko(uint8_t* out) const {
+    constexpr int W = N + 1, FIRST = W, LAST = W * (N + 1);
+    uint8_t empty[W * (N + 2)] = {}, open[W * (N + 2)];
+    for (int row = 0; row < N; ++row) {
+      for (int x = 0; x < N; ++x) empty[FIRST + row * W + x] = color[row * N + x] == kEmpty;
+    }
+    for (int i = FIRST; i < LAST; ++i) {
+      open[i] = empty[i] & (empty[i - 1] | empty[i + 1] | empty[i - W] | empty[i + W]);
+    }
+    for (int row = 0; row < N; ++row) std::memcpy(out + row * N, open + FIRST + row * W, N);
+    // A few are left; eight points are passed over at once.
+    uint8_t rest[(P + 7) / 8 * 8] = {};
+    for (int c = 0; c < P; ++c) rest[c] = static_cast<uint8_t>((color[c] == kEmpty) & ~out[c]);
+    for (int first = 0; first < P; first += 8) {
+      uint64_t any;
+      std::memcpy(&any, rest + first, 8);
+      for (int c = first; any != 0; ++c, any >>= 8) {
+        if (any & 1) out[c] = refusal(c) == kLegal;
+      }
+    }
+  }
+
+  // Mark the points next to chains of the other side that have one liberty; false if there are none.
+  bool find_captures(uint8_t* out) const {
+    const auto& t = tables();
+    bool any = false;
+    for (int c = 0; c < P; ++c) any |= color[c] == 3 - to_play && head[c] == c && liberties[c] == 1;
+    if (!any) return false;
+    std::memset(out, 0, P);
+    for (int c = 0; c < P; ++c) {
+      if (color[c] != 3 - to_play || liberties[head[c]] != 1) continue;
+      for (int i = 0; i < t.neighbors[c]; ++i) out[t.neighbor[c][i]] = 1;
+    }
+    return true;
+  }
+
   static bool add(Index* list, int* count, Index value) {
     for (int i = 0; i < *count; ++i) {
       if (list[i] == value) return false;

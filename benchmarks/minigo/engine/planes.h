@@ -27,6 +27,39 @@ bool would_capture(const Board<N>& board, int c) {
   return false;
 }
 
+// Four bits, each in a byte of its own and a byte of zeros after it.
+struct Spread {
+  uint64_t of[16];
+  constexpr Spread() : of() {
+    for (int bits = 0; bits < 16; ++bits) {
+      for (int k = 0; k < 4; ++k) of[bits] |= static_cast<uint64_t>(bits >> k & 1) << (16 * k);
+    }
+  }
+};
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "Spread is in the order of bytes in memory");
+
+// The bytes of a point are written eight at a time.
+template <int N, int PAIRS>
+void write_stones(int own, const History& history, const uint16_t* where, int planes, uint8_t* out) {
+  static constexpr Spread spread;
+  uint8_t black[N * N] = {}, white[N * N] = {};
+  for (int k = 0; k < PAIRS && k < history.count; ++k) {
+    const uint8_t* stones = reinterpret_cast<const uint8_t*>(history.stones[k]);
+    uint8_t bit = static_cast<uint8_t>(1 << k);
+    for (int c = 0; c < N * N; ++c) black[c] |= static_cast<uint8_t>(-(stones[c] & 1)) & bit;
+    for (int c = 0; c < N * N; ++c) white[c] |= static_cast<uint8_t>(-(stones[c] >> 1 & 1)) & bit;
+  }
+  const uint8_t *mine = own == kBlack ? black : white, *others = own == kBlack ? white : black;
+  for (int c = 0; c < N * N; ++c) {
+    uint8_t* to = out + static_cast<size_t>(where[c]) * planes;
+    for (int half = 0; half < PAIRS / 4; ++half) {
+      uint64_t bytes = spread.of[mine[c] >> (4 * half) & 15] | spread.of[others[c] >> (4 * half) & 15] << 8;
+      std::memcpy(to + 8 * half, &bytes, 8);
+    }
+    to[2 * PAIRS] = own == kBlack;
+  }
+}
+
 template <int N, int PAIRS, typename T>
 void write_stones(int own, const History& history, const uint16_t* where, int planes, T* out) {
   static const int8_t nothing[N * N] = {};

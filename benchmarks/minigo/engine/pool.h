@@ -39,18 +39,23 @@ class Pool : public AnyPool {
   // of the slots, however many threads there are.
   int leaves(int side, void* planes, int batch, bool floats) override {
     fill();
-    int quota = searches_[side].parallel_leaves, room = batch / quota, count = static_cast<int>(slots_.size());
+    int quota = searches_[side].parallel_leaves, count = static_cast<int>(slots_.size());
     std::vector<Slot*>& served = served_[side];
     served.clear();
-    int passed = 0;
-    for (; passed < count && static_cast<int>(served.size()) < room; ++passed) {
-      Slot& slot = slots_[(turn_[side] + passed) % count];
-      if (slot.game && !slot.game->over() && slot.game->side_to_move() == side) served.push_back(&slot);
+    int passed = 0, taken = 0;
+    // A game may have fewer leaves than it is asked for: others are served until the batch has no room for one more.
+    while (passed < count && batch - taken >= quota) {
+      size_t first = served.size(), room = static_cast<size_t>((batch - taken) / quota);
+      for (; passed < count && served.size() - first < room; ++passed) {
+        Slot& slot = slots_[(turn_[side] + passed) % count];
+        if (slot.game && !slot.game->over() && slot.game->side_to_move() == side) served.push_back(&slot);
+      }
+      team_.each(static_cast<int>(served.size() - first),
+                 [&](int i) { served[first + i]->game->select(side, quota, caches_[side].get()); });
+      for (size_t i = first; i < served.size(); ++i) taken += served[i]->waiting(side);
     }
     turn_[side] = (turn_[side] + passed) % count;
     std::sort(served.begin(), served.end());
-    team_.each(static_cast<int>(served.size()),
-               [&](int i) { served[i]->game->select(side, quota, caches_[side].get()); });
     int rows = 0;
     for (Slot* slot : served) {
       slot->row = rows;

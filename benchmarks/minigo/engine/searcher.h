@@ -83,14 +83,14 @@ class Searcher {
     const auto& t = Tables<N>::get();
     for (Point* leaf : again_) tree_.virtual_loss(leaf, -1);
     again_.clear();
-    float real[M + 1];
+    float real[Point::PADDED] = {};
     for (const Leaf& each : queue_) {
       tree_.virtual_loss(each.node, -1);
       each.node->waiting = 0;
       for (int c = 0; c < M; ++c) real[c] = policy[t.symmetry[each.symmetry][c]];
-      real[M] = each.node->board.to_play == kBlack ? *value : -*value;
-      tree_.expand(each.node, real, real[M]);
-      if (cache->enabled()) keep(real, each.key, cache);
+      float black = each.node->board.to_play == kBlack ? *value : -*value;
+      tree_.expand(each.node, real, black);
+      if (cache->enabled()) keep(real, black, each.key, cache);
       policy += M;
       ++value;
     }
@@ -114,7 +114,7 @@ class Searcher {
     for (int c = 0; c < M; ++c) {
       if (!node->legal[c] || (c != PASS && outside[c])) continue;
       float score = search_.readouts == 0 ? node->prior_of[c] : tree_.score_of(node, c, common);
-      int more = best < 0 || search_.readouts == 0 ? 0 : node->visits_of[c] - node->visits_of[best];
+      int more = best < 0 || search_.readouts == 0 ? 0 : node->edges->visits_of[c] - node->edges->visits_of[best];
       if (best < 0 || more > 0 || (more == 0 && score > best_score)) best = c, best_score = score;
     }
     return best;
@@ -124,7 +124,7 @@ class Searcher {
   // found, are taken away (MctsTree::ReshapeFinalVisits, v0.7).
   void target(bool restrict_pass_alive, uint16_t* out) const {
     const Point* node = root();
-    for (int c = 0; c < M; ++c) out[c] = clamped(node->visits_of[c]);
+    for (int c = 0; c < M; ++c) out[c] = clamped(node->edges->visits_of[c]);
     if (!search_.target_pruning) return;
     int best = most_visited(false);
     float visits = static_cast<float>(*node->visits), own = node->board.to_play == kBlack ? 1.0f : -1.0f;
@@ -135,9 +135,9 @@ class Searcher {
       if (c != PASS && outside[c]) {
         out[c] = 0;
       } else if (c != best) {
-        float mean = own * node->total_of[c] / static_cast<float>(1 + node->visits_of[c]);
+        float mean = own * node->edges->total_of[c] / static_cast<float>(1 + node->edges->visits_of[c]);
         float enough = tree_.exploration(node) * node->prior_of[c] * std::sqrt(visits) / (best_score - mean);
-        if (best_score > mean) out[c] = clamped(std::min(node->visits_of[c], static_cast<int32_t>(enough)));
+        if (best_score > mean) out[c] = clamped(std::min(node->edges->visits_of[c], static_cast<int32_t>(enough)));
       }
       any |= out[c] > 0;
     }
@@ -177,18 +177,18 @@ class Searcher {
 
   bool recall(Point* leaf, const CacheKey<N>& key, Cache* cache) {
     const auto& t = Tables<N>::get();
-    float kept[M + 1], real[M];
+    float kept[M + 1], real[Point::PADDED] = {};
     if (!cache->find(key.key, kept)) return false;
     for (int c = 0; c < M; ++c) real[c] = kept[t.symmetry[key.symmetry][c]];
     tree_.expand(leaf, real, kept[M]);
     return true;
   }
 
-  void keep(const float* real, const CacheKey<N>& key, Cache* cache) {
+  void keep(const float* real, float black, const CacheKey<N>& key, Cache* cache) {
     const auto& t = Tables<N>::get();
     float kept[M + 1];
     for (int c = 0; c < M; ++c) kept[t.symmetry[key.symmetry][c]] = real[c];
-    kept[M] = real[M];
+    kept[M] = black;
     cache->keep(key.key, kept);
   }
 
@@ -196,7 +196,7 @@ class Searcher {
     const Point* node = root();
     double sums[P], sum = 0;
     for (int c = 0; c < P; ++c) {
-      double weight = search_.readouts == 0 ? node->prior_of[c] : node->visits_of[c];
+      double weight = search_.readouts == 0 ? node->prior_of[c] : node->edges->visits_of[c];
       if (weight > 0 && node->legal[c]) sum += std::pow(weight, search_.policy_softmax_temp);
       sums[c] = sum;
     }

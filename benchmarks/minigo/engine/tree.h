@@ -12,23 +12,55 @@
 namespace minigo {
 
 template <int N>
-struct Node {
+struct Node;
+
+// Visits, sums of values (black's side) and positions that a node's moves lead to. Most nodes are evaluated and never
+// come again: only those that do have edges, so that a tree is in the processor's caches for longer.
+template <int N>
+struct Edges {
   static constexpr int M = Board<N>::M, PADDED = (M + 7) / 8 * 8;
-  // Of the moves: visits, sum of values (black's side) and prior.
   alignas(32) int32_t visits_of[PADDED];
   alignas(32) float total_of[PADDED];
-  alignas(32) float prior_of[PADDED];
-  uint8_t legal[PADDED];
-  Node* child[M];
-  Board<N> board;
+  Node<N>* child[M];
+};
+
+template <int N>
+struct Node {
+  static constexpr int M = Board<N>::M, PADDED = (M + 7) / 8 * 8;
+  // What every visit reads is first.
+  Edges<N>* edges;
   Node* parent;
   int32_t* visits;  // this node's own, in its parent or in the tree
   float* total;
+  Node* youngest;  // child, and the next older one of the same parent
+  Node* older;
+  float first;  // the value that each move begins with
+  int waiting;  // evaluations under way
   int16_t move;
   bool expanded;
-  int waiting;  // evaluations under way
+  alignas(32) float prior_of[PADDED];
+  alignas(8) uint8_t legal[PADDED];
+  Board<N> board;
 
   float mean() const { return *total / static_cast<float>(1 + *visits); }
+};
+
+// Memory of one kind, taken and given back one by one.
+template <typename T>
+struct Store {
+  static constexpr size_t kChunk = 32;
+  std::vector<std::unique_ptr<T[]>> chunks;
+  std::vector<T*> free;
+
+  T* take() {
+    if (free.empty()) {
+      chunks.push_back(std::unique_ptr<T[]>(new T[kChunk]));
+      for (size_t i = kChunk; i > 0; --i) free.push_back(&chunks.back()[i - 1]);
+    }
+    T* found = free.back();
+    free.pop_back();
+    return found;
+  }
 };
 
 template <int N>
@@ -42,10 +74,10 @@ class Tree {
   void reset(const Board<N>& board) {
     trail_.clear();
     stones_.clear();
-    free_.clear();
-    for (auto& chunk : chunks_) give_chunk(chunk.get());
+    if (root_ != nullptr) discard(root_, nullptr);
     root_ = take(nullptr, -1);
     root_->board = board;
+    open(root_);
     root_->visits = &root_visits_;
     root_->total = &root_total_;
     root_visits_ = 0;
@@ -59,21 +91,27 @@ class Tree {
   // The leaf to evaluate next; a node that was never evaluated, or the end of a game.
   Point* select(bool allow_pass) {
     Point* node = root_;
-    while (node->expanded) node = child_of(node, best(node, allow_pass));
+    while (node->expanded) {
+      if (node->edges == nullptr) open(node);
+      node = child_of(node, best(node, allow_pass));
+    }
     return node;
   }
 
   Point* child_of(Point* node, int move) {
-    if (node->child[move] == nullptr) {
+    Edges<N>* edges = node->edges;
+    if (edges->child[move] == nullptr) {
       Point* child = take(node, move);
-      child->board = node->board;
+      copy(node->board, &child->board);
       child->board.play(move);
-      child->visits = &node->visits_of[move];
-      child->total = &node->total_of[move];
+      child->visits = &edges->visits_of[move];
+      child->total = &edges->total_of[move];
       if (!child->board.over()) find_legal(child);
-      node->child[move] = child;
+      child->older = node->youngest;
+      node->youngest = child;
+      edges->child[move] = child;
     }
-    return node->child[move];
+    return edges->child[move];
   }
 
   // Keep what was searched below the move and forget the rest.
@@ -84,22 +122,22 @@ class Tree {
     if (stones_.size() > kHistory) stones_.erase(stones_.begin());
     root_visits_ = *next->visits;
     root_total_ = *next->total;
-    root_->child[move] = nullptr;
-    discard(root_);
+    discard(root_, next);
     root_ = next;
     root_->parent = nullptr;
     root_->visits = &root_visits_;
     root_->total = &root_total_;
     if (!keep) clear();
+    if (root_->edges == nullptr) open(root_);
     if (root_->board.over()) find_legal(root_);
   }
 
   // Forget everything below the root, and its evaluation.
   void clear() {
-    for (int c = 0; c < M; ++c) {
-      if (root_->child[c] != nullptr) discard(root_->child[c]);
-    }
-    empty(root_);
+    for (Point* each = root_->youngest; each != nullptr; each = each->older) discard(each, nullptr);
+    root_->youngest = nullptr;
+    root_->expanded = false;
+    open(root_);
     root_visits_ = 0;
     root_total_ = 0;
   }
@@ -118,19 +156,16 @@ class Tree {
     }
   }
 
-  // Take the evaluation of a leaf: a policy over all moves and the value from black's side.
+  // Take the evaluation of a leaf: a policy over all moves, with zeros up to PADDED, and the value from black's side.
   void expand(Point* leaf, const float* policy, float value) {
     if (leaf->expanded) return;
-    float sum = 0;
-    for (int c = 0; c < M; ++c) sum += leaf->legal[c] ? policy[c] : 0;
+    float sum = total_of_legal(leaf, policy);
     float scale = sum > 1e-30f ? 1 / sum : 0;
+    for (int c = 0; c < PADDED; ++c) leaf->prior_of[c] = static_cast<float>(leaf->legal[c]) * (scale * policy[c]);
     float penalty = leaf->board.to_play == kBlack ? search_.value_init_penalty : -search_.value_init_penalty;
-    float first = std::min(1.0f, std::max(-1.0f, value - penalty));
-    for (int c = 0; c < M; ++c) {
-      leaf->prior_of[c] = leaf->legal[c] ? scale * policy[c] : 0;
-      leaf->total_of[c] += first;
-    }
+    leaf->first = std::min(1.0f, std::max(-1.0f, value - penalty));
     leaf->expanded = true;
+    if (leaf->edges != nullptr) open(leaf);
     back_up(leaf, value);
   }
 
@@ -152,9 +187,10 @@ class Tree {
   }
 
   float score_of(const Point* node, int c, float common) const {
-    float share = 1 / static_cast<float>(1 + node->visits_of[c]);
+    const Edges<N>* edges = node->edges;
+    float share = 1 / static_cast<float>(1 + edges->visits_of[c]);
     float own = node->board.to_play == kBlack ? 1.0f : -1.0f;
-    return (own * node->total_of[c] + common * node->prior_of[c]) * share - (node->legal[c] ? 0.0f : 1000.0f);
+    return (own * edges->total_of[c] + common * node->prior_of[c]) * share - (node->legal[c] ? 0.0f : 1000.0f);
   }
 
   History history(const Point* leaf) const {
@@ -174,16 +210,26 @@ class Tree {
   }
 
  private:
-  static constexpr size_t kChunk = 32;
+  // The loss that a move has which is not legal: no search chooses it, and none reads which moves are legal.
+  static constexpr float kIllegal = 1e6f;
+
+  // In eight lanes, which the compiler adds at once.
+  static float total_of_legal(const Point* node, const float* values) {
+    float lanes[8] = {};
+    for (int c = 0; c < PADDED; c += 8) {
+      for (int k = 0; k < 8; ++k) lanes[k] += static_cast<float>(node->legal[c + k]) * values[c + k];
+    }
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+  }
 
   int best(const Point* node, bool allow_pass) const {
+    const Edges<N>* edges = node->edges;
     float own = node->board.to_play == kBlack ? 1.0f : -1.0f;
     float common = exploration(node) * std::sqrt(std::max(1.0f, static_cast<float>(*node->visits - 1)));
     alignas(32) float scores[PADDED];
     for (int c = 0; c < PADDED; ++c) {
-      float share = 1 / static_cast<float>(1 + node->visits_of[c]);
-      float forbidden = static_cast<float>(1 - node->legal[c]);
-      scores[c] = (own * node->total_of[c] + common * node->prior_of[c]) * share - 1000 * forbidden;
+      float share = 1 / static_cast<float>(1 + edges->visits_of[c]);
+      scores[c] = (own * edges->total_of[c] + common * node->prior_of[c]) * share;
     }
     if (!allow_pass) scores[PASS] = -100000;
     // Eight lanes, so that the compiler compares them at once; the lowest move wins a tie.
@@ -194,6 +240,9 @@ class Tree {
     }
     float highest = *std::max_element(most, most + 8);
     int move = 0;
+    for (bool found = false; !found && move < PADDED; move += found ? 0 : 8) {
+      for (int k = 0; k < 8; ++k) found |= scores[move + k] == highest;
+    }
     while (move < M && scores[move] != highest) ++move;
     return move < M && node->legal[move] ? move : PASS;
   }
@@ -207,42 +256,52 @@ class Tree {
     trail_.resize(length);
   }
 
-  Point* take(Point* parent, int move) {
-    if (free_.empty()) {
-      chunks_.push_back(std::make_unique<Point[]>(kChunk));
-      give_chunk(chunks_.back().get());
+  // As GCC does not: it makes a call of one instruction (rep movs) whose start costs more than the copy.
+  static void copy(const Board<N>& from, Board<N>* to) {
+    constexpr size_t kBlock = 64, kRest = sizeof(Board<N>) % kBlock;
+    const char* source = reinterpret_cast<const char*>(&from);
+    char* target = reinterpret_cast<char*>(to);
+    for (size_t i = 0; i + kBlock <= sizeof(Board<N>); i += kBlock) {
+      std::memcpy(target + i, source + i, kBlock);
+      asm volatile("" ::: "memory");
     }
-    Point* node = free_.back();
-    free_.pop_back();
-    empty(node);
-    std::memset(node->legal, 0, sizeof node->legal);
+    std::memcpy(target + sizeof(Board<N>) - kRest, source + sizeof(Board<N>) - kRest, kRest);
+  }
+
+  Point* take(Point* parent, int move) {
+    Point* node = nodes_.take();
+    node->edges = nullptr;
     node->parent = parent;
-    node->move = static_cast<int16_t>(move);
+    node->youngest = node->older = nullptr;
     node->waiting = 0;
+    node->move = static_cast<int16_t>(move);
+    node->expanded = false;
+    std::memset(node->legal, 0, sizeof node->legal);
     return node;
   }
 
-  void give_chunk(Point* chunk) {
-    for (size_t i = kChunk; i > 0; --i) free_.push_back(chunk + i - 1);
+  // Give a node edges without visits: all moves have the first value, and those that are not legal a loss.
+  void open(Point* node) {
+    if (node->edges == nullptr) node->edges = edges_.take();
+    Edges<N>* edges = node->edges;
+    std::memset(edges->visits_of, 0, sizeof edges->visits_of);
+    std::memset(edges->child, 0, sizeof edges->child);
+    float first = node->expanded ? node->first : 0.0f;
+    float loss = !node->expanded ? 0.0f : node->board.to_play == kBlack ? -kIllegal : kIllegal;
+    for (int c = 0; c < PADDED; ++c) edges->total_of[c] = node->legal[c] ? first : loss;
   }
 
-  static void empty(Point* node) {
-    std::memset(node->visits_of, 0, sizeof node->visits_of);
-    std::memset(node->total_of, 0, sizeof node->total_of);
-    std::memset(node->prior_of, 0, sizeof node->prior_of);
-    std::memset(node->child, 0, sizeof node->child);
-    node->expanded = false;
-  }
-
-  void discard(Point* node) {
-    size_t first = free_.size();
-    free_.push_back(node);
+  // Free a node and everything below it, but for what is kept.
+  void discard(Point* node, const Point* kept) {
+    std::vector<Point*>& free = nodes_.free;
+    size_t first = free.size();
+    free.push_back(node);
     // The nodes on the free list since the start are the queue of this walk.
-    for (size_t i = first; i < free_.size(); ++i) {
-      Point* each = free_[i];
-      if (!each->expanded && each != node) continue;
-      for (int c = 0; c < M; ++c) {
-        if (each->child[c] != nullptr) free_.push_back(each->child[c]);
+    for (size_t i = first; i < free.size(); ++i) {
+      if (free[i]->edges == nullptr) continue;
+      edges_.free.push_back(free[i]->edges);
+      for (Point* each = free[i]->youngest; each != nullptr; each = each->older) {
+        if (each != kept) free.push_back(each);
       }
     }
   }
@@ -254,8 +313,8 @@ class Tree {
   float root_total_ = 0;
   std::vector<Past> trail_;        // every position before the root
   std::vector<Board<N>> stones_;   // the last eight of them
-  std::vector<std::unique_ptr<Point[]>> chunks_;
-  std::vector<Point*> free_;
+  Store<Point> nodes_;
+  Store<Edges<N>> edges_;
 };
 
 }  // namespace minigo

@@ -87,6 +87,7 @@ class Config:
     eval_games: int = 256  # against the target model, over all ranks; submitted: num_eval_games
     eval_readouts: int = 100  # of a search in them; submitted: num_eval_readouts
     eval_soft_moves: int = 0  # first moves in them that are drawn by the visits; 0: the most visited move, always
+    eval_resign_threshold: float = -1.0  # value below which a side gives a game of them up; -1: never
     eval_first_model: bool = False  # the last model evaluated plays as many against the first generation's
     eval_batch_size: int = 1024  # moves per rank and pass, v0.5
 
@@ -141,6 +142,7 @@ class Config:
             ("fastplay_frequency must lie in 0..1, and below 1", not 0 <= self.fastplay_frequency < 1),
             ("noise_mix must lie in 0..1", not 0 <= self.noise_mix <= 1),
             ("disable_resign_pct must lie in 0..1", not 0 <= self.disable_resign_pct <= 1),
+            ("eval_resign_threshold must lie in -1..0", not -1 <= self.eval_resign_threshold <= 0),
             (
                 "resign thresholds must lie in -1..0, min_resign_threshold first",
                 not -1 <= self.min_resign_threshold <= self.max_resign_threshold <= 0,

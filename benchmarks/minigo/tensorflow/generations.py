@@ -112,10 +112,13 @@ class Generations:
     def _play(self, number: int) -> None:
         run, roles = self.run, self.training.roles
         worker: Any = None
+        # All ranks read what is there, so that a damaged record ends them together.
+        there = run.open(lambda: read_generation(generation_folder(run.output, number), self.config.board_size))
+        tensorflow.barrier()
         if self.training.plays:
             part = run.ranks.rank - roles.selfplay.start
             make = (self.config, run.output, number, part, len(roles.selfplay), self.evaluate)
-            worker = run.open(lambda: Worker(*make))
+            worker = Worker(*make, {game.number for game in there})
         tensorflow.barrier()
         self._together(worker)
         if worker is not None:
@@ -209,10 +212,15 @@ class Generations:
     def _known(self) -> Dict[int, Dict[str, float]]:
         """Return the results that an interrupted run wrote; the same on every rank."""
         path, known = self.run.output / EVALUATIONS, {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        # What a killed run left of a line is cut off.
+        whole = text[: text.rfind("\n") + 1]
+        for line in whole.splitlines():
             found = json.loads(line)
             known[int(found.pop("generation"))] = found
         tensorflow.barrier()
+        if self.run.ranks.rank == 0 and whole != text:
+            path.write_text(whole, encoding="utf-8")
         return known
 
     def _evaluate_model(self, number: int, target: Evaluate) -> Optional[Dict[str, float]]:
@@ -222,7 +230,7 @@ class Generations:
         found = None if won is None else {"win_rate": won}
         last = won is not None and (won >= config.quality_target or number == config.epochs)
         if found is not None and config.eval_first_model and last:
-            first = load_evaluator(self._model(1), config)
+            first = self.run.open(lambda: load_evaluator(self._model(1), config))
             against = self.match(evaluator, first, config.eval_games, number)
             found = None if against is None else {**found, "win_rate_first": against}
         return found

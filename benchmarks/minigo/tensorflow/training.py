@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.ranks import Ranks
-from benchmarks.minigo import models
+from benchmarks.minigo import frozen, models
 from benchmarks.minigo.schedule import Roles
 from benchmarks.minigo.tensorflow import model
 from benchmarks.minigo.tensorflow.config import Config
+from benchmarks.minigo.tensorflow.frozen import FrozenNetwork
+from benchmarks.minigo.tensorflow.frozen import build as build_frozen
 
 import horovod.tensorflow as hvd  # isort: skip  # after frameworks.tensorflow, which settles the order of imports
 
@@ -95,6 +98,7 @@ def build(config: Config, ranks: Ranks, saved: Mapping[str, Array]) -> Training:
     arrays = models.initial_weights(shape, config.seed)
     if config.initial_weights:
         shape, arrays = models.load(Path(config.initial_weights), config.board_size)
+        _check_planes(Path(config.initial_weights), shape, config)
     training = Training(model.build(config, shape, arrays), config, ranks)
     if saved:
         training.restore(saved)
@@ -104,7 +108,7 @@ def build(config: Config, ranks: Ranks, saved: Mapping[str, Array]) -> Training:
 class Evaluator:
     """A network as the engine asks it, in passes of one size: XLA compiles, and cuDNN chooses, for one only."""
 
-    def __init__(self, network: model.Network, batch: int) -> None:
+    def __init__(self, network: Union[model.Network, FrozenNetwork], batch: int) -> None:
         size, planes = network.shape.board_size, models.PLANES[network.shape.features]
         self._filled = np.zeros((batch, size, size, planes), np.uint8)
         self._pass = tf.function(partial(_evaluate, network), jit_compile=network.config.compiles)
@@ -121,15 +125,30 @@ class Evaluator:
         return policy.numpy()[:count], value.numpy()[:count]
 
 
-def _evaluate(network: model.Network, planes: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+def _evaluate(network: Union[model.Network, FrozenNetwork], planes: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
     logits, value = network(planes, training=False)
     return tf.nn.softmax(logits), value
 
 
 def load_evaluator(path: Path, config: Config) -> Evaluator:
-    """Return the evaluator of a model file; raises Problem if it is none, or of another board size."""
-    shape, arrays = models.load(path, config.board_size)
-    return Evaluator(model.build(config, shape, arrays), config.inference_batch)
+    """Return the evaluator of a model file, or of a frozen graph that a data set keeps.
+
+    Raises:
+        Problem: it is none, is for another board, or sees other planes than the games here fill.
+    """
+    network: Union[model.Network, FrozenNetwork]
+    if frozen.holds_graph(path):
+        network = build_frozen(config, *frozen.load(path, config.board_size))
+    else:
+        network = model.build(config, *models.load(path, config.board_size))
+    _check_planes(path, network.shape, config)
+    return Evaluator(network, config.inference_batch)
+
+
+def _check_planes(path: Path, shape: Union[models.Shape, frozen.About], config: Config) -> None:
+    if shape.features != config.features:
+        found, remedy = f"{path} sees the planes of {shape.features}", "name another model, or set features"
+        raise Problem(found, f"those of {config.features}", remedy)
 
 
 def warm_up(training: Training, step: Callable[..., Any]) -> None:

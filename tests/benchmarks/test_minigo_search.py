@@ -1,15 +1,9 @@
-"""Minigo's engine: its rules against slow ones, its search on problems made by rule, SGF and GTP."""
+"""Minigo's search: what its games depend on, problems that are made by rule, its speed, and how it is compiled."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import itertools
-import random
 import shutil
-import subprocess
-import sys
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo import gtp, models, sgf
+from benchmarks.minigo import gtp, sgf
 from benchmarks.minigo.engine import (
     BLACK,
     WHITE,
     Games,
-    IllegalMove,
     Match,
     Position,
     Rules,
@@ -32,142 +25,8 @@ from benchmarks.minigo.engine import (
     build,
     plain,
 )
-from encore import paths
-from encore.errors import EncoreError
-from encore.run import playing
-from tests.benchmarks.go_openspiel import compared
-from tests.benchmarks.go_reference import SlowGo
 
-GAMES = paths.ROOT.parent / "shared" / "data" / "go_sgf_9x9.tar.xz"
-EVERY_GAME = 12
-"""Every so many of the shared games are replayed here; all of them were once, by the same function."""
-
-
-# ---------------------------------------------------------------------------------------------------------- rules
-
-
-def random_move(slow: SlowGo, legal: list[bool], chance: random.Random) -> int:
-    """A move that fills no own point, so that games are long and have captures; rarely any move."""
-    moves = [move for move, allowed in enumerate(legal[:-1]) if allowed]
-    if chance.random() < 0.02:
-        return chance.choice([*moves, slow.size**2])
-    open_ones = [move for move in moves if not all(slow.board[each] == slow.to_play for each in slow.neighbors(move))]
-    return chance.choice(open_ones or [slow.size**2])
-
-
-def assert_same(slow: SlowGo, fast: Position) -> None:
-    """Everything that does not have to be looked at after each move."""
-    for point, stone in enumerate(slow.board):
-        if stone:
-            assert fast.liberties(point) == len(slow.liberties(slow.board, point))
-    held = fast.held().ravel()
-    assert [set(np.flatnonzero(held == color)) for color in (BLACK, WHITE)] == [slow.held(BLACK), slow.held(WHITE)]
-    assert fast.score() == slow.score() - fast.rules.komi
-
-
-@pytest.mark.parametrize(("size", "games"), [(5, 90), (9, 7), (19, 1)])
-def test_random_games_move_by_move(size: int, games: int) -> None:
-    chance, repeated, kos = random.Random(size), 0, 0
-    for _ in range(games):
-        slow, fast = SlowGo(size), Position(Rules(size=size, komi=6.5))
-        for number in range(3 * size**2 if size < 19 else 260):
-            legal = fast.legal().tolist()
-            assert legal == [slow.legal(move) for move in range(size**2 + 1)], fast.moves
-            assert list(slow.board) == fast.stones().ravel().tolist()
-            assert (fast.to_play, fast.over) == (slow.to_play, slow.passes >= 2)
-            kos += slow.ko is not None
-            repeated += sum(slow.after(move)[0] in slow.seen for move in range(size**2) if slow.board[move] == 0)
-            if number % (8 * size) == 8 * size - 1:
-                assert_same(slow, fast)
-            if slow.passes >= 2:
-                break
-            move = random_move(slow, legal, chance)
-            slow.play(move)
-            fast.play(move)
-        assert_same(slow, fast)
-    # The games have what is rare in them; one on 19 x 19 is too short for it.
-    assert size == 19 or (kos > 5 and repeated > 5)
-
-
-@pytest.mark.parametrize("size", [5, 9, 19])
-def test_random_games_against_openspiel(size: int) -> None:
-    if importlib.util.find_spec("pyspiel") is None:
-        pytest.skip("open_spiel is not installed: it needs Python 3.11")
-    done, _ = compared(size, 12_000, seed=size)
-    assert done >= 12_000
-
-
-def test_copy_is_played_on_by_itself() -> None:
-    position = Position(Rules(size=9))
-    position.play(40)
-    other = position.copy()
-    other.play(41)
-    assert (position.moves, other.moves) == ((40,), (40, 41))
-    assert position.stones()[4, 5] == 0
-
-
-@pytest.mark.parametrize(
-    ("size", "stones", "names"),
-    [(9, 4, {"C3", "G7", "C7", "G3"}), (19, 5, {"D4", "Q16", "D16", "Q4", "K10"}), (13, 2, {"D4", "K10"})],
-)
-def test_handicap_is_that_of_gtp(size: int, stones: int, names: set[str]) -> None:
-    position = Position(Rules(size=size, handicap=stones))
-    assert {gtp.name_of(int(point), size) for point in np.flatnonzero(position.stones())} == names
-    assert position.to_play == WHITE
-    with pytest.raises(Problem, match="handicap 3 on 5 x 5"):
-        Rules(size=5, handicap=3)
-
-
-def test_illegal_moves_have_their_reasons() -> None:
-    # . X O .    White takes at c1 and black may not take back at once.
-    # X O . O
-    # . X O .
-    ko = Position(Rules(size=5), black=[1, 5, 11], white=[2, 6, 8, 12], to_play=BLACK)
-    ko.play(7)
-    for move, reason in ((6, "takes back a ko"), (7, "a stone already"), (0, "suicide"), (25 + 1, "off the board")):
-        with pytest.raises(IllegalMove, match=reason):
-            ko.play(move)
-    with pytest.raises(Problem, match="without a liberty"):
-        Position(Rules(size=5), black=[1, 5], white=[0])
-
-
-# ------------------------------------------------------------------------------------------------------- features
-
-
-@pytest.mark.parametrize("features", ["agz", "mlperf07"])
-def test_planes(features: str) -> None:
-    size, chance = 9, random.Random(3)
-    position = Position(Rules(size=size, features=features))
-    boards = [position.stones()]
-    for _ in range(60):
-        position.play(chance.choice(np.flatnonzero(position.legal()[:-1]).tolist()))
-        boards.append(position.stones())
-    own, count = position.to_play, 8 if features == "agz" else 4
-    wanted = [boards[-1 - k] == color for k in range(count) for color in (own, 3 - own)]
-    wanted.append(np.full((size, size), own == BLACK))
-    if features == "mlperf07":
-        liberties = np.array([position.liberties(point) for point in range(size**2)]).reshape(size, size)
-        slow = SlowGo(size, superko=False, board=tuple(boards[-1].ravel().tolist()), to_play=own)
-        captures = [
-            bool(allowed and slow.after(move)[1]) for move, allowed in enumerate(position.legal()[:-1].tolist())
-        ]
-        wanted += [liberties == 1, liberties == 2, liberties >= 3, np.array(captures).reshape(size, size)]
-    plain = np.stack(wanted, -1)
-    seen = set()
-    for symmetry in range(8):
-        out = np.full((size, size, position.rules.planes), 7, np.float32 if symmetry % 2 else np.uint8)
-        position.planes(out, symmetry)
-        turned = plain.transpose(1, 0, 2) if symmetry & 4 else plain
-        turned = turned[::-1] if symmetry & 1 else turned
-        turned = turned[:, ::-1] if symmetry & 2 else turned
-        assert np.array_equal(out, turned)
-        seen.add(out.astype(np.uint8).tobytes())
-    assert len(seen) == 8
-    with pytest.raises(Problem, match="planes of float64"):
-        position.planes(np.zeros((size, size, position.rules.planes)))
-
-
-# --------------------------------------------------------------------------------------------------------- search
+# -- search -----------------------------------------------------------------------------------------------
 
 
 class Net:
@@ -212,6 +71,16 @@ def one_by_one() -> dict:
 def test_games_do_not_depend_on_their_batch(one_by_one: dict, at_once: int, batch: int, threads: int) -> None:
     assert len(one_by_one) == 12 and len(set(one_by_one.values())) == 12
     assert played(RULES, PLAIN, at_once, batch, threads) == one_by_one
+
+
+def test_batches_are_full_while_games_wait() -> None:
+    rules = Rules(size=5, komi=0.5)
+    net, games = Net(rules), Games(rules, replace(PLAIN, parallel_leaves=2), games=64, seed=5)
+    planes, rows = np.zeros((64, 5, 5, 17), np.uint8), []
+    for _ in range(60):
+        rows.append(games.leaves(planes))
+        games.answer(*net(planes[: rows[-1]]))
+    assert min(rows) >= 63
 
 
 def test_games_depend_on_the_network(one_by_one: dict) -> None:
@@ -311,7 +180,7 @@ def test_refused_searches_and_evaluations() -> None:
         games.answer(np.full((rows, 26), np.nan), np.zeros(rows))
 
 
-# ------------------------------------------------------------------------------------------------------- problems
+# -- problems ---------------------------------------------------------------------------------------------
 
 
 def by_area(rules: Rules):
@@ -407,113 +276,7 @@ def test_life_and_death(shape: str, to_play: str) -> None:
         assert solve(rules, position) == answer, (symmetry, down, right)
 
 
-# ------------------------------------------------------------------------------------------------------------ SGF
-
-
-def test_sgf_comes_back_as_it_was_written() -> None:
-    text = "(;GM[1]FF[4]SZ[9]KM[6.5]RE[W+12.5]AB[cc][gg]C[a \\] b]\n;W[ee]BL[3](;B[];W[tt])(;B[aa]))"
-    record = sgf.parse(text)
-    assert (record.moves, record.to_play, record.margin) == ((40, 81, 81), WHITE, -12.5)
-    assert sgf.parse(sgf.write(record, PB="a]b")) == record
-    assert record.rules.komi == 6.5
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("(;SZ[9];B[ee];W[ee])", "move 2, white E5: there is a stone already"),
-        ("(;SZ[9];B[ee];W[ed]", "ends before its game does"),
-        ("(;SZ[9];B[ee];W[e", "is no SGF"),
-        ("(;SZ[9];B[zz])", r"\[zz\] is no point on 9 x 9"),
-        ("(;SZ[7];B[aa])", "a board of 7"),
-        ("(;SZ[nine];B[aa])", "not|a number"),
-        ("(;GM[2]SZ[9];B[aa])", "another game"),
-        ("", "no node|ends before"),
-        ("\x00\x01 binary", "no SGF|no node"),
-    ],
-)
-def test_damaged_sgf_is_named_with_a_remedy(tmp_path: Path, text: str, found: str) -> None:
-    path = tmp_path / "game.sgf"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(Problem, match=found) as caught:
-        sgf.read(path)
-    assert str(path) in str(caught.value) and caught.value.remedy
-
-
-@pytest.mark.skipif(not GAMES.exists(), reason="shared/data/go_sgf_9x9.tar.xz is not next to the project")
-def test_shared_games_replay_and_scores_agree() -> None:
-    """Without positional superko all replay; a program's count of a finished game is the engine's."""
-    counted = 0
-    with tarfile.open(GAMES) as archive:
-        files = [each for each in archive if each.name.endswith(".sgf")]
-        for member in files[::EVERY_GAME]:
-            text = archive.extractfile(member).read().decode("utf-8", "replace")
-            record = sgf.parse(text, member.name, superko=False)
-            # CGOS counts the board as it stands; people take dead stones away first.
-            if "CGOS" in text and record.margin is not None:
-                end = sgf.replay(replace(record, rules=replace(record.rules, pass_alive=False)))
-                assert end.score() == record.margin, member.name
-                counted += 1
-    assert len(files) == 10_268 and counted > 50
-
-
-# ------------------------------------------------------------------------------------------------------------ GTP
-
-
-def asked(commands: str, *arguments: str) -> list[str]:
-    out = io.StringIO()
-    server = gtp.Server(gtp.uniform, Rules(size=9), Search(readouts=30, noise_mix=0.0, soft_pick_cutoff=0), 0)
-    server.serve(commands.splitlines(), out)
-    return out.getvalue().split("\n\n")[:-1]
-
-
-def test_gtp_speaks_the_protocol() -> None:
-    commands = "1 protocol_version|# nothing|2 boardsize 9|komi 5.5|play b e5|play b D5|genmove w|undo|undo|undo|undo"
-    found = asked(commands.replace("|", "\n") + "\nfinal_score\nknown_command play\nplay w j9\n7 quit\nname")
-    assert found[:5] == ["=1 2", "=2 ", "= ", "= ", "= "]
-    assert found[5][:3] in {f"= {column}" for column in "ABCDEFGHJ"}
-    # Four of: e5, a pass between black's two moves, d5, and white's answer.
-    assert found[10:] == ["= W+5.5", "= true", "= ", "=7 "]
-
-
-@pytest.mark.parametrize(
-    ("command", "answer"),
-    [
-        ("boardsize 19", "? unacceptable size: the model plays on 9 x 9; use a model of 19"),
-        ("play b e5\nplay w e5", "? illegal move: move 2, white E5: there is a stone already"),
-        ("play b z9", "? syntax error"),
-        ("play b e10", "? invalid vertex: it is off the board"),
-        ("fixed_handicap 12", "? handicap 12 on 9 x 9"),
-        ("moo", "? unknown command"),
-        ("undo", "? cannot undo"),
-        ("play", "? syntax error"),
-    ],
-)
-def test_gtp_refuses(command: str, answer: str) -> None:
-    assert asked(command)[-1].startswith(answer)
-
-
-def test_gtp_over_standard_input(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.minigo.gtp", "--model"]
-    done = subprocess.run(
-        [*command, "uniform", "--size", "5", "--readouts", "20"],
-        input="genmove b\nquit\n", capture_output=True, text=True, cwd=paths.ROOT, check=True,
-    )  # fmt: skip
-    assert done.stdout.startswith("= ")
-    done = subprocess.run([*command, str(tmp_path / "none.npz")], capture_output=True, text=True, cwd=paths.ROOT)
-    assert done.returncode == 2 and "no model" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_play_is_for_games_and_models_of_their_size(tmp_path: Path) -> None:
-    with pytest.raises(EncoreError, match="ncf is no game"):
-        playing.command(playing.Request(name="ncf", model="x"), print)
-    command = playing.command(playing.Request(name="minigo", model="uniform", python=Path(sys.executable)), print)
-    assert command[1:4] == ["-m", "benchmarks.minigo.gtp", "--model"]
-    shape = models.Shape(board_size=9, features="agz", conv_width=2, trunk_layers=1, fc_width=2)
-    arrays = {name: np.zeros(size, np.float32) for name, size in models.weight_shapes(shape).items()}
-    models.save(tmp_path / "model.npz", shape, arrays)
-    with pytest.raises(Problem, match="a model for 9 x 9"):
-        gtp.evaluator_of(str(tmp_path / "model.npz"), 19, "benchmarks.minigo.tensorflow", 1)
+# -- speed and build -------------------------------------------------------------------------------------
 
 
 def test_bench_measures_both_searches() -> None:
@@ -522,9 +285,6 @@ def test_bench_measures_both_searches() -> None:
     # The first playout opens the root, the others go through it.
     root = plain.search(5, 50)
     assert root.count == sum(root.visits.values()) == 49
-
-
-# ---------------------------------------------------------------------------------------------------------- build
 
 
 def test_missing_or_failing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
