@@ -79,7 +79,13 @@ def _value(node: ast.expr, names: Callable[[str], Any], functions: Mapping[str, 
         return _limited(_OPERATORS[type(node.op)](inside(node.left), inside(node.right)))
     if isinstance(node, ast.BoolOp):
         wanted = isinstance(node.op, ast.Or)
-        return next((True for each in node.values if bool(inside(each)) is wanted), False) is wanted
+        *first, last = node.values
+        # The first that decides, and no one behind it is asked.
+        for each in first:
+            value = inside(each)
+            if bool(value) is wanted:
+                return value
+        return inside(last)
     if isinstance(node, ast.Compare):
         return _OPERATORS[type(node.ops[0])](inside(node.left), inside(node.comparators[0]))
     if isinstance(node, ast.IfExp):

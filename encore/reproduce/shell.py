@@ -384,7 +384,7 @@ class _Run:
             values = tuple(value for part in parts for value in self._expander.words(part.text, word.line))
         else:
             values = (self._expander.whole(raw, word.line),)
-        values = tuple(replace(value, sources=value.sources | {name}) for value in values)
+        values = tuple(value.also(name) for value in values)
         if appends and known is not None:
             values = (*known.values, *values) if is_array else (known.value + values[0], *known.values[1:])
         exported = exports or (known is not None and known.is_exported)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 
 LONGEST_VALUE = 64 * 1024
 MOST_WORDS = 10_000
@@ -17,12 +18,34 @@ class Value:
     """Variables that it was read from, by way of others as well."""
     is_known: bool = True
     """False where a part is known on the submitter's machine alone, such as the output of a program."""
+    parts: tuple[Value, ...] = ()
+    """What it was put together from, where that has different sources."""
 
     def __add__(self, other: Value) -> Value:
         """Return both, one behind the other; ValueError where that is longer than any real script's."""
-        if len(self.text) + len(other.text) > LONGEST_VALUE:
+        parts = [each for side in (self, other) for each in side.parts or (side,) if each != Value()]
+        if len(self.text) + len(other.text) > LONGEST_VALUE or len(parts) > MOST_WORDS:
             raise ValueError(f"a value has more than {LONGEST_VALUE:,} characters")
-        return Value(self.text + other.text, self.sources | other.sources, self.is_known and other.is_known)
+        if len(parts) < 2:
+            return parts[0] if parts else Value()
+        known = self.is_known and other.is_known
+        return Value(self.text + other.text, self.sources | other.sources, known, tuple(parts))
+
+    def also(self, name: str) -> Value:
+        """Return the value as that of the variable ``name``."""
+        parts = tuple(replace(each, sources=each.sources | {name}) for each in self.parts)
+        return replace(self, sources=self.sources | {name}, parts=parts)
+
+    def split(self) -> list[Value]:
+        """Return its words, each with the sources of its own parts."""
+        words, current = list[Value](), Value()
+        for part in self.parts or (self,):
+            for piece in re.findall(r"\s+|\S+", part.text) or [""]:
+                if piece.isspace():
+                    words, current = [*words, *([current] if current != Value() else [])], Value()
+                else:
+                    current = current + Value(piece, part.sources, part.is_known)
+        return [*words, *([current] if current.text or not current.is_known else [])]
 
 
 UNKNOWN = Value("", is_known=False)
