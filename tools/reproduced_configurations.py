@@ -40,7 +40,9 @@ def every(folder: Path) -> Iterator[Reproduction | str]:
 
 def line(each: Reproduction) -> str:
     """One configuration in a line."""
-    if each.equals and each.nearest:
+    if each.equals and each.nearest and each.system:
+        if each.system.environment != each.nearest.environment:
+            print("environment by file:", each.system.environment, each.nearest.environment)
         standing = f"is {each.nearest.file}"
     elif each.refused:
         standing = f"refused: {each.refused[:140]}"
@@ -72,7 +74,7 @@ def main(roots: list[str]) -> None:
             unknown.update(left.name for left in each.unknown_left)
             print(line(each))
     print(dict(counts))
-    print("unknown:", unknown.most_common(60))
+    print("unknown:", unknown.most_common(140))
 
 
 if __name__ == "__main__":

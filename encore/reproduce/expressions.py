@@ -47,6 +47,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int": _whole, "float": float, "bool": bool, "min": min, "max": max, "ceil": math.ceil, "str": str,
     "ints": lambda text: tuple(int(each) for each in _texts(text)),
     "floats": lambda text: tuple(float(each) for each in _texts(text)),
+    "shares": lambda numbers: tuple(round(each / max(numbers), 9) for each in numbers),
     "table": _table,
 }  # fmt: skip
 

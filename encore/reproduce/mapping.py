@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from encore import paths
 from encore.catalogue import parse
 from encore.reproduce.expressions import NoValueError, evaluate
-from encore.reproduce.shell_values import Value
+from encore.reproduce.shell_values import LONGEST_VALUE, Value
 
 
 class _Strict(BaseModel):
@@ -113,6 +113,8 @@ class Option:
     """As expressions name it: ``batch_size`` for ``--batch-size``."""
     shown: str
     value: Value
+    every: str = ""
+    """All its values where it was given more than once, with spaces between."""
 
 
 def _plain(value: Value) -> Value:
@@ -123,15 +125,14 @@ def _plain(value: Value) -> Value:
 def options_of(words: tuple[Value, ...], pairs_after: str = "") -> dict[str, Option]:
     """Return the options of a command; of one that is given twice, the last."""
     found: dict[str, Option] = {}
-    current, values = "", list[Value]()
+    current, values, sources = "", list[Value](), frozenset[str]()
 
     def close() -> None:
-        if not current:
-            return
-        joined = Value()
-        for number, value in enumerate(values):
-            joined = joined + Value(" " if number else "") + value
-        _add(found, current, joined)
+        if current:
+            joined = Value("", sources)
+            for number, value in enumerate(values):
+                joined = joined + Value(" " if number else "") + value
+            _add(found, current, joined)
 
     for word in map(_plain, words):
         match = re.fullmatch(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", word.text, re.DOTALL)
@@ -141,11 +142,7 @@ def options_of(words: tuple[Value, ...], pairs_after: str = "") -> dict[str, Opt
             _add(found, match[1], Value(match[2], word.sources, word.is_known))
         elif match:
             close()
-            current, values = match[1], []
-            found.pop(_name(current), None)
-            _add(found, current, Value("", word.sources))
-        elif current == pairs_after and values and pairs_after:
-            values.append(word)
+            current, values, sources = match[1], [], word.sources
         elif current:
             values.append(word)
     close()
@@ -159,7 +156,9 @@ def _name(option: str) -> str:
 
 
 def _add(found: dict[str, Option], shown: str, value: Value) -> None:
-    found[_name(shown)] = Option(_name(shown), shown, value)
+    name = _name(shown)
+    earlier = found[name].every + " " if name in found else ""
+    found[name] = Option(name, shown, value, (earlier + value.text)[-LONGEST_VALUE:])
 
 
 def _add_pairs(found: dict[str, Option], words: tuple[Value, ...], after: str) -> None:
@@ -192,9 +191,13 @@ class Facts:
     """What expressions know besides the options."""
 
     round: str
+    configuration: str
     nodes: int
     gpus: int
     variables: dict[str, Value]
+
+
+_FACTS = ("round", "configuration", "nodes", "gpus")
 
 
 @dataclass
@@ -218,6 +221,10 @@ class _Reading:
             raise NoValueError(f"the command has no option {name}")
         return default
 
+    def every(self, name: str) -> str:
+        self.option(name)
+        return self.options[_name(name)].every
+
     def has(self, name: str) -> bool:
         found = self.options.get(_name(name))
         if found is not None:
@@ -236,9 +243,9 @@ class _Reading:
         return found.text
 
     def name(self, name: str) -> Any:
-        facts = {"round": self.facts.round, "nodes": self.facts.nodes, "gpus": self.facts.gpus}
-        facts["ranks"] = self.facts.nodes * self.facts.gpus
-        return facts[name] if name in facts else self.option(name)
+        if name == "ranks":
+            return self.facts.nodes * self.facts.gpus
+        return getattr(self.facts, name) if name in _FACTS else self.option(name)
 
 
 def map_options(
@@ -252,7 +259,9 @@ def map_options(
     defaults = {_name(name): value for name, value in implementation.defaults.items()}
     for key, expression in {**implementation.keys, **implementation.implementations.get(own, {})}.items():
         reading = _Reading(options, defaults, facts)
-        functions = {"option": reading.option, "has": reading.has, "variable": reading.variable}
+        functions = {
+            "option": reading.option, "has": reading.has, "every": reading.every, "variable": reading.variable,
+        }  # fmt: skip
         try:
             value = evaluate(expression, reading.name, functions)
         except NoValueError as error:

@@ -132,7 +132,9 @@ def _no_mapping(benchmark: str, read: Scripts) -> str:
 def _held(made: Reproduction, read: Scripts, common: Common, implementation: Implementation) -> Reproduction:
     choice = _choice(made.benchmark, implementation)
     rounds = list(choice.benchmark.rounds)
-    facts = Facts(round=made.source.round, nodes=read.nodes, gpus=read.gpus, variables=read.values())
+    facts = Facts(
+        round=made.source.round, configuration=made.name, nodes=read.nodes, gpus=read.gpus, variables=read.values()
+    )
     options = {**_flags(made.source, implementation, made.name), **read.options()}
     mapped, missing = mapping.map_options(implementation, choice.implementation_name, options, facts)
     made = replace(
@@ -147,8 +149,7 @@ def _held(made: Reproduction, read: Scripts, common: Common, implementation: Imp
             system=f"{base}_n{read.nodes}" if read.nodes > 1 else base,
             submitter=made.source.shown.split("/")[0] if "/" in made.source.shown else "",
             submission=made.source.submission,
-            framework=implementation.framework if implementation.framework != choice.implementation.framework
-            or len(choice.benchmark.implementations) > 1 else "",
+            framework=implementation.framework,
             source=f"mlcommons/training_results_{made.source.round}, {made.source.shown}, configuration {made.name}",
             nodes=read.nodes,
             gpus_per_node=read.gpus,
