@@ -52,7 +52,7 @@ class Implementation(_Strict):
     implementations: dict[str, dict[str, str]] = Field(default_factory=dict)
     """The same for keys that one implementation here has alone."""
     without: dict[str, str] = Field(default_factory=dict)
-    """Option or variable that has no counterpart: what that means."""
+    """Option, ``option=value`` where only that value has this meaning, or variable without counterpart."""
 
 
 class Submitted(_Strict):

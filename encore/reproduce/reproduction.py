@@ -218,8 +218,8 @@ def _left(
     found = []
     for option in read.options().values():
         if option.shown not in used_options:
-            meaning = without.get(option.name) or common.options.get(option.name, "")
-            found.append(Left(option.shown, option.value.text, meaning))
+            stated = without.get(f"{option.name}={option.value.text}") or without.get(option.name)
+            found.append(Left(option.shown, option.value.text, stated or common.options.get(option.name, "")))
     unknown = {name for option in read.options().values() for name in option.value.sources}
     for name in sorted(read.of_configuration - used_variables):
         if _is_read(name, common) and read.variables[name].is_exported:
