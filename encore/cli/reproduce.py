@@ -55,6 +55,8 @@ def reproduce(
         str | None, typer.Option("--config", metavar="NAME", help="Of several configurations: DGXA100, for example.")
     ] = None,
     round_name: options.Round = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, where the configuration does not say.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of each, likewise.")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write a system file from it.")
     ] = None,
@@ -64,7 +66,7 @@ def reproduce(
 ) -> None:
     """Read a published configuration, and show what of it runs here and how."""
     opened = open_source(source, config, _round(round_name))
-    every = [_read(opened, file) for file in opened.configurations]
+    every = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
     read = [each for each in every if isinstance(each, Reproduction)]
     if len(every) > 1 and (start or output):
         _one_is_needed(opened, "--run" if start else "-o")
@@ -96,13 +98,15 @@ def _round(given: str | None) -> str | None:
 def _one_is_needed(opened: Source, option: str) -> None:
     listed = ", ".join(name_of(file) for file in opened.configurations)
     raise EncoreError(
-        f"{option} with {len(opened.configurations)} configurations", expected=f"one of {listed}", remedy="--config NAME"
+        f"{option} with {len(opened.configurations)} configurations",
+        expected=f"one of {listed}",
+        remedy="--config NAME",
     )
 
 
-def _read(opened: Source, file: str) -> Reproduction | dict[str, str]:
+def _read(opened: Source, file: str, nodes: int | None, gpus: int | None) -> Reproduction | dict[str, str]:
     try:
-        return read_configuration(opened, file)
+        return read_configuration(opened, file, nodes, gpus)
     except NoValueError as error:
         return {"configuration": name_of(file), "not_understood": str(error)}
 
@@ -213,6 +217,8 @@ def _print_system(screen: Console, made: Reproduction) -> None:
         say(screen, f"[yellow]{_standing(made)}[/]; the command sets each; -o FILE writes a system file")
         for each in made.differences:
             say(screen, escape(f"  {each.name}: {each.published!r} published, {each.ours!r} in the system"))
+    if made.system and made.system.round != made.source.round:
+        say(screen, f"trained, logged and checked by the rules of {made.system.round}, not of {made.source.round}")
     if not made.is_checked:
         rounds = ", ".join(made.implementation.checked) if made.implementation else ""
         say(screen, f"[yellow]the mapping was checked with {rounds}[/]: other code may read an option in another way")

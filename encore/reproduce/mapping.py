@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
+from fnmatch import fnmatch, fnmatchcase
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -40,6 +40,10 @@ class Implementation(_Strict):
     """Variable that holds the command, where it is handed over as a text."""
     checked: tuple[str, ...]
     """Rounds whose configurations this table was held against."""
+    last_round: str = ""
+    """The last with this task under these folders; empty: all."""
+    afterwards: str = ""
+    """What they hold since."""
     pairs_after: str = ""
     """Option behind whose value the command has pairs ``KEY value``."""
     flag_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -76,15 +80,20 @@ class Common(_Strict):
     left_out: dict[str, str]
     """Variables among them that no system here sets: why."""
     nodes: tuple[str, ...]
-    """Variables with the number of nodes, the first that is set counts."""
+    """Variables with the number of nodes, by pattern; the first that is set counts."""
     gpus: tuple[str, ...]
     """The same for the GPUs of a node."""
     variables: dict[str, str]
-    """Variables of the scripts that are no hyperparameters: what takes their place here."""
+    """Variables of the scripts that are no hyperparameters, by pattern: what takes their place here."""
     options: dict[str, str]
     """Options of many programs that are no hyperparameters."""
     machine: dict[str, Machine]
     """By the beginning of a configuration's name."""
+
+    def meaning(self, variable: str) -> str:
+        """Return what takes the place of a variable; empty where nothing is known of it."""
+        found = (text for pattern, text in self.variables.items() if fnmatchcase(variable, pattern))
+        return next(found, self.left_out.get(variable, ""))
 
 
 def common() -> Common:

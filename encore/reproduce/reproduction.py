@@ -13,7 +13,7 @@ from encore.catalogue import Choice, System
 from encore.errors import EncoreError
 from encore.reproduce import dockerfile, mapping, scripts
 from encore.reproduce.mapping import Common, Facts, Implementation, Mapped
-from encore.reproduce.scripts import Scripts
+from encore.reproduce.scripts import Place, Scripts
 from encore.reproduce.shell_values import Note
 from encore.reproduce.source import Source, name_of
 
@@ -105,12 +105,15 @@ def _choice(benchmark: str, implementation: Implementation) -> Choice:
     return (of_framework or known)[0]
 
 
-def reproduce(source: Source, file: str) -> Reproduction:
-    """Read a configuration and hold it against the systems here; NoValueError if its file is not understood."""
+def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | None = None) -> Reproduction:
+    """Read a configuration and hold it against the systems here; NoValueError if its file is not understood.
+
+    ``nodes`` and ``gpus`` of each are for a configuration that does not set them.
+    """
     common = mapping.common()
     known = mapping.of_folder(source.shown) or mapping.of_folder(source.folder)
     benchmark = known[0][0] if known else ""
-    read = scripts.read(source, file, [each for _, each in known], common)
+    read = scripts.read(source, file, [each for _, each in known], common, Place(nodes, gpus))
     text = source.read("Dockerfile") or ""
     environment = _environment(read, dockerfile.environment(text), common)
     made = Reproduction(
@@ -119,6 +122,9 @@ def reproduce(source: Source, file: str) -> Reproduction:
     )  # fmt: skip
     if read.implementation is None:
         return replace(made, left=_left(read, [], common, None), refused=_no_mapping(benchmark, read))
+    if _is_after(source.round, read.implementation.last_round):
+        left = _left(read, [], common, None)
+        return replace(made, implementation=None, left=left, refused=read.implementation.afterwards)
     return _held(made, read, common, read.implementation)
 
 
@@ -129,6 +135,15 @@ def _no_mapping(benchmark: str, read: Scripts) -> str:
     return f"the training program of {benchmark} was not found in the scripts, which start {programs}"
 
 
+def _is_after(round_name: str, last: str) -> bool:
+    """Whether a round came after the last one; ``v0.7`` before ``v1.0``."""
+    return bool(last and round_name) and _numbers(round_name) > _numbers(last)
+
+
+def _numbers(round_name: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", round_name))
+
+
 def _held(made: Reproduction, read: Scripts, common: Common, implementation: Implementation) -> Reproduction:
     choice = _choice(made.benchmark, implementation)
     rounds = list(choice.benchmark.rounds)
@@ -137,9 +152,9 @@ def _held(made: Reproduction, read: Scripts, common: Common, implementation: Imp
     )
     options = {**_flags(made.source, implementation, made.name), **read.options()}
     mapped, missing = mapping.map_options(implementation, choice.implementation_name, options, facts)
-    made = replace(
-        made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation)
-    )
+    if not read.gpus_are_known:
+        missing["gpus_per_node"] = "no variable has the number of GPUs: give --gpus-per-node"
+    made = replace(made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation))
     machine = next((m for begin, m in reversed(common.machine.items()) if made.name.startswith(begin)), None)
     base = machine.name if machine else re.sub(r"[^a-z0-9]+", "_", made.name.lower()).strip("_")
     try:
@@ -224,7 +239,7 @@ def _left(
     for name in sorted(read.of_configuration - used_variables):
         if _is_read(name, common) and read.variables[name].is_exported:
             continue
-        meaning = without.get(name) or common.variables.get(name) or common.left_out.get(name, "")
+        meaning = without.get(name) or common.meaning(name)
         # One that is in an option was stated there.
         if meaning or name not in unknown:
             unused = "" if implementation is None else "no option of the training command has it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from encore.reproduce.expressions import NoValueError
 from encore.reproduce.mapping import Common, Implementation, Option, options_of
@@ -24,6 +25,8 @@ class Scripts:
     """Names of the variables that the configuration, and what it includes, sets."""
     nodes: int
     gpus: int
+    gpus_are_known: bool
+    """False: no variable has their number, which is taken for 1."""
     command: tuple[Value, ...]
     """Words of the training command; empty where it was not found."""
     programs: tuple[str, ...]
@@ -41,7 +44,17 @@ class Scripts:
         return options_of(self.command, self.implementation.pairs_after if self.implementation else "")
 
 
-def read(source: Source, file: str, candidates: list[Implementation], common: Common) -> Scripts:
+@dataclass(frozen=True)
+class Place:
+    """Nodes and GPUs of each that the user names; None: the configuration's."""
+
+    nodes: int | None = None
+    gpus: int | None = None
+
+
+def read(
+    source: Source, file: str, candidates: list[Implementation], common: Common, place: Place = Place()
+) -> Scripts:
     """Read a configuration's file and the scripts behind it; NoValueError if the file itself is not understood."""
     given = {"SLURM_LOCALID": "0", "DATADIR": "/data", "DGXSYSTEM": name_of(file)}
     reader = Reader(source.read, given)
@@ -51,7 +64,9 @@ def read(source: Source, file: str, candidates: list[Implementation], common: Co
         raise NoValueError(str(error)) from error
     of_configuration = frozenset(name for name, each in reader.state.variables.items() if each.file)
     files = {each.file for each in reader.state.variables.values()} | {file}
-    nodes, gpus = (_count(reader.state.variables, wanted) for wanted in (common.nodes, common.gpus))
+    nodes = place.nodes or _count(reader.state.variables, common.nodes) or 1
+    known_gpus = place.gpus or _count(reader.state.variables, common.gpus)
+    gpus = known_gpus or 1
     for name, count in (("SLURM_NTASKS", nodes * gpus), ("SLURM_JOB_NUM_NODES", nodes), ("SLURM_NNODES", nodes)):
         reader.state.variables.setdefault(name, Variable((Value(str(count)),), "", 0))
     failed = []
@@ -78,6 +93,7 @@ def read(source: Source, file: str, candidates: list[Implementation], common: Co
         of_configuration=of_configuration,
         nodes=nodes,
         gpus=gpus,
+        gpus_are_known=known_gpus is not None,
         command=words,
         programs=tuple(names),
         implementation=implementation,
@@ -85,17 +101,18 @@ def read(source: Source, file: str, candidates: list[Implementation], common: Co
     )
 
 
-def _count(variables: dict[str, Variable], names: tuple[str, ...]) -> int:
-    """Return the number that the first of some variables has; 1 where none has one."""
+def _count(variables: dict[str, Variable], patterns: tuple[str, ...]) -> int | None:
+    """Return the number that the first variable of some patterns has; None where none has one."""
+    names = [name for pattern in patterns for name in variables if fnmatchcase(name, pattern)]
     for name in names:
-        if name in variables and variables[name].value.is_known:
+        if variables[name].value.is_known and variables[name].text:
             try:
                 found = calculate(variables[name].text)
             except NotUnderstoodError:
                 continue
             if 0 < found < MOST_RANKS:
                 return found
-    return 1
+    return None
 
 
 def _command(

@@ -24,7 +24,9 @@ QUIET = re.compile(
     r"\s*(date|hostname|whoami|pwd|mktemp|od|ls|nproc|seq|squeue|scontrol|basename \$|dirname \$|nvidia-smi|id|uuidgen)\b"
 )
 """Programs whose output no training depends on: where it is missing, nothing is said."""
-_OWN_FOLDER = re.compile(r"\s*(cd\s+)?\"?\$?\(?\s*dirname\s+(--\s+)?\"?\$\{?(BASH_SOURCE(\[0\])?|0)\}?\"?\s*\)?\"?\s*(&&.*pwd.*)?")
+_OWN_FOLDER = re.compile(
+    r"\s*(cd\s+)?\"?\$?\(?\s*dirname\s+(--\s+)?\"?\$\{?(BASH_SOURCE(\[0\])?|0)\}?\"?\s*\)?\"?\s*(&&.*pwd.*)?"
+)
 _OWN_NAME = re.compile(r"\s*basename\s+\$\(\s*readlink\s+-f\s+\$\{?(BASH_SOURCE(\[0\])?|0)\}?\s*\)\s*\|\s*sed\b.*")
 _PARAMETER = re.compile(r"(#|!)?([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?")
 _WHOLE_ARRAY = re.compile(r'"\$\{(\w+)\[@\]\}"')
@@ -175,6 +177,8 @@ class Expander:
 
     def _lookup(self, name: str, index: str | None) -> tuple[Value, ...] | None:
         """Return the values of a variable, one unless all of an array are asked for; None where it is not set."""
+        if name in ("BASH_SOURCE", "0"):
+            return (Value(f"./{self._file}"),)
         if name.isdigit():
             number = int(name)
             return (self._arguments[number - 1],) if 0 < number <= len(self._arguments) else None

@@ -130,9 +130,7 @@ def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
     )
 
 
-def _scripts_of_result(
-    tree: Tree, above: str | None, system: str, benchmark: str
-) -> tuple[str, list[str]] | None:
+def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: str) -> tuple[str, list[str]] | None:
     """Return the folder and the configurations of as many nodes and GPUs as the result's system has."""
     base = f"{above}/" if above else ""
     described = _description(tree, f"{base}systems/{system}.json")
