@@ -11,14 +11,15 @@ import typer
 from rich import markup
 from rich.console import Console
 
-from encore import catalogue, configuration
+from encore import configuration
 from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
 from encore.reproduce import commands, writing
 from encore.reproduce.expressions import NoValueError
-from encore.reproduce.reproduction import Reproduction, reproduce as read_configuration
+from encore.reproduce.reproduction import Reproduction
+from encore.reproduce.reproduction import reproduce as read_configuration
 from encore.reproduce.source import Source, name_of, open_source
 from encore.results.words import count_of
 from encore.run import hints

@@ -53,7 +53,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(text: str, names: Callable[[str], Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
-    """Return the value of an expression; ``names`` gives what a name stands for. NoValueError says why there is none."""
+    """Return the value of an expression; ``names`` gives what a name stands for.
+
+    NoValueError says why there is none.
+    """
     known = {**FUNCTIONS, **functions}
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, names, known)

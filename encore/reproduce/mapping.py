@@ -7,8 +7,10 @@ all submissions share: the cluster's variables, and those that frameworks and NC
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch, fnmatchcase
+from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -96,11 +98,13 @@ class Common(_Strict):
         return next(found, self.left_out.get(variable, ""))
 
 
+@cache
 def common() -> Common:
     """Return what all submissions share."""
     return parse(Common, paths.BENCHMARKS / "common" / "submitted.toml")
 
 
+@cache
 def implementations() -> list[tuple[str, Implementation]]:
     """Return every implementation with the name of its benchmark's folder."""
     files = sorted(paths.BENCHMARKS.glob("*/submitted.toml"))
@@ -268,7 +272,7 @@ def map_options(
     defaults = {_name(name): value for name, value in implementation.defaults.items()}
     for key, expression in {**implementation.keys, **implementation.implementations.get(own, {})}.items():
         reading = _Reading(options, defaults, facts)
-        functions = {
+        functions: dict[str, Callable[..., Any]] = {
             "option": reading.option, "has": reading.has, "every": reading.every, "variable": reading.variable,
         }  # fmt: skip
         try:

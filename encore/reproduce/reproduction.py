@@ -14,7 +14,7 @@ from encore.errors import EncoreError
 from encore.reproduce import dockerfile, mapping, scripts
 from encore.reproduce.mapping import Common, Facts, Implementation, Mapped
 from encore.reproduce.scripts import Place, Scripts
-from encore.reproduce.shell_values import Note
+from encore.reproduce.shell_values import Note, Value
 from encore.reproduce.source import Source, name_of
 
 COMPARED = ("submitted", "later")
@@ -201,7 +201,7 @@ def _flags(source: Source, implementation: Implementation, name: str) -> dict[st
         if re.fullmatch(pattern.replace("*", ".*"), name):
             for file in files:
                 lines = (source.read(file) or "").splitlines()[:_MOST_LINES_OF_FLAGS]
-                words = tuple(mapping.Value(line.strip()) for line in lines if line.lstrip().startswith("--"))
+                words = tuple(Value(line.strip()) for line in lines if line.lstrip().startswith("--"))
                 found |= mapping.options_of(words)
     return found
 
@@ -223,18 +223,26 @@ def _is_read(name: str, common: Common) -> bool:
     return name.startswith(common.read) and name not in common.left_out
 
 
+def left_options(
+    options: dict[str, mapping.Option], mapped: list[Mapped], without: dict[str, str], common: Common
+) -> list[Left]:
+    """Return the options that no key was made from."""
+    used = {option for each in mapped for option in each.options}
+    found = []
+    for option in options.values():
+        if option.shown not in used:
+            stated = without.get(f"{option.name}={option.value.text}") or without.get(option.name)
+            found.append(Left(option.shown, option.value.text, stated or common.options.get(option.name, "")))
+    return found
+
+
 def _left(
     read: Scripts, mapped: list[Mapped], common: Common, implementation: Implementation | None
 ) -> tuple[Left, ...]:
     """Return the options and the configuration's variables that become no key."""
     without = implementation.without if implementation else {}
-    used_options = {option for each in mapped for option in each.options}
     used_variables = {name for each in mapped for name in each.sources}
-    found = []
-    for option in read.options().values():
-        if option.shown not in used_options:
-            stated = without.get(f"{option.name}={option.value.text}") or without.get(option.name)
-            found.append(Left(option.shown, option.value.text, stated or common.options.get(option.name, "")))
+    found = left_options(read.options(), mapped, without, common)
     unknown = {name for option in read.options().values() for name in option.value.sources}
     for name in sorted(read.of_configuration - used_variables):
         if _is_read(name, common) and read.variables[name].is_exported:

@@ -22,10 +22,11 @@ MOST_COMMANDS = 20_000
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DECLARES = frozenset({"export", "declare", "typeset", "readonly", "local"})
-_IGNORED = frozenset(
-    "echo printf set shift cd mkdir touch rm ln ls cp mv sleep true wait trap ulimit umask cat tee shopt unalias hash "
-    "pushd popd date kill sync chmod pwd return break continue".split()
-)
+_IGNORED = frozenset({
+    "echo", "printf", "set", "shift", "cd", "mkdir", "touch", "rm", "ln", "ls", "cp", "mv", "sleep", "true",
+    "wait", "trap", "ulimit", "umask", "cat", "tee", "shopt", "unalias", "hash", "pushd", "popd", "date",
+    "kill", "sync", "chmod", "pwd", "return", "break", "continue",
+})  # fmt: skip
 _LOOPS = frozenset({"for", "while", "until", "select"})
 _REDIRECTIONS = frozenset({">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>"})
 _ENDS_COMMAND = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", ")", ";;"})
@@ -151,8 +152,7 @@ class _Run:
         while self._next_is(("&&", "||")):
             wanted = self._tokens[self._at].text == "&&"
             self._at += 1
-            while self._next_is("\n"):
-                self._at += 1
+            self._skip_lines()
             runs = status is wanted
             made = self._pipeline(active and runs)
             status = made if runs else status
@@ -164,8 +164,7 @@ class _Run:
         status = self._command(active)
         while self._next_is(("|", "|&")):
             self._at += 1
-            while self._next_is("\n"):
-                self._at += 1
+            self._skip_lines()
             status = self._command(active)
         return status if status is None or not negated else not status
 
@@ -179,7 +178,7 @@ class _Run:
             self._at += 1
             kinds = {"if": self._if, "case": self._case, "[[": self._test}
             return kinds.get(token.text, self._loop)(active)
-        if token.is_word and token.text == "function" or (following and following.text == "(" and following.joined):
+        if (token.is_word and token.text == "function") or (following and following.text == "(" and following.joined):
             return self._function(token)
         if token.text == "(" and following and following.text == "(" and following.joined:
             return self._arithmetic_command(token, active)

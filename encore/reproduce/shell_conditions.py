@@ -10,7 +10,7 @@ from encore.reproduce.shell_tokens import Token
 from encore.reproduce.shell_values import Value
 
 _FILE_TESTS = frozenset({"-f", "-e", "-d", "-r", "-s", "-x", "-L", "-w"})
-_NUMBERS = {
+_NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-gt": lambda a, b: a > b,
     "-ge": lambda a, b: a >= b, "-lt": lambda a, b: a < b, "-le": lambda a, b: a <= b,
 }  # fmt: skip

@@ -15,13 +15,14 @@ from encore.reproduce.shell_values import MOST_WORDS, UNKNOWN, State, Value
 MOST_NESTED = 40
 LONGEST_PATTERN = 64
 """Characters of a pattern in ``${NAME/pattern/}``: a longer one could be slow to match."""
-FROM_OUTSIDE = frozenset(
-    "RANDOM USER HOME HOSTNAME PWD PATH NEXP CONT LOGDIR DATESTAMP SECONDS PIPESTATUS UID SLURM_JOB_ID SLURM_JOBID "
-    "SLURM_JOB_NODELIST SLURM_NTASKS SLURM_NNODES SLURM_JOB_NUM_NODES".split()
-)
+FROM_OUTSIDE = frozenset({
+    "RANDOM", "USER", "HOME", "HOSTNAME", "PWD", "PATH", "NEXP", "CONT", "LOGDIR", "DATESTAMP", "SECONDS",
+    "PIPESTATUS", "UID", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_NNODES",
+    "SLURM_JOB_NUM_NODES",
+})  # fmt: skip
 """Variables that the shell, the cluster or the person who starts the scripts sets."""
 QUIET = re.compile(
-    r"\s*(date|hostname|whoami|pwd|mktemp|od|ls|nproc|seq|squeue|scontrol|basename \$|dirname \$|nvidia-smi|id|uuidgen)\b"
+    r"\s*(date|hostname|whoami|pwd|mktemp|od|ls|nproc|seq|squeue|scontrol|basename \$|dirname \$|nvidia-smi|id)\b"
 )
 """Programs whose output no training depends on: where it is missing, nothing is said."""
 _OWN_FOLDER = re.compile(
@@ -150,7 +151,7 @@ class Expander:
         return UNKNOWN
 
     def _arithmetic(self, text: str, line: int, depth: int) -> Value:
-        named = re.sub(r"(?<![\w${])([A-Za-z_]\w*)", r"${\1}", text)
+        named = re.sub(r"(?<![\w${#])([A-Za-z_]\w*)", r"${\1}", text)
         made = self.whole(named, line, depth + 1)
         if not made.is_known:
             return Value("", made.sources, is_known=False)

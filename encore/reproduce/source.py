@@ -113,7 +113,7 @@ def _chosen(wanted: str, files: list[str]) -> str:
 
 
 def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
-    below = []
+    below: list[str] = []
     waiting = [inside]
     for _ in range(_MOST_FOLDERS):
         if not waiting or len(below) > _MOST_SHOWN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import lzma
 import stat
 import tarfile
@@ -118,7 +119,7 @@ class ArchiveTree(Tree):
         for plain in self._members:
             parents = PurePosixPath(plain).parents
             self._files.setdefault(_named(parents[0]), set()).add(plain.rpartition("/")[2])
-            for inner, outer in zip(parents, parents[1:], strict=False):
+            for inner, outer in itertools.pairwise(parents):
                 self._folders.setdefault(_named(outer), set()).add(inner.name)
 
     @contextmanager
@@ -139,7 +140,7 @@ class ArchiveTree(Tree):
             return [each.filename for each in found if not each.is_dir() and not stat.S_ISLNK(each.external_attr >> 16)]
 
     def _tar_members(self) -> list[str]:
-        found = []
+        found: list[str] = []
         with tarfile.open(self._path) as archive:
             for member in archive:
                 if member.offset_data + member.size > MOST_BYTES:

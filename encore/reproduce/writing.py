@@ -16,7 +16,7 @@ _HEAD = (
 
 
 def _value(value: Any) -> str:
-    """Return a value as TOML has it: of JSON's literals, those of lists, texts, numbers and truth values are the same."""
+    """Return a value as TOML has it: lists, texts, numbers and truth values are as JSON's."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
