@@ -16,7 +16,7 @@ from encore.reproduce.tree import ArchiveTree, FolderTree, Tree, is_archive
 
 _ROUND = re.compile(r"(?:training_results_|(?<![\w.]))v(\d\.\d)(?:\.\d+)?(?![\w.])")
 _CONFIGURATION = re.compile(r"config_(.+)\.sh")
-_BELOW_SUBMITTER = ("benchmarks", "results", "code")
+_BELOW_SUBMITTER = ("benchmarks", "results")
 _MOST_SHOWN = 12
 _MOST_FOLDERS = 4000
 
@@ -95,8 +95,13 @@ def _open(path: Path) -> tuple[Tree, str, str]:
         )
     resolved = path.resolve()
     folder = resolved if resolved.is_dir() else resolved.parent
-    root = next((each.parent for each in (folder, *folder.parents) if each.name in _BELOW_SUBMITTER), folder)
+    root = next((each.parent for each in (folder, *folder.parents) if _is_below_submitter(each)), folder)
     return FolderTree(root), resolved.relative_to(root).as_posix().removeprefix("."), whole
+
+
+def _is_below_submitter(folder: Path) -> bool:
+    """Whether a folder is one of those that a submitter's has; links out of the submitter's are not followed."""
+    return folder.name in _BELOW_SUBMITTER or (folder.name == "code" and folder.parent.name == "submission")
 
 
 def _configurations(tree: Tree, folder: str) -> list[str]:
