@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _EARLIER = re.compile(r"\$\{?(\w+)\}?")
 
 
@@ -51,5 +52,5 @@ def environment(text: str) -> dict[str, str]:
             continue
         # Docker's older form has one variable, and a space in place of the sign.
         form = rest if re.match(r"\w+=", rest) else re.sub(r"^(\w+)\s+", r"\1=", rest)
-        found |= dict(word.split("=", 1) for word in _words(form) if "=" in word)
+        found |= dict(word.split("=", 1) for word in _words(form) if _ASSIGNMENT.match(word))
     return found

@@ -97,6 +97,8 @@ def test_the_page_states_what_has_no_counterpart_and_the_command(folder: Path) -
 
 def test_another_value_is_a_difference_that_the_command_sets(folder: Path, tmp_path: Path) -> None:
     (folder / "config_OURS.sh").write_text(CONFIG.replace('"6"', '"5.5"'))
+    with (folder / "Dockerfile").open("a") as file:
+        file.write('ENV "NCCL no=name"\n')
     made = read(folder, "OURS")
     assert [(each.name, each.published, each.ours) for each in made.differences] == [("learning_rate", 5.5, 6.0)]
     assert "--set learning_rate=5.5" in encore(folder / "config_OURS.sh").stdout.replace("\n", " ")
