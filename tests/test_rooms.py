@@ -17,7 +17,7 @@ LAYERS = (
     ("containers",),
     ("slurm", "ssh"),
     ("run",),
-    ("scaling",),
+    ("scaling", "reproduce"),
     ("cli",),
 )
 """From the ground up, "" for the modules of encore/ itself; rooms of one layer do not import each other."""

@@ -18,6 +18,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from encore.reproduce import mapping
+
 V05 = "v0.5.0/nvidia/submission/code"
 LATER = "NVIDIA/benchmarks"
 # Round of the repository, folder, and the system of this project's for each configuration.
@@ -112,7 +114,7 @@ SOURCES = (
     ("v4.0", f"{LATER}/resnet/implementations/h200_ngc24.04_mxnet", "DGXH100:h200"),
 )
 # What the frameworks, NCCL and MPI read. The rest of what the scripts export only makes up the command.
-READ = re.compile(r"(MXNET|HOROVOD|NCCL|NHWC|OMP|OPENCV|OMPI_MCA|TF_|HCOLL|CUDNN|CUDA|LD_PRELOAD|PYTORCH|SHARP)")
+READ = re.compile("|".join(mapping.common().read))
 # Of the command: nothing that says where the data are, is drawn anew for each run, or chooses a kernel.
 LEFT_OUT = re.compile(
     r"--(data-|gpus|seed|disp-|profile|model_config|dataset|conv-|force-|fuse-|batchnorm-layout|pooling-|network|use-(?!fp16|nvjpeg)"

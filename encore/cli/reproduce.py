@@ -1,0 +1,270 @@
+"""``encore reproduce``: from a published folder to the command that runs it here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import markup
+from rich.console import Console
+
+from encore import configuration
+from encore.cli import options
+from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
+from encore.containers import images
+from encore.errors import EncoreError, ExitCode
+from encore.reproduce import commands, writing
+from encore.reproduce.expressions import NoValueError
+from encore.reproduce.reproduction import Reproduction
+from encore.reproduce.reproduction import reproduce as read_configuration
+from encore.reproduce.source import Source, name_of, open_source
+from encore.results.words import count_of
+from encore.run import hints
+
+REPRODUCE_EPILOG = """
+Examples:
+
+  encore reproduce training_results_v0.7/NVIDIA/benchmarks/resnet/implementations/mxnet
+
+  encore reproduce training_results_v0.7/NVIDIA/benchmarks/resnet/implementations/mxnet/config_DGXA100.sh
+
+  encore reproduce training_results_v0.7.zip/NVIDIA/benchmarks/bert/implementations/pytorch --config DGX1_1x8x6x6
+
+  encore reproduce training_results_v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet
+
+  encore reproduce .../ssd/implementations/pytorch/config_OURS.sh -o ours.toml
+
+  encore reproduce .../resnet/implementations/mxnet/config_DGXA100.sh --data /data/imagenet --run
+
+Nothing of the folder is run: its scripts are read. See docs/reproduce.md.
+"""
+
+
+def escape(value: object) -> str:
+    """Return a text from a published folder without markup and control codes."""
+    return markup.escape(text(value).plain)
+
+
+def reproduce(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Folder, config_*.sh or result folder of a results repository.")
+    ],
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="NAME", help="Of several configurations: DGXA100, for example.")
+    ] = None,
+    round_name: options.Round = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, where the configuration does not say.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of each, likewise.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write a system file from it.")
+    ] = None,
+    data_folder: options.Data = None,
+    start: Annotated[bool, typer.Option("--run", help="Run the command that is printed.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Read a published configuration, and show what of it runs here and how."""
+    opened = open_source(source, config, _round(round_name))
+    every = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
+    read = [each for each in every if isinstance(each, Reproduction)]
+    if len(every) > 1 and (start or output):
+        _one_is_needed(opened, "--run" if start else "-o")
+    if as_json:
+        write_json([_as_json(each, data_folder) if isinstance(each, Reproduction) else each for each in every])
+    elif len(every) == 1 and read:
+        _print(console(), read[0], data_folder)
+    else:
+        _print_overview(console(), opened, every)
+    if not read:
+        raise EncoreError(f"no configuration of {source} is understood", expected="assignments of a shell")
+    if output:
+        writing.write(read[0], output)
+        say(console(), f"written: {output}")
+    if start:
+        _run(read[0], data_folder)
+
+
+def _round(given: str | None) -> str | None:
+    if given is None:
+        return None
+    name = f"v{given.lower().removeprefix('v')}"
+    whole, _, part = name[1:].partition(".")
+    if not (whole.isdigit() and part.isdigit() and len(name) < 8):
+        raise EncoreError(f"{given!r} is no round", expected="a round such as v0.7", remedy="--round v0.7")
+    return name
+
+
+def _one_is_needed(opened: Source, option: str) -> None:
+    listed = ", ".join(name_of(file) for file in opened.configurations)
+    raise EncoreError(
+        f"{option} with {len(opened.configurations)} configurations",
+        expected=f"one of {listed}",
+        remedy="--config NAME",
+    )
+
+
+def _read(opened: Source, file: str, nodes: int | None, gpus: int | None) -> Reproduction | dict[str, str]:
+    try:
+        return read_configuration(opened, file, nodes, gpus)
+    except NoValueError as error:
+        return {"configuration": name_of(file), "not_understood": str(error)}
+
+
+def _standing(made: Reproduction) -> str:
+    if made.equals and made.nearest:
+        return f"is the system {made.nearest.system}, {made.nearest.round}"
+    if made.refused:
+        return made.refused
+    if made.missing:
+        return f"{count_of(len(made.missing), 'key')} without a value"
+    if made.nearest is None:
+        return "no system to compare with"
+    return f"{count_of(len(made.differences), 'difference')} from {made.nearest.system}, {made.nearest.round}"
+
+
+def _print_overview(screen: Console, opened: Source, every: list[Reproduction | dict[str, str]]) -> None:
+    say(screen, f"[bold]{escape(opened.shown)}[/], round {opened.round or 'not known'}")
+    table = plain_table("", "configuration", "nodes x GPUs", "keys", "without", "unknown", "what it is here")
+    for each in every:
+        if isinstance(each, dict):
+            table.add_row(escape(each["configuration"]), "", "", "", "", escape(each["not_understood"]))
+            continue
+        table.add_row(
+            escape(each.name), f"{each.nodes} x {each.gpus}", str(len(each.mapped)), str(len(each.known_left)),
+            str(len(each.unknown_left)), escape(_standing(each)),
+        )  # fmt: skip
+    print_fitted(screen, table, least=("unknown", "without"))
+    say(screen, "without: options and variables without a counterpart here; --config NAME says what each means")
+
+
+def _print(screen: Console, made: Reproduction, data: Path | None) -> None:
+    say(screen, f"[bold]{escape(made.source.shown)}, configuration {escape(made.name)}[/]")
+    known = made.source.round or "not known: give --round"
+    title = made.implementation.title if made.implementation else made.benchmark or "no benchmark here"
+    say(screen, escape(f"{title}, round {known}, {made.nodes} x {made.gpus} GPUs"))
+    _print_mapped(screen, made)
+    _print_left(screen, made)
+    for note in made.notes:
+        say(screen, f"[yellow]not understood[/] {escape(note)}")
+    for key, why in made.missing.items():
+        say(screen, f"[yellow]no value[/] for {key}: {escape(why)}")
+    _print_images(screen, made)
+    _print_system(screen, made)
+    words = commands.command(made, data)
+    if words:
+        screen.print(hints.command(*words), markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_mapped(screen: Console, made: Reproduction) -> None:
+    if not made.mapped:
+        return
+    table = plain_table("what maps", "key", "value", "option", "variables")
+    values = made.system.config if made.system else {}
+    for each in sorted(made.mapped, key=lambda each: each.origin == "code"):
+        origin = " ".join(dict.fromkeys(each.options)) or "none: the submitted code's"
+        value = values.get(each.key, each.value)
+        table.add_row(each.key, escape(value), escape(origin), escape(" ".join(sorted(each.sources))))
+    print_fitted(screen, table, least=("variables",))
+    if made.environment:
+        variables = plain_table("environment of the ranks", "variable", "value", "from")
+        for file, values_of in made.environment.items():
+            for name, value in values_of.items():
+                variables.add_row(escape(name), escape(value), escape(file))
+        print_fitted(screen, variables)
+
+
+def _print_left(screen: Console, made: Reproduction) -> None:
+    if not made.left:
+        return
+    table = plain_table("no counterpart", "option or variable", "value", "what that means")
+    for each in made.left:
+        value = each.value if len(each.value) <= 40 else f"{each.value[:37]}..."
+        table.add_row(escape(each.name), escape(value), escape(each.meaning) or "[yellow]not known[/]")
+    print_fitted(screen, table)
+
+
+def _print_images(screen: Console, made: Reproduction) -> None:
+    then, now, why = _images(made)
+    if then:
+        say(screen, escape(f"base image then: {then}"))
+    if now:
+        say(screen, escape(f"base image now:  {now}{f' ({why})' if why else ''}"))
+
+
+def _images(made: Reproduction) -> tuple[str, str, str]:
+    """Return the submitted base image, today's, and why it is another one."""
+    if made.choice is None:
+        return made.base, "", ""
+    framework, benchmark = made.choice.implementation.framework, made.choice.benchmark.name
+    now = images.find_release(framework)
+    submitted = images.catalogue().submitted
+    why = next((s.why for s in submitted if s.round == made.source.round and s.benchmark == benchmark), "")
+    return made.base, now.reference, why
+
+
+def _print_system(screen: Console, made: Reproduction) -> None:
+    if made.refused:
+        say(screen, f"[yellow]no command[/]: {escape(made.refused)}")
+        if made.choice:
+            say(screen, f"nearest benchmark here: {made.choice.name}")
+        elif made.benchmark:
+            say(screen, f"nearest benchmark here: {made.benchmark}")
+        return
+    if made.equals and made.nearest:
+        say(screen, f"[green]equals[/] the system {made.nearest.system} of {made.nearest.round}, key by key")
+    else:
+        say(screen, f"[yellow]{_standing(made)}[/]; the command sets each; -o FILE writes a system file")
+        for each in made.differences:
+            say(screen, escape(f"  {each.name}: {each.published!r} published, {each.ours!r} in the system"))
+    if made.system and made.system.round != made.source.round:
+        say(screen, f"trained, logged and checked by the rules of {made.system.round}, not of {made.source.round}")
+    if not made.is_checked:
+        rounds = ", ".join(made.implementation.checked) if made.implementation else ""
+        say(screen, f"[yellow]the mapping was checked with {rounds}[/]: other code may read an option in another way")
+
+
+def _as_json(made: Reproduction, data: Path | None) -> dict[str, Any]:
+    then, now, why = _images(made)
+    choice = made.choice
+    meanings = configuration.fields_with_meaning(choice.folder) if choice else {}
+    return {
+        "configuration": made.name,
+        "folder": made.source.shown,
+        "round": made.source.round,
+        "benchmark": choice.name if choice else made.benchmark,
+        "implementation": made.implementation.title if made.implementation else "",
+        "checked": made.is_checked,
+        "nodes": made.nodes,
+        "gpus_per_node": made.gpus,
+        "keys": {
+            each.key: {
+                "value": each.value, "options": each.options, "variables": sorted(each.sources),
+                "origin": each.origin, "meaning": meanings.get(each.key, ""),
+            }
+            for each in made.mapped
+        },
+        "missing": made.missing,
+        "environment": made.environment,
+        "without_counterpart": [vars(each) for each in made.left],
+        "not_understood": [vars(note) for note in made.notes],
+        "base_image": then,
+        "base_image_now": now,
+        "why": why,
+        "equals": made.nearest.system if made.equals and made.nearest else "",
+        "nearest": made.nearest.system if made.nearest else "",
+        "differences": [vars(each) for each in made.differences],
+        "refused": made.refused,
+        "command": ["encore", *words] if (words := commands.command(made, data)) else [],
+    }  # fmt: skip
+
+
+def _run(made: Reproduction, data: Path | None) -> None:
+    words = commands.command(made, data)
+    if not words or made.missing:
+        why = made.refused or "keys have no value: " + ", ".join(made.missing)
+        raise EncoreError(f"{made.name} cannot be run here: {why}", expected="a configuration that maps")
+    done = subprocess.run([sys.executable, "-m", "encore.cli.app", *words], check=False)
+    if done.returncode:
+        raise typer.Exit(done.returncode if done.returncode > 0 else ExitCode.FAILED)

@@ -1,0 +1,1 @@
+"""From a folder that was published to the configuration here that reproduces it."""

@@ -1,0 +1,108 @@
+"""The small expressions by which submitted.toml makes a key from options: no attributes, no calls but the ones here.
+
+The expressions belong to this project; the options that they are given come from a published folder and are texts.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+_LONGEST = 4096
+
+
+class NoValueError(Exception):
+    """An expression that has no value for these options; the text says why."""
+
+
+def _texts(text: str) -> tuple[str, ...]:
+    return tuple(each for each in re.split(r"[\s,()\[\]]+", text) if each)
+
+
+def _table(text: str) -> dict[str, str]:
+    """Return ``{'a': 1, 'b': x}`` as a dictionary of texts."""
+    pairs = (pair.partition(":") for pair in text.strip().strip("{}").split(",") if pair.strip())
+    return {name.strip(" '\""): value.strip(" '\"") for name, _, value in pairs}
+
+
+def _whole(value: str | float) -> int:
+    """Return a number that is whole, written in any way: ``"287"``, ``"0.0"``."""
+    number = float(value)
+    if not number.is_integer():
+        raise ValueError(f"{value} is not a whole number")
+    return int(number)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "int": _whole, "float": float, "bool": bool, "min": min, "max": max, "ceil": math.ceil, "str": str,
+    "ints": lambda text: tuple(int(each) for each in _texts(text)),
+    "floats": lambda text: tuple(float(each) for each in _texts(text)),
+    "shares": lambda numbers: tuple(round(each / max(numbers), 9) for each in numbers),
+    "table": _table,
+}  # fmt: skip
+
+
+def evaluate(text: str, names: Callable[[str], Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
+    """Return the value of an expression; ``names`` gives what a name stands for.
+
+    NoValueError says why there is none.
+    """
+    known = {**FUNCTIONS, **functions}
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body, names, known)
+    except (KeyError, IndexError) as error:
+        raise NoValueError(f"there is no {error}") from error
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise NoValueError(str(error)) from error
+
+
+def _value(node: ast.expr, names: Callable[[str], Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
+    def inside(part: ast.expr) -> Any:
+        return _value(part, names, functions)
+
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return names(node.id)
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return tuple(inside(each) for each in node.elts)
+    if isinstance(node, ast.UnaryOp):
+        operand = inside(node.operand)
+        return not operand if isinstance(node.op, ast.Not) else -operand
+    if isinstance(node, ast.BinOp):
+        return _limited(_OPERATORS[type(node.op)](inside(node.left), inside(node.right)))
+    if isinstance(node, ast.BoolOp):
+        wanted = isinstance(node.op, ast.Or)
+        *first, last = node.values
+        # The first that decides, and no one behind it is asked.
+        for each in first:
+            value = inside(each)
+            if bool(value) is wanted:
+                return value
+        return inside(last)
+    if isinstance(node, ast.Compare):
+        return _OPERATORS[type(node.ops[0])](inside(node.left), inside(node.comparators[0]))
+    if isinstance(node, ast.IfExp):
+        return inside(node.body) if inside(node.test) else inside(node.orelse)
+    if isinstance(node, ast.Subscript):
+        return inside(node.value)[inside(node.slice)]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return functions[node.func.id](*(inside(each) for each in node.args))
+    raise ValueError(f"{ast.dump(node)[:40]} is not read in an expression")
+
+
+def _limited(value: Any) -> Any:
+    """Refuse what an option with a very long value could grow into."""
+    if isinstance(value, (str, tuple)) and len(value) > _LONGEST:
+        raise ValueError("the value is too long")
+    return value

@@ -1,0 +1,183 @@
+"""A published folder or archive to read texts from: nothing is unpacked, no link is followed out of it."""
+
+from __future__ import annotations
+
+import itertools
+import lzma
+import stat
+import tarfile
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from encore.errors import EncoreError
+
+LONGEST_FILE = 1024 * 1024
+"""Bytes of a text: the longest script of any submission has 40 kB."""
+MOST_MEMBERS = 500_000
+MOST_BYTES = 32 * 1024**3
+"""Of an archive before the place of a member: more would take minutes to go through."""
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+_DAMAGED = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
+)  # fmt: skip
+
+
+class Tree(ABC):
+    """Files by their path below a root, ``/`` between the parts."""
+
+    name: str
+    """What the tree is in messages."""
+
+    @abstractmethod
+    def read(self, path: str) -> str | None:
+        """Return a file's text; None where there is none that may be read. EncoreError if it is too long."""
+
+    @abstractmethod
+    def files(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder, in order."""
+
+    @abstractmethod
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder, in order."""
+
+
+def plain_path(path: str) -> str | None:
+    """Return a path without ``.`` and double ``/``; None for one that leads out of its root."""
+    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
+    if path.startswith(("/", "\\")) or ".." in parts or any(":" in part[:2] for part in parts[:1]) or "\0" in path:
+        return None
+    return "/".join(parts)
+
+
+def _text(content: bytes, name: str) -> str:
+    if len(content) > LONGEST_FILE:
+        raise EncoreError(
+            f"{name} is longer than {LONGEST_FILE:,} bytes", expected="a script, a Dockerfile or a description"
+        )
+    return content.decode("utf-8", errors="replace")
+
+
+class FolderTree(Tree):
+    """A folder on disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.name = str(root)
+        self._root = root.resolve()
+
+    def _inside(self, path: str) -> Path | None:
+        plain = plain_path(path)
+        if plain is None:
+            return None
+        found = (self._root / plain).resolve()
+        return found if found.is_relative_to(self._root) else None
+
+    def read(self, path: str) -> str | None:
+        found = self._inside(path)
+        try:
+            # A named pipe or a device would be waited for.
+            if found is None or not stat.S_ISREG(found.stat().st_mode):
+                return None
+            with found.open("rb") as file:
+                return _text(file.read(LONGEST_FILE + 1), f"{self.name}/{path}")
+        except (OSError, ValueError):
+            return None
+
+    def _names(self, folder: str, *, of_folders: bool) -> list[str]:
+        found = self._inside(folder)
+        try:
+            entries = [] if found is None else sorted(found.iterdir())
+            return [each.name for each in entries if (each.is_dir() if of_folders else each.is_file())]
+        except OSError:
+            return []
+
+    def files(self, folder: str) -> list[str]:
+        return self._names(folder, of_folders=False)
+
+    def folders(self, folder: str) -> list[str]:
+        return self._names(folder, of_folders=True)
+
+
+class ArchiveTree(Tree):
+    """A .zip or .tar file; its members are read where they are."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+        with self._errors():
+            members = self._zip_members() if zipfile.is_zipfile(path) else self._tar_members()
+            self._members: dict[str, str] = {}
+            for member in members:
+                plain = plain_path(member)
+                if plain:
+                    self._members.setdefault(plain, member)
+        self._folders: dict[str, set[str]] = {}
+        self._files: dict[str, set[str]] = {}
+        for plain in self._members:
+            parents = PurePosixPath(plain).parents
+            self._files.setdefault(_named(parents[0]), set()).add(plain.rpartition("/")[2])
+            for inner, outer in itertools.pairwise(parents):
+                self._folders.setdefault(_named(outer), set()).add(inner.name)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGED as error:
+            raise EncoreError(
+                f"{self._path} cannot be read: {error}",
+                expected="a .zip or .tar file that is whole",
+                remedy="download it again, or unpack it and give the folder",
+            ) from error
+
+    def _zip_members(self) -> list[str]:
+        with zipfile.ZipFile(self._path) as archive:
+            found = archive.infolist()
+            _limit(len(found))
+            return [each.filename for each in found if not each.is_dir() and not stat.S_ISLNK(each.external_attr >> 16)]
+
+    def _tar_members(self) -> list[str]:
+        found: list[str] = []
+        with tarfile.open(self._path) as archive:
+            for member in archive:
+                if member.offset_data + member.size > MOST_BYTES:
+                    raise ValueError(f"it holds more than {MOST_BYTES // 1024**3} GiB")
+                _limit(len(found))
+                if member.isreg():
+                    found.append(member.name)
+        return found
+
+    def read(self, path: str) -> str | None:
+        member = self._members.get(plain_path(path) or "")
+        if member is None:
+            return None
+        with self._errors():
+            if zipfile.is_zipfile(self._path):
+                with zipfile.ZipFile(self._path) as packed, packed.open(member) as file:
+                    return _text(file.read(LONGEST_FILE + 1), f"{self.name}/{path}")
+            with tarfile.open(self._path) as archive:
+                content = archive.extractfile(archive.getmember(member))
+                return _text(content.read(LONGEST_FILE + 1), f"{self.name}/{path}") if content else None
+
+    def files(self, folder: str) -> list[str]:
+        return sorted(self._files.get(plain_path(folder) or "", ()))
+
+    def folders(self, folder: str) -> list[str]:
+        return sorted(self._folders.get(plain_path(folder) or "", ()))
+
+
+def _named(path: PurePosixPath) -> str:
+    return "" if str(path) == "." else str(path)
+
+
+def _limit(count: int) -> None:
+    if count > MOST_MEMBERS:
+        raise ValueError(f"it has more than {MOST_MEMBERS:,} members")
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path names an archive by its ending."""
+    return path.is_file() and path.name.lower().endswith(ARCHIVES)

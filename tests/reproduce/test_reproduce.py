@@ -1,0 +1,209 @@
+"""`encore reproduce` on small made repositories: what maps, what does not, the system, the command, bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from encore import catalogue, configuration
+from encore.catalogue import System
+from encore.cli.app import app
+from encore.errors import EncoreError
+from encore.reproduce.reproduction import Reproduction, reproduce
+from encore.reproduce.source import open_source
+
+FOLDER = "training_results_v0.7/Maker/benchmarks/resnet/implementations/mxnet"
+COMMON = 'export DGXNGPU=8\nexport OMPI_MCA_btl="^openib"\nexport MXNET_EXTENDED_NORMCONV_SUPPORT=1\n'
+CONFIG = """source $(dirname ${BASH_SOURCE[0]})/config_DGXA100_common.sh
+export OPTIMIZER=sgd BATCHSIZE="408" LR=${LR:-"6"}   # a comment
+export DGXNNODES=1 WALLTIME=01:00:00 OWN_SWITCH=3
+export MXNET_HOROVOD_NUM_GROUPS=20
+export DGXSYSTEM=$(basename $(readlink -f ${BASH_SOURCE[0]}) | sed 's/^config_//' | sed 's/\\.sh$//' )
+"""
+SCRIPT = """PREFETCH=${PREFETCH:-5}
+export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+PARAMS=(
+  --batch-size $BATCHSIZE --kv-store horovod --lr "${LR}" --mom 0.9 --lr-step-epochs pow2 --lars-eta 0.0
+  --label-smoothing 0.1 --wd 2.5e-05 --warmup-epochs 5 --eval-period 4 --eval-offset 0 --optimizer "${OPTIMIZER}"
+  --num-layers 50 --num-epochs 42 --accuracy-threshold 0.759 --dtype float16 --image-shape 4,224,224
+  --min-random-area 0.05 --max-random-area 1.0 --input-layout NHWC --batchnorm-mom 0.9 --batchnorm-eps 1e-5
+  --dali-prefetch-queue ${PREFETCH} --dali-nvjpeg-memory-padding 256 --new-option 7
+)
+python train_imagenet.py "${PARAMS[@]}"; ret_code=$?
+"""
+
+
+def environment_of(system: System) -> str:
+    given = {name: value for values in system.environment.values() for name, value in values.items()}
+    left = {"OMPI_MCA_btl", "MXNET_EXTENDED_NORMCONV_SUPPORT", "NCCL_DEBUG"}
+    words = " \\\n    ".join(f"{name}={value}" for name, value in given.items() if name not in left)
+    return f"ARG FROM_IMAGE_NAME=nvcr.io/nvidia/mxnet:20.06-py3\nFROM ${{FROM_IMAGE_NAME}}\nENV {words}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder whose one configuration is, key by key, the system dgxa100 of v0.7."""
+    made = tmp_path / FOLDER
+    made.mkdir(parents=True)
+    ours = catalogue.find_system(catalogue.choose("resnet"), "dgxa100", "v0.7")
+    (made / "Dockerfile").write_text(environment_of(ours))
+    (made / "config_DGXA100_common.sh").write_text(COMMON)
+    (made / "config_DGXA100.sh").write_text(CONFIG)
+    (made / "run_and_time.sh").write_text(SCRIPT)
+    return made
+
+
+def read(path: Path, config: str | None = None) -> Reproduction:
+    source = open_source(path, config, None)
+    return reproduce(source, source.configurations[0])
+
+
+def encore(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, ["reproduce", *map(str, words)])
+
+
+def test_a_folder_is_the_system_that_it_equals(folder: Path) -> None:
+    made = read(folder)
+    assert made.equals and made.nearest and made.nearest.system == "dgxa100"
+    assert (made.source.round, made.nodes, made.gpus) == ("v0.7", 1, 8)
+    assert made.base == "nvcr.io/nvidia/mxnet:20.06-py3"
+    rate = next(each for each in made.mapped if each.key == "learning_rate")
+    assert (rate.value, rate.options, rate.sources >= {"LR"}) == (6.0, ("--lr",), True)
+    assert made.environment["config_DGXA100_common.sh"]["OMPI_MCA_btl"] == "^openib"
+
+
+def test_the_page_states_what_has_no_counterpart_and_the_command(folder: Path) -> None:
+    done = encore(folder, "--json")
+    (found,) = json.loads(done.stdout)
+    meanings = {each["name"]: each["meaning"] for each in found["without_counterpart"]}
+    assert "time limit" in meanings["WALLTIME"]
+    assert meanings["--new-option"] == "" and "no option" in meanings["OWN_SWITCH"]
+    assert found["base_image_now"] == "nvcr.io/nvidia/mxnet:24.06-py3"
+    assert " ".join(found["command"]) == (
+        "encore run resnet 8 --system dgxa100 --round v0.7 --data data/imagenet --runs 5"
+    )
+    shown = encore(folder)
+    assert shown.exit_code == 0
+    assert all(text in shown.stdout for text in ("equals", "--new-option", "not known", "mxnet:24.06-py3"))
+
+
+def test_another_value_is_a_difference_that_the_command_sets(folder: Path, tmp_path: Path) -> None:
+    (folder / "config_OURS.sh").write_text(CONFIG.replace('"6"', '"5.5"'))
+    with (folder / "Dockerfile").open("a") as file:
+        file.write('ENV "NCCL no=name"\n')
+    made = read(folder, "OURS")
+    assert [(each.name, each.published, each.ours) for each in made.differences] == [("learning_rate", 5.5, 6.0)]
+    assert "--set learning_rate=5.5" in encore(folder / "config_OURS.sh").stdout.replace("\n", " ")
+    done = encore(folder / "config_OURS.sh", "-o", tmp_path / "ours.toml")
+    assert done.exit_code == 0
+    written = catalogue.parse(System, tmp_path / "ours.toml")
+    choice = catalogue.choose("resnet")
+    whole = written.model_copy(update={"config": {**written.config, **written.implementations["mxnet"]}})
+    resolved = configuration.resolve(choice, whole, 1, 8, [])
+    assert (resolved.get("learning_rate"), resolved.get("gradient_groups")) == (5.5, 20)
+    assert isinstance(encore(folder / "config_OURS.sh", "-o", tmp_path / "ours.toml").exception, EncoreError)
+
+
+def test_run_runs_the_command(folder: Path) -> None:
+    # On a machine without GPUs `encore run` refuses to start, with its own message and exit code.
+    assert encore(folder, "--run", "--data", folder / "nothing").exit_code == 2
+
+
+@pytest.mark.parametrize("ending", ["zip", "tar.gz"])
+def test_an_archive_is_read_where_it_is(folder: Path, tmp_path: Path, ending: str) -> None:
+    archive = tmp_path / f"training_results_v0.7.{ending}"
+    names = [path for path in tmp_path.rglob("*") if path.is_file() and path != archive]
+    if ending == "zip":
+        with zipfile.ZipFile(archive, "w") as packed:
+            for path in names:
+                packed.write(path, path.relative_to(tmp_path))
+            packed.writestr("../escape/config_X.sh", "A=1")
+    else:
+        with tarfile.open(archive, "w:gz") as opened:
+            for path in names:
+                opened.add(path, path.relative_to(tmp_path))
+            link = tarfile.TarInfo(f"{FOLDER}/config_LINK.sh")
+            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            opened.addfile(link)
+            opened.addfile(tarfile.TarInfo("../escape/config_X.sh"), io.BytesIO())
+    inside = folder.relative_to(tmp_path / "training_results_v0.7")
+    assert read(archive / inside).equals
+    listed = encore(archive)
+    assert (
+        isinstance(listed.exception, EncoreError)
+        and str(inside) in str(listed.exception)
+        and "escape" not in str(listed.exception)
+    )
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["training_results_v0.7"]
+
+
+def test_a_result_folder_leads_to_the_configuration(folder: Path) -> None:
+    submitter = folder.parents[3]
+    (submitter / "results" / "dgxa100_made_mxnet" / "resnet").mkdir(parents=True)
+    (submitter / "systems").mkdir()
+    (submitter / "systems" / "dgxa100_made_mxnet.json").write_text('{"number_of_nodes": "1"}')
+    made = read(submitter / "results" / "dgxa100_made_mxnet" / "resnet")
+    assert made.equals and made.source.submission == "dgxa100_made_mxnet"
+
+
+def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.sh"
+    secret.write_text("export BATCHSIZE=1")
+    (folder / "linked.sh").symlink_to(secret)
+    os.mkfifo(folder / "config_PIPE.sh")
+    (folder / "config_DGXA100.sh").write_text(f"{CONFIG}source linked.sh\nsource {secret}\nsource ../../../x.sh\n")
+    made = read(folder, "DGXA100")
+    assert [note.line for note in made.notes] == [6, 7, 8] and made.equals
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("--lr ", "--rate "), "no value"),
+        (("train_imagenet.py", "another.py"), "was not found"),
+        (("--num-epochs 42", "--num-epochs many"), "no value"),
+        (("--num-epochs 42", "--num-epochs $(cat /etc/hostname)"), "known on the submitter's machine"),
+    ],
+)
+def test_what_cannot_be_read_is_stated_and_not_run(folder: Path, change: tuple[str, str], expected: str) -> None:
+    (folder / "run_and_time.sh").write_text(SCRIPT.replace(*change))
+    shown = encore(folder)
+    assert shown.exit_code == 0 and expected in shown.stdout.replace("\n", " ")
+    refused = encore(folder, "--run")
+    assert isinstance(refused.exception, EncoreError) and refused.exception.exit_code == 2
+
+
+def test_gpus_that_nothing_names_are_asked_for(folder: Path) -> None:
+    (folder / "config_DGXA100_common.sh").write_text(COMMON.replace("export DGXNGPU=8", ""))
+    assert "--gpus-per-node" in read(folder).missing["gpus_per_node"]
+    assert "equals" in encore(folder, "--gpus-per-node", "8").stdout
+
+
+def test_a_later_task_under_the_same_name_is_none_of_ours(tmp_path: Path) -> None:
+    made = tmp_path / "training_results_v3.0/Maker/benchmarks/ssd/implementations/pytorch"
+    made.mkdir(parents=True)
+    (made / "config_DGXH100.sh").write_text("export DGXNGPU=8 LR=1\n")
+    (made / "run_and_time.sh").write_text("python train.py --lr $LR\n")
+    assert "RetinaNet" in read(made).refused
+    other = tmp_path / "training_results_v3.0/Maker/benchmarks/unet3d/implementations/mxnet"
+    other.mkdir(parents=True)
+    (other / "config_DGXH100.sh").write_text("export DGXNGPU=8 \x1b[2J LR='\x1b]0;x\x07'\n")
+    shown = encore(other)
+    assert "no benchmark here" in shown.stdout and "\x1b]0" not in shown.stdout
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty", "broken.zip", "config_LONG.sh"])
+def test_what_is_no_source_is_refused_in_words(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 not really")
+    (tmp_path / "config_LONG.sh").write_bytes(b"A" * 2_000_000)
+    done = encore(tmp_path / name)
+    assert isinstance(done.exception, EncoreError) and done.exception.expected

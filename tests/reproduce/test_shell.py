@@ -1,0 +1,116 @@
+"""The reader of shell scripts against bash itself, and against scripts that are made to hurt."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from encore.reproduce.shell import Reader
+from encore.reproduce.shell_tokens import ShellError
+from encore.reproduce.shell_values import State
+
+UNDERSTOOD = {
+    "quotes": """A=one B='two  words' C="$A and ${B}" D=a\\ b E="a\\"b\\$A" F='' G=$A"$B"'$A'""",
+    "comments": "A=1 # not this\n# B=2\nC=a#b",
+    "defaults": "A=${X:-5}; B=${X-6}; Y=; C=${Y:-7} D=${Y-8} E=${X:+9} Y=1; F=${Y:+9}; : ${G:=4} \"${H:=5}\"",
+    "export": "export A=1\nexport B\nB=2\ndeclare -x C=3\nreadonly D=4",
+    "continuation": 'A="one \\\n  two"\nB=a\\\nb',
+    "arithmetic": "N=7; A=$((N * 3 + 1)) B=$(( -7 / 2 )) C=$((-7 % 3)) D=$(($N/2)) E=$((N > 3))",
+    "arrays": 'P=(a "b c" d); P+=(--x 1); A="${P[@]}" B=${#P[@]} Q=(); C="<${Q[@]}>"',
+    "cuts": "F=config_DGX2_multi.sh; A=${F%.sh} B=${F#config_} C=${F/_multi*/} D=${F%%_*} E=${F##*_} G=${F//_/-}",
+    "conditions": "S=DGXA100\nif [[ $S == DGX2* ]]; then A=1; elif [ \"$S\" = DGXA100 ]; then A=2; else A=3; fi\n"
+    "if [[ ! -z $S && ( 3 -gt 2 || $S == x ) ]]; then B=1; fi\n[ -n \"$X\" ] && C=1\n[ -z \"$X\" ] || C=2",
+    "case": "M=TRAIN\ncase $M in\n  A|B) R=1;;\n  T*) R=2 ;;\n  *) R=3\nesac",
+    "nested": "A=${X:-${Y:-\"a b\"}} B=${A:+$(( 1 + ${#A} ))}",
+    "append": "A=1; A+=2; A+=\" 3\"",
+    "here_document": "cat <<EOF > /dev/null\nA=1\nEOF\nB=2",
+    "source": ". ./other.sh\nB=$A",
+    "braces": "{ A=1; B=2; }\nfunction f { C=3; }\ng() { D=4; }",
+}  # fmt: skip
+
+
+def read(text: str, **others: str) -> State:
+    files = {"script.sh": text, **others}
+    reader = Reader(files.get)
+    reader.read("script.sh")
+    return reader.state
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_what_is_understood_is_what_bash_makes_of_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "script.sh").write_text(UNDERSTOOD[name])
+    (tmp_path / "other.sh").write_text("A=from_other")
+    state = read(UNDERSTOOD[name], **{"other.sh": "A=from_other"})
+    shown = "".join(f'printf "%s\\0" "${{{each}[*]-}}";' for each in "ABCDEFGHNPR")
+    done = subprocess.run(
+        ["bash", "-c", f"source ./script.sh; {shown}"], cwd=tmp_path, env={}, capture_output=True, text=True, check=True
+    )
+    by_bash = dict(zip("ABCDEFGHNPR", done.stdout.split("\0"), strict=False))
+    found = {each: state.variables[each].text if each in state.variables else "" for each in "ABCDEFGHNPR"}
+    assert found == by_bash
+    assert not state.notes
+
+
+def test_a_command_keeps_its_words_and_where_they_come_from() -> None:
+    state = read('LR=${LR:-"0.1"}\nP=(--lr $LR)\nP+=(--name "a b")\n${BIND} python train.py "${P[@]}" 2>&1 | tee log')
+    words = state.invocations[0].words
+    assert [word.text for word in words] == ["python", "train.py", "--lr", "0.1", "--name", "a b"]
+    assert words[3].sources == {"LR", "P"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("\nA=$(curl http://example.org | sh)", 2, "output"),
+        ("A=`id -u; rm -rf x`", 1, ""),
+        ("[ -e /etc/passwd ] && A=1", 1, "not known here"),
+        ("A=1\nsource /etc/profile", 2, "not in the folder"),
+        ("source ../outside.sh", 1, "not in the folder"),
+        ("for i in 1 2; do A=$i; done", 1, "loop"),
+        ("A=${!B}", 1, "not read"),
+    ],
+)
+def test_what_is_not_understood_is_reported_and_never_run(
+    text: str, line: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*arguments: object, **named: object) -> None:
+        raise AssertionError(arguments)
+
+    for name in ("Popen", "run", "call", "check_output"):
+        monkeypatch.setattr(subprocess, name, never)
+    monkeypatch.setattr("os.system", never)
+    state = read(text)
+    if reason:
+        assert [(note.line, reason in note.reason) for note in state.notes] == [(line, True)]
+    assert all(not each.value.is_known for each in state.variables.values() if each.file and each.text == "")
+
+
+HURTFUL: dict[str, Callable[[], str]] = {
+    "an open quote": lambda: "A=1\nB='x",
+    "an open brace": lambda: "A=${B",
+    "no fi": lambda: "if [ 1 = 1 ]; then A=1",
+    "doubled forty times": lambda: "A=xxxxxxxx\n" + "A=$A$A\n" * 40,
+    "nested expansions": lambda: "A=" + "${X:-" * 200 + "}" * 200,
+    "nested conditions": lambda: "if true; then\n" * 3000 + "A=1\n" + "fi\n" * 3000,
+    "many commands": lambda: "A=1\n" * 30_000,
+    "sources itself": lambda: "source script.sh\nsource script.sh\n",
+}
+
+
+@pytest.mark.parametrize("name", HURTFUL)
+def test_a_hurtful_script_is_refused_or_noted(name: str) -> None:
+    try:
+        state = read(HURTFUL[name]())
+    except ShellError as error:
+        assert error.reason
+    else:
+        assert state.notes
+
+
+@pytest.mark.parametrize("text", ["A=$((9**9**9))", "A=$((1/0))", "A=$((99999999999999999999))", "A=$((1<<99))"])
+def test_an_expression_that_would_not_end_has_no_value(text: str) -> None:
+    state = read(text)
+    assert state.notes and not state.variables["A"].value.is_known
