@@ -12,6 +12,7 @@ from benchmarks.study.mxnet.config import Config
 
 Batch = List[Tuple[mx.nd.NDArray, mx.nd.NDArray]]
 """Images (batch_size, 3, image, image) and labels (batch_size,) on each device of this process."""
+_KINDS = {"fp16": "float16", "fp32": "float32"}
 
 
 class Place(NamedTuple):
@@ -69,12 +70,10 @@ def build(config: Config, place: Place) -> Training:
     mx.random.seed(config.seed)
     symbol = networks.build(config.network, config.classes, config.image, config.dropout)
     facts = networks.describe(symbol, (config.batch_size, 3, config.image, config.image))
-    data: Any = mx.sym.Variable("data")
+    data = mx.sym.Variable("data", dtype=_KINDS[config.precision])
     if config.precision == "fp16":
         symbol = mx.sym.Cast(symbol, dtype="float32")
     network = mx.gluon.SymbolBlock(symbol, data)
-    if config.precision == "fp16":
-        network.cast("float16")
     _initialize(network, symbol, config, place)
     network.hybridize(static_alloc=True, static_shape=True)
     loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
@@ -84,15 +83,24 @@ def build(config: Config, place: Place) -> Training:
 
 def _initialize(network: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol, config: Config, place: Place) -> None:
     """Draw the parameters on the host, so that every way and number of devices begins with the same."""
-    arguments, _, auxiliary = symbol.infer_shape(data=(config.batch_size, 3, config.image, config.image))
+    shape = (config.batch_size, 3, config.image, config.image)
     names = symbol.list_arguments() + symbol.list_auxiliary_states()
-    parameters = network.collect_params()
-    for name, shape in zip(names, list(arguments) + list(auxiliary)):
-        if name != "data":
-            parameters[name].shape = shape
-    parameters.initialize(mx.init.Xavier(magnitude=2.0), ctx=mx.cpu())
+    arguments, _, auxiliary = symbol.infer_shape(data=shape)
+    # fp16 data makes fp16 weights, but batch norms keep theirs in fp32.
+    kinds, _, auxiliary_kinds = symbol.infer_type(data=_KINDS[config.precision])
+    parameters, draw = network.collect_params(), mx.init.Xavier(magnitude=2.0)
+    for name, shape, kind in zip(names, list(arguments) + list(auxiliary), list(kinds) + list(auxiliary_kinds)):
+        if name == "data":
+            continue
+        values = mx.nd.zeros(shape)
+        if name.endswith("_moving_var"):
+            values[:] = 1.0
+        elif not name.endswith("_moving_mean"):
+            draw(mx.init.InitDesc(name), values)
+        parameters[name].shape, parameters[name].dtype = shape, kind
+        parameters[name].initialize(mx.init.Zero(), ctx=place.contexts)
+        parameters[name].set_data(values.astype(kind))
     mx.nd.waitall()
-    parameters.reset_ctx(place.contexts)
 
 
 def _trainer(network: mx.gluon.SymbolBlock, config: Config) -> mx.gluon.Trainer:
@@ -109,8 +117,7 @@ def _trainer(network: mx.gluon.SymbolBlock, config: Config) -> mx.gluon.Trainer:
 
 def synthetic(config: Config, place: Place) -> Batch:
     """Return the one synthetic batch: the joint batch of all devices is the same however it is shared out."""
-    generator = mx.random
-    generator.seed(config.seed + 1)
+    mx.random.seed(config.seed + 1)
     joint = config.batch_size * config.ranks
     images = mx.nd.random.uniform(-1.0, 1.0, shape=(joint, 3, config.image, config.image), ctx=mx.cpu())
     labels = mx.nd.random.randint(0, config.classes, shape=(joint,), ctx=mx.cpu()).astype("float32")
@@ -122,8 +129,7 @@ def dealt(config: Config, place: Place, images: mx.nd.NDArray, labels: mx.nd.NDA
     found = []
     for number, context in enumerate(place.contexts, place.rank):
         part = slice(number * config.batch_size, (number + 1) * config.batch_size)
-        kind = "float16" if config.precision == "fp16" else "float32"
-        found.append((images[part].astype(kind).as_in_context(context), labels[part].as_in_context(context)))
+        found.append((images[part].astype(_KINDS[config.precision]).as_in_context(context), labels[part].as_in_context(context)))
     mx.nd.waitall()
     return found
 
