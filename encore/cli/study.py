@@ -118,7 +118,9 @@ def _named(folder: Folder, point: str | None) -> str | None:
     if point.isdigit() and int(point) < len(keys):
         return keys[int(point)]
     if point not in keys:
-        raise EncoreError(f"no point {point}", expected=f"a number below {len(keys)}, or a name", remedy="see --dry-run")
+        raise EncoreError(
+            f"no point {point}", expected=f"a number below {len(keys)}, or a name", remedy="see --dry-run"
+        )
     return point
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from encore.results.figures import Figure, bars, over_gpus
 from encore.results.tables import Table
@@ -44,6 +45,8 @@ def answer(study: Study, question: Question, results: Sequence[Result], number: 
 
 
 Parts = tuple[str, Table, Figure | None, list[Ours]]
+Row = tuple[Any, ...]
+Lines = dict[str, list[tuple[float, float]]]
 
 
 def _name(values: Sequence[Value], series: Sequence[str]) -> str:
@@ -57,7 +60,9 @@ def _name(values: Sequence[Value], series: Sequence[str]) -> str:
 
 def _lines(question: Question, results: Sequence[Result]) -> dict[tuple[Value, ...], list[Result]]:
     """Return the results of each line by x, of lines with more than one."""
-    lines = {key: sorted(line, key=lambda r: _x(r, question)) for key, line in grouped(results, question.series).items()}
+    lines = {
+        key: sorted(line, key=lambda r: _x(r, question)) for key, line in grouped(results, question.series).items()
+    }
     return {key: line for key, line in lines.items() if len(line) > 1}
 
 
@@ -66,7 +71,7 @@ def _x(result: Result, question: Question) -> float:
 
 
 def _plot(
-    key: str, question: Question, title: str, lines: dict[str, list[tuple[float, float]]], table: Table, label: str,
+    key: str, question: Question, title: str, lines: Lines, table: Table, label: str,
     linear: bool = False,
 ) -> Figure | None:  # fmt: skip
     """Return lines over an axis; ``linear``: with what is proportional to it."""
@@ -82,7 +87,9 @@ def _plot(
 
 
 def _speed_up(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
-    rows, lines, values, ends = [], {}, [], []
+    rows: list[Row] = []
+    lines: Lines = {}
+    values, ends = [], []
     for series, line in _lines(question, results).items():
         base = line[0].epoch()
         for each in line:
@@ -107,7 +114,8 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
 
 def _against(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
     one, other = question.between
-    rows, values, sure = [], [], 0
+    rows: list[Row] = []
+    values, sure = [], 0
     for series, pair in grouped(results, question.series).items():
         by_way = {each.axes[question.x]: each for each in pair}
         if one not in by_way or other not in by_way:
@@ -122,11 +130,11 @@ def _against(study: Study, question: Question, results: Sequence[Result], key: s
     table = Table(title=title, columns=columns, rows=tuple(rows))
     sentence = ""
     if rows:
-        low, high = min(rows, key=lambda row: row[-1]), max(rows, key=lambda row: row[-1])
+        least, most = min(rows, key=lambda row: row[-1]), max(rows, key=lambda row: row[-1])
         count = len(question.series)
         sentence = (
-            f"{other} takes from {low[-4]:+.1f} % ({_name(low[:count], question.series)}) to {high[-4]:+.1f} %"
-            f" ({_name(high[:count], question.series)}) longer than {one};"
+            f"{other} takes from {least[-4]:+.1f} % ({_name(least[:count], question.series)}) to {most[-4]:+.1f} %"
+            f" ({_name(most[:count], question.series)}) longer than {one};"
             f" at {sure} of {len(rows)} points the interval leaves out zero."
         )
     label = tuple(range(len(question.series)))
@@ -135,7 +143,8 @@ def _against(study: Study, question: Question, results: Sequence[Result], key: s
 
 
 def _size(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
-    rows, lines = [], {}
+    rows: list[Row] = []
+    lines: Lines = {}
     for series, line in grouped(results, question.series).items():
         ordered = sorted(line, key=lambda each: _x(each, question))
         network = ordered[0].found["network"]
@@ -150,8 +159,8 @@ def _size(study: Study, question: Question, results: Sequence[Result], key: str)
     rows.sort(key=lambda row: int(row[len(question.series) + 1]))
     least = "s per epoch on the fewest"
     columns = (
-        *question.series, "layers", "weights", "weights a layer", "gradients, MB", least, "devices", "s per epoch on them",
-        "speed-up",
+        *question.series, "layers", "weights", "weights a layer", "gradients, MB", least, "devices",
+        "s per epoch on them", "speed-up",
     )  # fmt: skip
     table = Table(title="Size of a network and its time", columns=columns, rows=tuple(rows))
     sentence = ""
@@ -165,13 +174,14 @@ def _size(study: Study, question: Question, results: Sequence[Result], key: str)
     return sentence, table, _plot(key, question, "Seconds per epoch", lines, table, "s per epoch"), []
 
 
-def _rises(rows: Sequence[Sequence[float]]) -> bool:
+def _rises(rows: Sequence[Row]) -> bool:
     times = [row[-4] for row in rows]
     return times == sorted(times)
 
 
 def _stages(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
-    rows, lines = [], {}
+    rows: list[Row] = []
+    lines: Lines = {}
     for series, line in grouped(results, question.series).items():
         for each in sorted(line, key=lambda one: _x(one, question)):
             both, wu = each.stage("step"), each.stage("wu")
@@ -204,7 +214,9 @@ def _stages(study: Study, question: Question, results: Sequence[Result], key: st
 
 
 def _memory(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
-    rows, lines, values = [], {}, []
+    rows: list[Row] = []
+    lines: Lines = {}
+    values = []
     most = max((each.ranks for each in results), default=0)
     for series, line in grouped([each for each in results if each.ranks == most], question.series).items():
         ordered = sorted(line, key=lambda each: _x(each, question))
@@ -242,7 +254,9 @@ _MEMORY_NOTE = (
 
 
 def _weak(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
-    rows, lines, gains = [], {}, []
+    rows: list[Row] = []
+    lines: Lines = {}
+    gains = []
     for series, line in _lines(question, results).items():
         for each in line:
             strong, weak = each.epoch().estimate, each.epoch(weak=True).estimate
@@ -252,7 +266,14 @@ def _weak(study: Study, question: Question, results: Sequence[Result], key: str)
             rows.append((*series, each.ranks, strong, weak, weak / line[0].epoch(weak=True).estimate, gain))
             name = _name(series, question.series)
             lines.setdefault(name, []).append((_x(each, question), weak / line[0].epoch(weak=True).estimate))
-    columns = (*question.series, "devices", "strong, s per epoch", "weak, s per epoch", "weak over one", "gain per image, %")
+    columns = (
+        *question.series,
+        "devices",
+        "strong, s per epoch",
+        "weak, s per epoch",
+        "weak over one",
+        "gain per image, %",
+    )
     note = "Both from the same steps: a step is the same in both, and an epoch has the cost of its first step once."
     table = Table(title="Weak and strong scaling", columns=columns, rows=tuple(rows), note=note)
     sentence = ""

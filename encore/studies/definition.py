@@ -167,7 +167,9 @@ def parse(content: Mapping[str, Any], small: bool = False) -> Study:
     study = Study.model_validate(content)
     if small:
         if not study.small.grid:
-            raise EncoreError(f"the study {study.name} has no small grid", remedy="leave out --small, or add [small.grid]")
+            raise EncoreError(
+                f"the study {study.name} has no small grid", remedy="leave out --small, or add [small.grid]"
+            )
         study = _reduced(study)
     _check(study)
     return study

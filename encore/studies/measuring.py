@@ -80,7 +80,7 @@ class Folder:
     def seconds(self) -> float:
         """Return how long a point takes: the median of those that are done, else what the study says."""
         found = [self.measurement(each).get("wall_seconds") for each in self.points() if self.state(each) == "done"]
-        return statistics.median([each for each in found if each] or [self.study.program.seconds])
+        return float(statistics.median([each for each in found if each] or [self.study.program.seconds]))
 
 
 def create(study: Study, results: Path, place: Place) -> Folder:
@@ -123,7 +123,16 @@ def command(folder: Folder, point: Point, python: Path | None) -> Command:
     # Contexts of one process have threads of their own, as processes do.
     variables = {"OMP_NUM_THREADS": str(max(1, node.cores() // ranks))} if on_cpu else {}
     job = Job(
-        argv=(*launch.inner, "python", "-m", program.module, "--config", f"{output}/config.json", "--output", str(output)),
+        argv=(
+            *launch.inner,
+            "python",
+            "-m",
+            program.module,
+            "--config",
+            f"{output}/config.json",
+            "--output",
+            str(output),
+        ),
         environment={"PYTHONUNBUFFERED": "1", **launch.environment, **variables},
         mounts=(Mount(output, str(output), False),),
         ranks=1 if one else ranks,
@@ -256,7 +265,9 @@ def script(folder: Folder, per_point: Mapping[str, str]) -> str:
     }  # fmt: skip
     lines = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in options.items()]
     again = hints.command("study", "run", "--resume", folder.path.absolute())
-    return "\n".join(["#!/usr/bin/env bash", *lines, "set -euo pipefail", f'{again} --point "$SLURM_ARRAY_TASK_ID"', ""])
+    return "\n".join(
+        ["#!/usr/bin/env bash", *lines, "set -euo pipefail", f'{again} --point "$SLURM_ARRAY_TASK_ID"', ""]
+    )
 
 
 def submit(folder: Folder, per_point: Mapping[str, str]) -> str:

@@ -106,14 +106,16 @@ class Ours:
 Wanted = Callable[[StudyFigure], bool]
 
 
-def beside(study: Study, quantity: str, ours: Sequence[Ours], wanted: Wanted = lambda figure: True) -> list[tuple[Any, ...]]:
+def beside(
+    study: Study, quantity: str, ours: Sequence[Ours], wanted: Wanted = lambda figure: True
+) -> list[tuple[Any, ...]]:
     """Return rows of the printed figures of a quantity, each with our value where the point is the same.
 
     Columns: model, GPUs, batch, context, printed, ours, from, to, difference.
     """
     if study.published is None or not quantity:
         return []
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for figure in load_figures():
         if figure.source != study.published.source or figure.quantity != quantity or not wanted(figure):
             continue

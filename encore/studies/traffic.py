@@ -12,8 +12,9 @@ NVLinks through a third, two hops, of those the one with the widest narrower lin
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def tree(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
     for size, owner in owners(sizes, devices):
         for other in range(devices):
             path = links.path(owner, other) if other != owner else ()
-            for pair in zip(path, path[1:], strict=False):
+            for pair in itertools.pairwise(path):
                 key = _pair(*pair)
                 moved[key] = moved.get(key, 0.0) + 2.0 * size
     return moved
@@ -99,7 +100,7 @@ def ring(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
         return moved
     for one, other in zip(order, [*order[1:], order[0]], strict=True):
         path = links.path(one, other)
-        for pair in zip(path, path[1:], strict=False):
+        for pair in itertools.pairwise(path):
             key = _pair(*pair)
             moved[key] = moved.get(key, 0.0) + 2.0 * (devices - 1) / devices * sum(sizes)
     return moved
@@ -111,7 +112,7 @@ def two_hops(links: Links, devices: int) -> list[tuple[int, ...]]:
     return [path for path in (links.path(*pair) for pair in pairs) if len(path) == 3]
 
 
-def table(links: Links, by_network: dict[str, Sequence[int]], devices: int) -> Table:
+def table(links: Links, by_network: Mapping[str, Sequence[int]], devices: int) -> Table:
     """Return what a step moves at most over one link by either way, and the least time that takes, by network."""
     rows = []
     for name, sizes in by_network.items():

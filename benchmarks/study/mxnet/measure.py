@@ -24,8 +24,16 @@ from benchmarks.common.stopping import end_process
 from benchmarks.study.mxnet import data, memory
 from benchmarks.study.mxnet.config import Config
 from benchmarks.study.mxnet.largest import largest_batch
-from benchmarks.study.mxnet.training import Batch, build, finish, forward_backward, metric, start, weight_update
-from benchmarks.study.mxnet.training import Training
+from benchmarks.study.mxnet.training import (
+    Batch,
+    Training,
+    build,
+    finish,
+    forward_backward,
+    metric,
+    start,
+    weight_update,
+)
 
 _MOST_STEPS = 1000
 """Of a block."""

@@ -16,16 +16,15 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 
-Symbol = mx.sym.Symbol
 Pair = Tuple[int, int]
 
 
-def build(name: str, classes: int, image: int, dropout: float = 0.5) -> Symbol:
+def build(name: str, classes: int, image: int, dropout: float = 0.5) -> mx.sym.Symbol:
     """Return the logits (batch, classes) of a network for images (batch, 3, image, image); KeyError for others."""
     return _BUILDERS[name](mx.sym.Variable("data"), classes, image, dropout)
 
 
-def describe(network: Symbol, shape: Tuple[int, int, int, int]) -> Dict[str, Any]:
+def describe(network: mx.sym.Symbol, shape: Tuple[int, int, int, int]) -> Dict[str, Any]:
     """Return convolutions, fully connected layers, weights, bytes of each array, and the shape of the output.
 
     Weights are what is learnt; a batch norm's fixed scale and its moving figures are not.
@@ -47,7 +46,7 @@ def describe(network: Symbol, shape: Tuple[int, int, int, int]) -> Dict[str, Any
     }
 
 
-def _fixed_scales(network: Symbol) -> List[str]:
+def _fixed_scales(network: mx.sym.Symbol) -> List[str]:
     """Return the scales of batch norms that stay 1."""
     nodes = json.loads(network.tojson())["nodes"]
     return [
@@ -64,41 +63,43 @@ def _product(shape: Sequence[int]) -> int:
     return product
 
 
-def _conv(data: Symbol, filters: int, kernel: Pair, stride: Pair = (1, 1), pad: Pair = (0, 0), **more: Any) -> Symbol:
+def _conv(
+    data: mx.sym.Symbol, filters: int, kernel: Pair, stride: Pair = (1, 1), pad: Pair = (0, 0), **more: Any
+) -> mx.sym.Symbol:
     return mx.sym.Convolution(data, num_filter=filters, kernel=kernel, stride=stride, pad=pad, **more)
 
 
-def _pool(data: Symbol, kind: str, kernel: int, stride: int, pad: int = 0) -> Symbol:
+def _pool(data: mx.sym.Symbol, kind: str, kernel: int, stride: int, pad: int = 0) -> mx.sym.Symbol:
     return mx.sym.Pooling(data, pool_type=kind, kernel=(kernel, kernel), stride=(stride, stride), pad=(pad, pad))
 
 
-def _whole_plane(data: Symbol) -> Symbol:
+def _whole_plane(data: mx.sym.Symbol) -> mx.sym.Symbol:
     return mx.sym.Flatten(mx.sym.Pooling(data, global_pool=True, kernel=(7, 7), pool_type="avg"))
 
 
-def _dense(data: Symbol, width: int) -> Symbol:
+def _dense(data: mx.sym.Symbol, width: int) -> mx.sym.Symbol:
     return mx.sym.FullyConnected(data, num_hidden=width)
 
 
-def _relu(data: Symbol) -> Symbol:
+def _relu(data: mx.sym.Symbol) -> mx.sym.Symbol:
     return mx.sym.Activation(data, act_type="relu")
 
 
-def _tanh(data: Symbol) -> Symbol:
+def _tanh(data: mx.sym.Symbol) -> mx.sym.Symbol:
     return mx.sym.Activation(data, act_type="tanh")
 
 
-def _lenet(data: Symbol, classes: int, image: int, dropout: float) -> Symbol:
+def _lenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     """Two convolutions of 20 and 50, 500 wide; its weights grow with the image, for nothing pools the plane away."""
     for filters in (20, 50):
         data = _pool(_tanh(_conv(data, filters, (5, 5))), "max", 2, 2)
     return _dense(_tanh(_dense(mx.sym.Flatten(data), 500)), classes)
 
 
-def _alexnet(data: Symbol, classes: int, image: int, dropout: float) -> Symbol:
+def _alexnet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     """Five convolutions without groups: 50.8 million weights at 224, where Krizhevsky's have 61."""
 
-    def reduced(convolved: Symbol) -> Symbol:
+    def reduced(convolved: mx.sym.Symbol) -> mx.sym.Symbol:
         pooled = _pool(_relu(convolved), "max", 3, 2)
         return mx.sym.LRN(pooled, alpha=0.0001, beta=0.75, knorm=1, nsize=5)
 
@@ -121,10 +122,10 @@ _INCEPTION: Tuple[Optional[Tuple[int, ...]], ...] = (
 )  # fmt: skip
 
 
-def _googlenet(data: Symbol, classes: int, image: int, dropout: float) -> Symbol:
+def _googlenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     """Three convolutions and nine modules of six, without the two other outputs of the paper."""
 
-    def conv(before: Symbol, filters: int, size: int, stride: int = 1) -> Symbol:
+    def conv(before: mx.sym.Symbol, filters: int, size: int, stride: int = 1) -> mx.sym.Symbol:
         return _relu(_conv(before, filters, (size, size), (stride, stride), (size // 2, size // 2)))
 
     data = _pool(conv(data, 64, 7, 2), "max", 3, 2)
@@ -143,20 +144,22 @@ def _googlenet(data: Symbol, classes: int, image: int, dropout: float) -> Symbol
     return _dense(_whole_plane(data), classes)
 
 
-def _normed(data: Symbol, filters: int, kernel: Pair = (1, 1), stride: int = 1, same: bool = True) -> Symbol:
+def _normed(
+    data: mx.sym.Symbol, filters: int, kernel: Pair = (1, 1), stride: int = 1, same: bool = True
+) -> mx.sym.Symbol:
     """Return convolution, batch norm with a fixed scale, ReLU; ``same``: the plane keeps its size."""
     pad = (kernel[0] // 2, kernel[1] // 2) if same else (0, 0)
     convolved = _conv(data, filters, kernel, (stride, stride), pad, no_bias=True)
     return _relu(mx.sym.BatchNorm(convolved, fix_gamma=True))
 
 
-def _chain(data: Symbol, *steps: Tuple[int, Pair]) -> Symbol:
+def _chain(data: mx.sym.Symbol, *steps: Tuple[int, Pair]) -> mx.sym.Symbol:
     for filters, kernel in steps:
         data = _normed(data, filters, kernel)
     return data
 
 
-def _module_a(data: Symbol, behind: int) -> Symbol:
+def _module_a(data: mx.sym.Symbol, behind: int) -> mx.sym.Symbol:
     return mx.sym.Concat(
         _normed(data, 64),
         _chain(data, (48, (1, 1)), (64, (5, 5))),
@@ -165,7 +168,7 @@ def _module_a(data: Symbol, behind: int) -> Symbol:
     )
 
 
-def _module_c(data: Symbol, width: int) -> Symbol:
+def _module_c(data: mx.sym.Symbol, width: int) -> mx.sym.Symbol:
     wide, high = (1, 7), (7, 1)
     return mx.sym.Concat(
         _normed(data, 192),
@@ -175,14 +178,14 @@ def _module_c(data: Symbol, width: int) -> Symbol:
     )
 
 
-def _module_e(data: Symbol, pooling: str) -> Symbol:
+def _module_e(data: mx.sym.Symbol, pooling: str) -> mx.sym.Symbol:
     three = _normed(data, 384)
     double = _chain(data, (448, (1, 1)), (384, (3, 3)))
     ends = [_normed(each, 384, kernel) for each in (three, double) for kernel in ((1, 3), (3, 1))]
     return mx.sym.Concat(_normed(data, 320), *ends, _normed(_pool(data, pooling, 3, 1, 1), 192))
 
 
-def _inception_v3(data: Symbol, classes: int, image: int, dropout: float) -> Symbol:
+def _inception_v3(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     """Five convolutions and eleven modules, of which two halve the plane."""
     three = (3, 3)
     data = _normed(_normed(data, 32, three, 2, same=False), 32, three, same=False)
@@ -209,13 +212,13 @@ _UNITS = 18
 """Of each of the three stages: (110 layers - 2) / 6."""
 
 
-def _resnet_110(data: Symbol, classes: int, image: int, dropout: float) -> Symbol:
+def _resnet_110(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     """54 units of two convolutions that are normed before them: 1.7 million weights."""
 
-    def norm(before: Symbol, **more: Any) -> Symbol:
+    def norm(before: mx.sym.Symbol, **more: Any) -> mx.sym.Symbol:
         return mx.sym.BatchNorm(before, eps=2e-5, momentum=0.9, **more)
 
-    def conv(before: Symbol, filters: int, stride: int, size: int = 3) -> Symbol:
+    def conv(before: mx.sym.Symbol, filters: int, stride: int, size: int = 3) -> mx.sym.Symbol:
         return _conv(before, filters, (size, size), (stride, stride), (size // 2, size // 2), no_bias=True)
 
     data = conv(norm(data, fix_gamma=True), 16, 1)
@@ -230,7 +233,7 @@ def _resnet_110(data: Symbol, classes: int, image: int, dropout: float) -> Symbo
     return _dense(_whole_plane(_relu(norm(data, fix_gamma=False))), classes)
 
 
-_BUILDERS: Dict[str, Callable[[Symbol, int, int, float], Symbol]] = {
+_BUILDERS: Dict[str, Callable[..., mx.sym.Symbol]] = {
     "lenet": _lenet,
     "alexnet": _alexnet,
     "googlenet": _googlenet,

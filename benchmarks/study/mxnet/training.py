@@ -129,7 +129,9 @@ def dealt(config: Config, place: Place, images: mx.nd.NDArray, labels: mx.nd.NDA
     found = []
     for number, context in enumerate(place.contexts, place.rank):
         part = slice(number * config.batch_size, (number + 1) * config.batch_size)
-        found.append((images[part].astype(_KINDS[config.precision]).as_in_context(context), labels[part].as_in_context(context)))
+        found.append(
+            (images[part].astype(_KINDS[config.precision]).as_in_context(context), labels[part].as_in_context(context))
+        )
     mx.nd.waitall()
     return found
 
