@@ -109,7 +109,7 @@ def test_every_question_is_answered_from_the_data(built: tuple[measuring.Folder,
     _, found, report = built
     assert [bool(each.figures) for each in found.answers] == [True] * 7
     speed_up = found.answers[0]
-    assert "8 times the ranks makes an epoch" in speed_up.sentence
+    assert "8 times the devices makes an epoch" in speed_up.sentence
     # 8 devices, and a step of 4.5 times as long.
     assert "1.78 times" in speed_up.sentence
     assert found.answers[1].sentence.startswith("nccl takes from +16.4 %")
