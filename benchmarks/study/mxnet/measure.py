@@ -54,19 +54,18 @@ def staged_step(training: Training, batch: Batch) -> Dict[str, float]:
     """
     mx.nd.waitall()
     began = time.perf_counter()
-    forward_backward(training, batch)
+    fp_bp = seconds_of(lambda: forward_backward(training, batch))
+    wu = seconds_of(lambda: weight_update(training))
+    step = time.perf_counter() - began
+    return {"fp_bp": fp_bp, "wu": wu, "step": step, "metric": seconds_of(lambda: metric(training, batch))}
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Return how long a call takes, with all that it left to the devices."""
+    began = time.perf_counter()
+    call()
     mx.nd.waitall()
-    between = time.perf_counter()
-    weight_update(training)
-    mx.nd.waitall()
-    updated = time.perf_counter()
-    metric(training, batch)
-    return {
-        "fp_bp": between - began,
-        "wu": updated - between,
-        "step": updated - began,
-        "metric": time.perf_counter() - updated,
-    }
+    return time.perf_counter() - began
 
 
 def block_of_steps(training: Training, batches: Next, steps: int) -> float:
