@@ -18,6 +18,7 @@ LAYERS = (
     ("slurm", "ssh"),
     ("run",),
     ("scaling",),
+    ("studies",),
     ("cli",),
 )
 """From the ground up, "" for the modules of encore/ itself; rooms of one layer do not import each other."""

@@ -36,7 +36,7 @@ CLASSES: Tuple[Tuple[str, str], ...] = (
 )
 """Class and what the names of its kernels and operators have in them, in any case; the first match counts."""
 OTHER = "other"
-_MOST = 60
+_MOST = 200
 """Kernels that are listed, by time; the classes sum over all."""
 
 

@@ -1,11 +1,11 @@
 """How fast the ranks of one node exchange data: each pair, all-reduce and all-to-all, by size.
 
-    $ torchrun --standalone --nproc-per-node 4 -m benchmarks.common.link_speeds --device gpu
+    $ torchrun --standalone --nproc-per-node 4 -m benchmarks.common.link_speeds --device gpu --output links.json
 
 NCCL between GPUs, Gloo between CPUs. Bandwidths are bytes that a rank sends per second: of a pair, what one sends to
 the other while that receives; of an all-reduce 2 (n-1) / n of the array and of an all-to-all (n-1) / n of it, which
-nccl-tests calls the bus bandwidth, so that figures of different numbers of ranks can be compared. Rank 0 prints the
-result as JSON on the last line.
+nccl-tests calls the bus bandwidth, so that figures of different numbers of ranks can be compared. Rank 0 writes
+the result as JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
@@ -43,8 +44,8 @@ def measure(ranks: Ranks, sizes: List[int]) -> Dict[str, Any]:
     """Measure on all ranks; the result is rank 0's."""
     device: torch.device = ranks.context
     rows: List[Dict[str, Any]] = []
-    for size in sizes:
-        count = max(ranks.size, size // 4 // ranks.size * ranks.size)
+    for wanted in sizes:
+        count = max(ranks.size, wanted // 4 // ranks.size * ranks.size)
         array, target = (torch.ones(count, device=device) for _ in range(2))
         calls: Dict[str, Callable[[], Any]] = {
             "all-reduce": lambda a=array: dist.all_reduce(a),  # type: ignore[misc]
@@ -52,9 +53,11 @@ def measure(ranks: Ranks, sizes: List[int]) -> Dict[str, Any]:
         }
         shares = {"all-reduce": 2 * (ranks.size - 1) / ranks.size, "all-to-all": (ranks.size - 1) / ranks.size}
         for kind, call in calls.items():
-            seconds = slowest(call, device, 4 * count)
-            rows.append({"kind": kind, "bytes": 4 * count, "seconds": seconds, "rate": shares[kind] * 4 * count / seconds})
-    matrix = [[_pair(ranks, sizes[-1], sender, receiver) for receiver in range(ranks.size)] for sender in range(ranks.size)]
+            size = 4 * count
+            seconds = slowest(call, device, size)
+            rows.append({"kind": kind, "bytes": size, "seconds": seconds, "rate": shares[kind] * size / seconds})
+    everyone = range(ranks.size)
+    matrix = [[_pair(ranks, sizes[-1], sender, receiver) for receiver in everyone] for sender in everyone]
     return {
         "device": device.type,
         "backend": dist.get_backend(),
@@ -101,13 +104,15 @@ def slowest(call: Callable[[], Any], device: torch.device, size: int) -> float:
 
 def _peer_access(gpus: int) -> List[List[bool]]:
     """Return whether a GPU can read another's memory without the host, by CUDA."""
-    return [[one == other or torch.cuda.can_device_access_peer(one, other) for other in range(gpus)] for one in range(gpus)]
+    can = torch.cuda.can_device_access_peer
+    return [[one == other or can(one, other) for other in range(gpus)] for one in range(gpus)]
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Read the command line, join the ranks and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
+    parser.add_argument("--output", type=Path, required=True, help="file for the result (JSON)")
     parser.add_argument("--most-bytes", type=int, default=1 << 40, help="largest array; default: all sizes")
     arguments = parser.parse_args(argv)
     ranks = pytorch.start(Place(arguments.device))
@@ -118,7 +123,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     result = measure(ranks, sizes)
     pytorch.finish()
     if ranks.rank == 0:
-        print(json.dumps(result))
+        arguments.output.write_text(json.dumps(result), encoding="utf-8")
     return 0
 
 

@@ -83,9 +83,7 @@ def _more_counts() -> Dict[Any, Callable[..., int]]:
     return found
 
 
-def _attention_forward(
-    query: Tuple[int, ...], key: Tuple[int, ...], value: Tuple[int, ...], *_: Any, **__: Any
-) -> int:
+def _attention_forward(query: Tuple[int, ...], key: Tuple[int, ...], value: Tuple[int, ...], *_: Any, **__: Any) -> int:
     """Count two products of shapes (batch, heads, length, width)."""
     batch, heads, length, width = query
     return 2 * batch * heads * length * key[2] * (width + value[3])

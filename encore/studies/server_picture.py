@@ -1,7 +1,7 @@
 """A server drawn as an SVG: sockets, PCIe switches, GPUs, network adapters, and the links between them.
 
-    from encore.studies.server_picture import picture
-    print(picture(server).alone())
+from encore.studies.server_picture import picture
+print(picture(server).alone())
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def _file_name(name: str) -> str:
 
 def _cpus(drawing: _Drawing, server: Server, centres: Sequence[float]) -> None:
     for number, centre in enumerate(centres):
-        drawing.box(centre - 45, _CPU_TOP, 90, f"CPU {number}")
+        node = server.numa.get(server.near[number][0], "") if server.gpus else ""
+        drawing.box(centre - 45, _CPU_TOP, 90, f"NUMA node {node}" if node.isdigit() else f"CPU {number}")
         if number:
             middle = _CPU_TOP + _TALL / 2
             drawing.line([(centres[number - 1] + 45, middle), (centre - 45, middle)])
@@ -154,5 +155,3 @@ def _nvlinks(drawing: _Drawing, server: Server, at: dict[str, float], low: float
         deepest = max(deepest, depth)
     drawing.text(_EDGE, low + deepest + 26, "number and width of an arc: NVLinks", "quiet")
     return low + deepest + 30
-
-
