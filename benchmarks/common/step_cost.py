@@ -5,7 +5,7 @@
     print(cost.flops, cost.moved, cost.by_class)
 
 Operations are PyTorch's own count (torch.utils.flop_counter): 2 for each multiply-add of products, convolutions and
-attention, forward and backward; it leaves out what is elementwise. Bytes are what each operator reads and writes once,
+attention, forward and backward; it leaves out what is elementwise. Bytes are what each operator reads and writes,
 views nothing: what moves where no operator is fused with the next and no cache keeps anything. A compiled step moves
 less, so that its intensity is at least the one that is counted. Both work on the meta device, where nothing is computed.
 """

@@ -1,4 +1,4 @@
-"""Telemetry next to the log: CPU, memory, disk, network, GPUs and their links, once a second, one JSON object a line."""
+"""Telemetry next to the log: CPU, memory, disk, network, GPUs and links, once a second, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GpuSampler:
             self._handles = []
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return one reading per GPU: percent, MiB, MHz, watts, degrees Celsius, KiB/s, KiB since the driver started."""
+        """Return one reading per GPU: percent, MiB, MHz, watts, degrees Celsius, KiB/s, KiB so far."""
         return [self._one(handle) for handle in self._handles]
 
     def _one(self, handle: Any) -> dict[str, Any]:

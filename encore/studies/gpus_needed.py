@@ -40,8 +40,8 @@ def gpus_needed(runs: Sequence[ServerRun], limits: Sequence[tuple[str, float]] =
             "GPUs to be sure", "how",
         ),
         rows=tuple(rows),
-        note="GPUs: the fewest, a power of two, with which the expected minutes are within the limit; to be sure: with "
-        "which the upper end of the 95 % interval is. The model takes the measured number of epochs for every number of "
+        note="GPUs: the fewest, a power of two, with which the expected minutes are within the limit; to be sure: "
+        "with which the upper end of the 95 % interval is. The model takes the measured number of epochs for every number of "
         "GPUs: where a larger batch needs more, more GPUs are needed.",
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ def in_common(first: Kernels, second: Kernels) -> Table:
     """Return the kernels of both, with the share of the time that each program spends in them."""
     names = sorted(first.seconds.keys() & second.seconds.keys(), key=lambda name: -first.share(name))
     shares = [(name, first.share(name), second.share(name)) for name in names]
-    one, other = (sum(row[column] for row in shares) for column in (1, 2))
+    one, other = sum(row[1] for row in shares), sum(row[2] for row in shares)
     columns = ("kernel", first.title, second.title if second.title != first.title else f"{second.title} (2)")
     return Table(
         title="Kernels in common",

@@ -115,7 +115,7 @@ def roofline_table(measured: Measured) -> Table:
         rows=tuple(rows),
         formats={"of the roof": ".1%", "of the peak": ".1%"},
         note="GFLOP: PyTorch's count of products, convolutions and attention. GB: what each operator reads and writes "
-        "by itself; what a compiler fuses, and what stays in a cache, is not moved, so that a step may be above the roof.",
+        "by itself; what a compiler fuses, and what stays in a cache, is not moved, so that a step may be above it.",
     )
 
 
@@ -163,7 +163,7 @@ def roofline_figure(measured: Measured) -> Figure | None:
         panel.line([(x[0], level), (x[1], level)], "grid")
         panel.text(panel.left - 6, panel.y(level) + 4, _short(level), "end")
     panel.clip()
-    for name, roof in roofs.items():
+    for roof in roofs.values():
         start = max(x[0], y[0] / measured.bandwidth)
         panel.line([(start, start * measured.bandwidth), (roof / measured.bandwidth, roof), (x[1], roof)], "level")
     panel.clip(end=True)

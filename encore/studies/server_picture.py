@@ -80,8 +80,8 @@ def matrix(server: Server) -> Table:
             (one, *(server.link(one, other) for other in devices), server.cpus.get(one, ""), server.numa.get(one, ""))
             for one in devices
         ),
-        note="NV4: four NVLinks; PIX: one PCIe switch; PXB: several; PHB: a CPU's host bridge; NODE: several of one NUMA "
-        "node; SYS: the connection between NUMA nodes.",
+        note="NV4: four NVLinks; PIX: one PCIe switch; PXB: several; PHB: a CPU's host bridge; NODE: several of one "
+        "NUMA node; SYS: the connection between NUMA nodes.",
     )
 
 

@@ -172,8 +172,8 @@ def first_epochs(runs: Sequence[ServerRun]) -> Table:
             rows.append((run.measured.benchmark, run.server, run.measured.gpus, first / 60, two / 60, two / first))
     columns = ("benchmark", "server", "GPUs", "one epoch min", "two epochs min", "two over one")
     note = (
-        "Without evaluations; medians over the runs, the second epoch is the median of all but the first. Below 2 the "
-        "first epoch is slower, as it reads from the disk and settles: a measurement of one epoch alone is that far off."
+        "Without evaluations; medians over the runs, the second epoch is the median of all but the first. Below 2 "
+        "the first epoch is slower, as it reads from the disk and settles: one epoch alone is that far off."
     )
     return Table(title="One against two epochs", columns=columns, rows=tuple(rows), note=note)
 

@@ -87,8 +87,8 @@ def utilisation_table(runs: Iterable[tuple[str, str, Path]]) -> Table:
             ("CPU %", "memory MiB", "GPU %", "GPU memory MiB", "GPU watts", "PCIe sent", "PCIe received"), ".1f"
         ),
         rows=tuple(rows),
-        note="Means of the samples between run_start and run_stop, one a second; of a GPU the mean over all; traffic in "
-        "MiB/s per GPU. GPU %: share of the time in which a kernel ran, not of its units that were busy.",
+        note="Means of the samples between run_start and run_stop, one a second; of a GPU the mean over all; traffic "
+        "in MiB/s per GPU. GPU %: share of the time in which a kernel ran, not of its units that were busy.",
     )  # fmt: skip
 
 
