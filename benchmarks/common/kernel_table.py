@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 CLASSES: Tuple[Tuple[str, str], ...] = (
     ("communication", r"nccl|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|c10d|gloo"),
     ("attention", r"flash|fmha|scaled_dot_product|attention"),
-    ("convolutions", r"conv|wgrad|dgrad|winograd|implicit_?gemm|im2col|fprop"),
+    ("convolutions", r"conv|s\d+cudnn|wgrad|dgrad|winograd|implicit_?gemm|im2col|fprop"),
     ("normalisation", r"batch_?norm|layer_?norm|group_?norm|rms_?norm|\bbn_|_bn_|::norm|welford"),
     ("matrix products", r"gemm|cutlass|xmma|::(add)?(b)?mm\b|baddbmm|::linear|matmul|nvjet|cublas|rnn|lstm|splitk"),
     ("copies", r"memcpy|memset|copy|clone|contiguous|nchwtonhwc|nhwctonchw|transpose|catarray|::cat\b|::stack|_to\b"),
@@ -28,7 +28,7 @@ CLASSES: Tuple[Tuple[str, str], ...] = (
         "elementwise",
         r"elementwise|vectorized|triton_|reduce|pointwise|foreach|multi_tensor|::(add|sub|mul|div|neg|exp|log|sqrt|rsqrt"
         r"|addcmul|addcdiv|lerp|relu|gelu|tanh|sigmoid|silu|threshold_backward|hardtanh|where|clamp|maximum|minimum|fill"
-        r"|zero|sum|mean|max|min|std|var|pow|abs|sign|bernoulli|dropout|native_dropout|softmax|_softmax|_log_softmax"
+        r"|zeros?|new_zeros|new_ones|ones|full|zeros_like|ones_like|slice_backward|select_backward|sum|mean|max|min|std|var|pow|abs|sign|bernoulli|dropout|native_dropout|softmax|_softmax|_log_softmax"
         r"|log_softmax|_softmax_backward_data|_log_softmax_backward_data|nll_loss\w*|max_pool2d\w*|avg_pool2d\w*"
         r"|mean_backward|eq|ne|lt|le|gt|ge|bitwise_\w+|logical_\w+|masked_fill|uniform|normal|random|smooth_l1_loss\w*"
         r"|binary_cross_entropy\w*|gelu_backward|tanh_backward|sigmoid_backward|_fused_\w+)_?\b|softmax|dropout|loss|pool",
@@ -47,6 +47,7 @@ def class_of(name: str) -> str:
     return next((title for title, pattern in _COMPILED if pattern.search(text)), OTHER)
 
 
+_OPERATOR = re.compile(r"[a-z]\w*::\w+$")
 _COMPILED = tuple((title, re.compile(pattern)) for title, pattern in CLASSES)
 
 
@@ -94,6 +95,7 @@ def _by_kernel(profiler: Any, device: torch.device) -> Dict[str, Tuple[float, in
                 found[event.name] = (seconds + event.time_range.elapsed_us() / 1e6, calls + 1)
         return dict(found)
     for event in profiler.key_averages():
-        if event.self_cpu_time_total > 0 and "::" in event.key:
+        # The engine's own rows hold the time between operators.
+        if event.self_cpu_time_total > 0 and _OPERATOR.match(event.key):
             found[event.key] = (event.self_cpu_time_total / 1e6, event.count)
     return dict(found)

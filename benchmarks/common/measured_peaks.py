@@ -35,7 +35,7 @@ def measure(device: torch.device) -> Dict[str, Any]:
     return {
         "device": device.type,
         "name": name_of(device),
-        "torch": torch.__version__,
+        "library": f"PyTorch {torch.__version__}",
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "flops_per_second": {each: flops_per_second(device, each) for each in PRECISIONS[device.type]},
         "bytes_per_second": bytes_per_second(device),

@@ -5,9 +5,9 @@
     print(cost.flops, cost.moved, cost.by_class)
 
 Operations are PyTorch's own count (torch.utils.flop_counter): 2 for each multiply-add of products, convolutions and
-attention, forward and backward; it leaves out what is elementwise. Bytes are what each operator reads and writes,
-views nothing: what moves where no operator is fused with the next and no cache keeps anything. A compiled step moves
-less, so that its intensity is at least the one that is counted. Both work on the meta device, where nothing is computed.
+attention, forward and backward; what is elementwise counts nothing. Bytes are what each operator reads and writes,
+views none: what moves where no operator is fused with the next and no cache keeps anything. A compiled step moves
+less, so that its intensity is at least the counted one. Both work on the meta device, where nothing is computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from benchmarks.common.kernel_table import class_of
 
-_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "resize_"}
+_NOTHING = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "resize_",
+    "_unsafe_view",
+}
 """Operators that give memory and write none."""
 _WRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "random_"}
 """Operators that do not read what they write into."""

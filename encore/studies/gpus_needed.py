@@ -40,9 +40,9 @@ def gpus_needed(runs: Sequence[ServerRun], limits: Sequence[tuple[str, float]] =
             "GPUs to be sure", "how",
         ),
         rows=tuple(rows),
-        note="GPUs: the fewest, a power of two, with which the expected minutes are within the limit; to be sure: "
-        "with which the upper end of the 95 % interval is. The model takes the measured number of epochs for every number of "
-        "GPUs: where a larger batch needs more, more GPUs are needed.",
+        note="GPUs: the fewest, a power of two, with which the expected minutes are within the limit; to be sure: with "
+        "which the upper end of the 95 % interval is. The model takes as many epochs for every number of GPUs: where a "
+        "larger batch needs more, more GPUs are needed.",
     )  # fmt: skip
 
 
@@ -54,12 +54,18 @@ def _fewest(points: dict[int, float], limit: float) -> tuple[Cell, ...]:
         return (gpus if within else None, minutes, None, None, None, how)
     model = fit_steps([Point(gpus=n, samples_per_gpu=1 / n, time=minutes) for n, minutes in sorted(points.items())])
     counts = [2**power for power in range(MOST_GPUS.bit_length())]
-    found = next((n for n in counts if _minutes(model, n)[0] <= limit), None)
-    sure = next((n for n in counts if _minutes(model, n)[2] <= limit), None)
+    found = next((n for n in counts if _expected(model, n) <= limit), None)
+    # An interval takes a search: only where the expected minutes are within the limit can its upper end be.
+    likely = [n for n in counts if n >= (found or 0) and _expected(model, n) <= limit]
+    sure = next((n for n in likely if _minutes(model, n)[2] <= limit), None)
     if found is None:
         return (None, None, None, None, None, f"not with {MOST_GPUS} GPUs")
     how = "model, measured there" if found in points else "model"
     return (found, *_minutes(model, found), sure, how)
+
+
+def _expected(model: StepModel, gpus: int) -> float:
+    return sum(model.parts(Point(gpus=gpus, samples_per_gpu=1 / gpus)).values())
 
 
 def _minutes(model: StepModel, gpus: int) -> tuple[float, float, float]:

@@ -88,7 +88,7 @@ def peaks_table(measured: Measured) -> Table:
     device = measured.peaks["name"] or f"CPU, {measured.peaks['threads']} threads"
     return Table(
         title=f"Ceilings of {device}", columns=("ceiling", "measured", "unit"), rows=tuple(rows),
-        note=f"Measured by PyTorch {measured.peaks['torch']} on this machine, the fastest of several.",
+        note=f"Measured by {measured.peaks['library']} on this machine, the fastest of several.",
     )  # fmt: skip
 
 

@@ -40,9 +40,7 @@ def servers_report(
     tables = [
         *servers.tables(found, base),
         gpus_needed(found),
-        utilisation_table(
-            (run.server, run.measured.benchmark, run.side.folder) for run in found if run.side.folder is not None
-        ),
+        utilisation_table((run.server, run.measured.benchmark, run.side.logs) for run in found),
     ]
     parts = [machine_report(each) for each in described] + [roofline_report(each) for each in measured]
     figures = [*_figures(found, base), *(figure for part in parts for figure in part.figures)]

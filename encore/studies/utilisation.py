@@ -1,7 +1,7 @@
 """How busy a machine was while a run's clock was running, from the telemetry of its run folder.
 
 from encore.studies.utilisation import utilisation_table
-print(utilisation_table([("box", Path("results/20260101T120000Z-..."))]).as_markdown())
+print(utilisation_table([("box", "resnet", load_side(path).logs)]).as_markdown())
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore.results.run_log import read_run
+from encore.results.run_log import RunLog
 from encore.results.tables import Table
 
+FILE = "telemetry.jsonl"
 _KIB_PER_MIB = 1024.0
 
 
@@ -39,9 +40,9 @@ class Utilisation:
     nvlink_received: float | None
 
 
-def utilisation_of(run: Path) -> Utilisation | None:
-    """Return the means of a run folder; None where there is no reading between run_start and run_stop."""
-    parts = [_timed(folder) for folder in sorted(run.glob("experiment_*")) if (folder / "telemetry.jsonl").is_file()]
+def utilisation_of(logs: Sequence[RunLog]) -> Utilisation | None:
+    """Return the means of a set of runs; None where there is no reading between run_start and run_stop."""
+    parts = [_timed(log) for log in logs]
     readings = [reading for part, _ in parts for reading in part]
     if not readings:
         return None
@@ -64,11 +65,11 @@ def utilisation_of(run: Path) -> Utilisation | None:
     )
 
 
-def utilisation_table(runs: Iterable[tuple[str, str, Path]]) -> Table:
-    """Return one row per run that has telemetry: server, benchmark and folder are given."""
+def utilisation_table(runs: Iterable[tuple[str, str, Sequence[RunLog]]]) -> Table:
+    """Return one row per run that has telemetry: server, benchmark and logs are given."""
     rows = []
-    for server, benchmark, folder in runs:
-        found = utilisation_of(folder)
+    for server, benchmark, logs in runs:
+        found = utilisation_of(logs)
         if found is not None:
             rows.append(
                 (
@@ -92,16 +93,21 @@ def utilisation_table(runs: Iterable[tuple[str, str, Path]]) -> Table:
     )  # fmt: skip
 
 
-def _timed(folder: Path) -> tuple[list[dict[str, Any]], float]:
+def telemetry_of(run: RunLog) -> Path | None:
+    """Return the telemetry of a log: next to it, or in the experiment's folder that its number names."""
+    number = run.path.stem.rpartition("_")[2]
+    places = (run.path.parent, run.path.parent / f"experiment_{number}")
+    return next((place / FILE for place in places if (place / FILE).is_file()), None)
+
+
+def _timed(run: RunLog) -> tuple[list[dict[str, Any]], float]:
     """Return the readings while the clock was running, and its seconds."""
-    log = folder / "result.txt"
-    run = read_run(log) if log.is_file() else None
-    if run is None or run.start_s is None:
+    path = telemetry_of(run)
+    if path is None or run.start_s is None:
         return [], 0.0
-    minutes = run.elapsed_minutes or run.minutes
-    stop = run.start_s + minutes * 60 if minutes else float("inf")
+    stop = run.stop_s if run.stop_s is not None else float("inf")
     found = []
-    with (folder / "telemetry.jsonl").open(encoding="utf-8", errors="replace") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
                 reading = json.loads(line)
@@ -111,7 +117,7 @@ def _timed(folder: Path) -> tuple[list[dict[str, Any]], float]:
                 continue
             if inside:
                 found.append(reading)
-    return found, minutes * 60 if minutes else 0.0
+    return found, (run.elapsed_minutes or 0.0) * 60
 
 
 def _mean(values: Iterable[Any]) -> float | None:

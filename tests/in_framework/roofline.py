@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -66,7 +67,10 @@ print(
             "peak": measured_peaks.flops_per_second(cpu, "fp32", side=256, seconds=0.01),
             "bytes": measured_peaks.bytes_per_second(cpu, elements=1 << 16, seconds=0.01),
             "kernels": kernel_table.measure(small_step(), cpu),
-            "names": {name: kernel_table.class_of(name) for name in json.load(open("tests/samples/kernel_names.json"))},
+            "names": {
+                name: kernel_table.class_of(name)
+                for name in json.loads(Path("tests/samples/kernel_names.json").read_text())
+            },
         }
     )
 )
