@@ -143,12 +143,13 @@ def over_gpus(
     *,
     linear: Sequence[Point] = (),
     numbers: Sequence[int] = (),
+    axis: str = "GPUs",
 ) -> Figure:
-    """Return lines over GPUs, from 0 on; ``linear`` is what perfect scaling would be."""
+    """Return lines over GPUs, or another ``axis``, from 0 on; ``linear`` is what perfect scaling would be."""
     panel = Panel(WIDTH, _HEIGHT)
     counts = sorted({x for _, points in lines for x, _ in points})
     highest = max(y for points in [*(points for _, points in lines), linear] for _, y in points)
-    panel.axes((counts[0], counts[-1]), (0.0, highest * 1.08), "GPUs", label, at=counts)
+    panel.axes((counts[0], counts[-1]), (0.0, highest * 1.08), axis, label, at=counts)
     panel.line(linear, "level")
     for position, (name, points) in enumerate(lines):
         number = numbers[position] if numbers else position + 1

@@ -1,0 +1,1 @@
+"""Five networks on one to several devices, by two ways of communication, in MXNet."""

@@ -1,0 +1,160 @@
+"""What a step works on, by either way of communication: devices of this process, network, trainer, batch."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+import mxnet as mx
+from mxnet import autograd
+
+from benchmarks.study.mxnet import networks
+from benchmarks.study.mxnet.config import Config
+
+Batch = List[Tuple[mx.nd.NDArray, mx.nd.NDArray]]
+"""Images (batch_size, 3, image, image) and labels (batch_size,) on each device of this process."""
+_KINDS = {"fp16": "float16", "fp32": "float32"}
+
+
+class Place(NamedTuple):
+    """This process among those of the measurement."""
+
+    rank: int
+    processes: int
+    contexts: List[Any]
+    """Devices that this process drives: all of them with a key-value store, one with Horovod."""
+    first_from_all: Callable[[float], float]
+    """Return rank 0's value on all processes, so that they agree on numbers of steps."""
+
+
+class Training(NamedTuple):
+    """All that a step works on."""
+
+    network: mx.gluon.SymbolBlock
+    loss: mx.gluon.HybridBlock
+    trainer: mx.gluon.Trainer
+    facts: Dict[str, Any]
+    """Of the network; see networks.describe."""
+    place: Place
+    config: Config
+
+
+def start(config: Config) -> Place:
+    """Join the other processes; raises RuntimeError where their number is not the configuration's."""
+    device = mx.gpu if config.device == "gpu" else mx.cpu
+    if config.way != "horovod":
+        return Place(0, 1, [device(number) for number in range(config.ranks)], lambda value: value)
+    # Imported where it is used alone: with one process there need not be a Horovod.
+    from benchmarks.common.frameworks import mxnet
+
+    ranks = mxnet.start(config)
+    if ranks.size != config.ranks:
+        raise RuntimeError(f"{ranks.size} processes for ranks={config.ranks}: start with horovodrun -np {config.ranks}")
+
+    def first(value: float) -> float:
+        return mxnet.total([value if ranks.rank == 0 else 0.0])[0]
+
+    return Place(ranks.rank, ranks.size, [ranks.context], first)
+
+
+def finish(config: Config) -> None:
+    """Wait for all work and leave the other processes."""
+    mx.nd.waitall()
+    if config.way == "horovod":
+        from benchmarks.common.frameworks import mxnet
+
+        mxnet.finish()
+
+
+def build(config: Config, place: Place) -> Training:
+    """Build network and trainer with parameters that depend on the seed alone, equal on all devices."""
+    mx.random.seed(config.seed)
+    symbol = networks.build(config.network, config.classes, config.image, config.dropout)
+    facts = networks.describe(symbol, (config.batch_size, 3, config.image, config.image))
+    data = mx.sym.Variable("data", dtype=_KINDS[config.precision])
+    if config.precision == "fp16":
+        symbol = mx.sym.Cast(symbol, dtype="float32")
+    network = mx.gluon.SymbolBlock(symbol, data)
+    _initialize(network, symbol, config, place)
+    network.hybridize(static_alloc=True, static_shape=True)
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    loss.hybridize(static_alloc=True, static_shape=True)
+    return Training(network, loss, _trainer(network, config), facts, place, config)
+
+
+def _initialize(network: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol, config: Config, place: Place) -> None:
+    """Draw the parameters on the host, so that every way and number of devices begins with the same."""
+    shape = (config.batch_size, 3, config.image, config.image)
+    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    arguments, _, auxiliary = symbol.infer_shape(data=shape)
+    # fp16 data makes fp16 weights, but batch norms keep theirs in fp32.
+    kinds, _, auxiliary_kinds = symbol.infer_type(data=_KINDS[config.precision])
+    parameters, draw = network.collect_params(), mx.init.Xavier(magnitude=2.0)
+    for name, shape, kind in zip(names, list(arguments) + list(auxiliary), list(kinds) + list(auxiliary_kinds)):
+        if name == "data":
+            continue
+        values = mx.nd.zeros(shape)
+        if name.endswith("_moving_var"):
+            values[:] = 1.0
+        elif not name.endswith("_moving_mean"):
+            draw(mx.init.InitDesc(name), values)
+        parameters[name].shape, parameters[name].dtype = shape, kind
+        parameters[name].initialize(mx.init.Zero(), ctx=place.contexts)
+        parameters[name].set_data(values.astype(kind))
+    mx.nd.waitall()
+
+
+def _trainer(network: mx.gluon.SymbolBlock, config: Config) -> mx.gluon.Trainer:
+    options: Dict[str, Any] = {"learning_rate": config.learning_rate, "momentum": config.momentum}
+    if config.precision == "fp16":
+        options["multi_precision"] = True
+    parameters = network.collect_params()
+    if config.way == "horovod":
+        from benchmarks.common.frameworks.mxnet import hvd
+
+        return hvd.DistributedTrainer(parameters, "sgd", options)
+    return mx.gluon.Trainer(parameters, "sgd", options, kvstore=config.way)
+
+
+def synthetic(config: Config, place: Place) -> Batch:
+    """Return the one synthetic batch: the joint batch of all devices is the same however it is shared out."""
+    mx.random.seed(config.seed + 1)
+    joint = config.batch_size * config.ranks
+    images = mx.nd.random.uniform(-1.0, 1.0, shape=(joint, 3, config.image, config.image), ctx=mx.cpu())
+    labels = mx.nd.random.randint(0, config.classes, shape=(joint,), ctx=mx.cpu()).astype("float32")
+    return dealt(config, place, images, labels)
+
+
+def dealt(config: Config, place: Place, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> Batch:
+    """Return the parts of a joint batch that belong to the devices of this process."""
+    found = []
+    for number, context in enumerate(place.contexts, place.rank):
+        part = slice(number * config.batch_size, (number + 1) * config.batch_size)
+        found.append(
+            (images[part].astype(_KINDS[config.precision]).as_in_context(context), labels[part].as_in_context(context))
+        )
+    mx.nd.waitall()
+    return found
+
+
+def forward_backward(training: Training, batch: Batch) -> List[mx.nd.NDArray]:
+    """Forward and backward propagation on every device of this process; return the losses, not waited for."""
+    with autograd.record():
+        losses = [training.loss(training.network(images), labels) for images, labels in batch]
+    autograd.backward(losses)
+    return losses
+
+
+def weight_update(training: Training) -> None:
+    """Let the gradients of all devices meet, and update the weights; not waited for."""
+    config = training.config
+    # Horovod's trainer divides by the number of processes itself.
+    training.trainer.step(config.batch_size * len(training.place.contexts))
+
+
+def metric(training: Training, batch: Batch) -> float:
+    """Forward propagation and the share of right answers, which is waited for."""
+    right = [
+        (training.network(images).argmax(axis=1).astype("float32") == labels).mean().asscalar()
+        for images, labels in batch
+    ]
+    return float(sum(right)) / len(right)

@@ -1,0 +1,157 @@
+"""What was measured at the points of a study, with intervals, and how printed figures lie to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from encore.results.published import StudyFigure, load_figures
+from encore.results.statistics import Sample, interval, ratio_of
+from encore.studies.definition import Study, Value
+from encore.studies.measuring import Folder
+
+
+@dataclass(frozen=True)
+class Result:
+    """One point that is done."""
+
+    study: Study
+    axes: Mapping[str, Value]
+    found: Mapping[str, Any]
+
+    @property
+    def ranks(self) -> int:
+        """Devices."""
+        return int(self.axes[self.study.program.ranks])
+
+    @property
+    def step(self) -> Sample:
+        """Seconds of a step, by its blocks."""
+        return Sample.of(self.found["step_seconds"])
+
+    def steps(self, weak: bool = False) -> float:
+        """Return the steps of an epoch: all images over the joint batch; with ``weak`` each device has as many."""
+        joint = int(self.axes[self.study.epoch.batch]) * self.ranks
+        return self.study.epoch.images * (self.ranks if weak else 1) / joint
+
+    def epoch(self, weak: bool = False) -> Sample:
+        """Return seconds of an epoch: its steps, and once what the first step takes longer than the others."""
+        # The fixed cost has no spread of its own: the blocks' is what is known.
+        fixed = max(0.0, float(self.found["first_step_seconds"]) - self.step.estimate)
+        return Sample.of([value * self.steps(weak) + fixed for value in self.found["step_seconds"]])
+
+    def stage(self, name: str) -> float:
+        """Return the mean seconds of a stage of a step: fp_bp, wu, step (both, with waits), metric."""
+        return Sample.of(self.found["stages"][name]).estimate
+
+    def memory(self, when: str) -> tuple[float, float | None]:
+        """Return memory in GB of device 0 and the mean of the others (None: there are none, or one process has all)."""
+        first, *others = self.found["memory_mib"][when]
+        unit = 2**20 / 1e9
+        return first * unit, sum(others) / len(others) * unit if others else None
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients of one device."""
+        width = 2 if self.axes.get("precision") == "fp16" else 4
+        return width * int(self.found["network"]["weights"])
+
+
+def read(folder: Folder) -> list[Result]:
+    """Return every point that is done."""
+    done = [point for point in folder.points() if folder.state(point) == "done"]
+    found = [Result(folder.study, point.axes, folder.measurement(point)) for point in done]
+    # What looked for the largest batch has no times.
+    return [each for each in found if "step_seconds" in each.found]
+
+
+def chosen(results: Sequence[Result], where: Mapping[str, Value]) -> list[Result]:
+    """Return the results with these values."""
+    return [each for each in results if all(each.axes.get(name) == value for name, value in where.items())]
+
+
+def grouped(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Value, ...], list[Result]]:
+    """Return the results by their values of some axes."""
+    found: dict[tuple[Value, ...], list[Result]] = {}
+    for each in results:
+        found.setdefault(tuple(each.axes[axis] for axis in series), []).append(each)
+    return found
+
+
+def ratio(over: Sample, under: Sample) -> tuple[float, float, float]:
+    """Return over / under and its interval; without a spread the interval is the value."""
+    found = ratio_of(over, under)
+    if found is None:
+        return float("nan"), float("nan"), float("nan")
+    low, high = found.interval() or (found.value, found.value)
+    return found.value, low, high
+
+
+def bounds(sample: Sample) -> tuple[float, float]:
+    """Return the interval of a sample; without a spread the value."""
+    return interval(sample) or (sample.estimate, sample.estimate)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A value of ours that a printed figure can be held against."""
+
+    axes: Mapping[str, Value]
+    value: float
+    low: float
+    high: float
+
+
+Wanted = Callable[[StudyFigure], bool]
+
+
+def beside(
+    study: Study, quantity: str, ours: Sequence[Ours], wanted: Wanted = lambda figure: True
+) -> list[tuple[Any, ...]]:
+    """Return rows of the printed figures of a quantity, each with our value where the point is the same.
+
+    Columns: model, GPUs, batch, context, printed, ours, from, to, difference.
+    """
+    if study.published is None or not quantity:
+        return []
+    rows: list[tuple[Any, ...]] = []
+    for figure in load_figures():
+        if figure.source != study.published.source or figure.quantity != quantity or not wanted(figure):
+            continue
+        same = next((each for each in ours if _is_same(study, figure, each.axes)), None)
+        printed = f"{'' if figure.relation == '=' else figure.relation + ' '}{figure.printed} {figure.unit}".strip()
+        place = (figure.model, figure.gpus, figure.batch, figure.context)
+        if same is None:
+            rows.append((*place, printed, None, None, None, "not measured here"))
+        else:
+            rows.append((*place, printed, same.value, same.low, same.high, difference(figure, same)))
+    return rows
+
+
+def difference(figure: StudyFigure, ours: Ours) -> str:
+    """Return how a printed figure lies to our interval."""
+    low, high, value = ours.low, ours.high, figure.value
+    if figure.relation in ("<", "<="):
+        return "agrees" if low <= value else f"beyond the interval: ours is above {value:g}"
+    if figure.relation in (">", ">="):
+        return "agrees" if high >= value else f"beyond the interval: ours is below {value:g}"
+    if low <= value <= high:
+        return "within the interval"
+    return f"beyond the interval: ours is {'larger' if ours.value > value else 'smaller'}"
+
+
+def _is_same(study: Study, figure: StudyFigure, axes: Mapping[str, Value]) -> bool:
+    rules = study.published
+    assert rules is not None
+    model = str(axes.get(rules.model, ""))
+    if rules.models.get(model, model) != figure.model:
+        return False
+    if figure.gpus is not None and axes.get(study.program.ranks) != figure.gpus:
+        return False
+    if figure.batch is not None and axes.get(study.epoch.batch) != figure.batch:
+        return False
+    for axis, words in rules.context.items():
+        if axis in axes and figure.context in words.values() and words.get(str(axes[axis])) != figure.context:
+            return False
+    return True
