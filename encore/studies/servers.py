@@ -92,11 +92,9 @@ def tables(runs: Sequence[ServerRun], base: str | None = None) -> list[Table]:
     if not runs:
         raise EncoreError("no run was found", expected="run folders of one or more servers", remedy="name RUN...")
     measured = [run.measured for run in runs]
-    chosen = base_of(runs, base)
-    relative = [relative_to(measured, chosen)] if any(m.minutes and m.label == chosen for m in measured) else []
     found = [
         time_to_target(runs),
-        *relative,
+        relative_scores(runs, base),
         scaling_efficiency(measured),
         by_links(runs),
         by_precision(runs),
@@ -105,6 +103,16 @@ def tables(runs: Sequence[ServerRun], base: str | None = None) -> list[Table]:
         by_batch(runs),
     ]
     return [table for table in found if table.rows]
+
+
+def relative_scores(runs: Sequence[ServerRun], base: str | None = None) -> Table:
+    """Return scores relative to the base's on the fewest GPUs that it has of each benchmark; no rows without it."""
+    chosen = base_of(runs, base)
+    # Of several of one name the last one counts.
+    ordered = sorted((run.measured for run in runs), key=lambda each: (each.benchmark, -(each.gpus or 0)))
+    if not any(each.minutes and each.label == chosen for each in ordered):
+        return Table(title=f"Score relative to {chosen}", columns=(), rows=())
+    return relative_to(ordered, chosen)
 
 
 def time_to_target(runs: Sequence[ServerRun]) -> Table:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from encore.results.figures import Figure, accuracy_over_epochs, bars, efficiency, relative, time_over_gpus
+from encore.results.figures import Figure, accuracy_over_epochs, bars, efficiency, time_over_gpus
 from encore.results.report import Report
 from encore.results.sections import summary
 from encore.results.tables import Table
@@ -20,7 +20,7 @@ from encore.studies.gpus_needed import gpus_needed
 from encore.studies.machine_links import FILE, Machine, load_machine, machine_tables, speeds_figure
 from encore.studies.published_servers import published_tables
 from encore.studies.server_picture import matrix, picture
-from encore.studies.servers import ServerRun, base_of, load_runs
+from encore.studies.servers import ServerRun, load_runs
 from encore.studies.utilisation import utilisation_table
 
 ON_CPUS = (
@@ -63,12 +63,11 @@ def _machines_of(runs: Sequence[ServerRun]) -> list[Path]:
 def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
     measured = [run.measured for run in runs]
     named = [replace(each, label=f"{each.label}, {each.gpus or '?'}") for each in measured]
-    chosen = base_of(runs, base)
     found: list[Figure | None] = [
         *(each for name in dict.fromkeys(m.benchmark for m in named) for each in accuracy_over_epochs(named, name)),
         *time_over_gpus(measured),
         efficiency(measured),
-        relative(measured, chosen) if any(m.minutes and m.label == chosen for m in measured) else None,
+        bars("relative", servers.relative_scores(runs, base), (0, 1, 2), 4, "times as fast as the base"),
         bars("links-speed-up", servers.by_links(runs), label=(0, 1, 3), value=6, axis="speed-up of NVLink, %"),
         bars("precision-speed-up", servers.by_precision(runs), label=(0, 1, 3), value=6, axis="speed-up, %"),
         bars("frameworks", servers.by_framework(runs), label=(0, 1, 3), value=8, axis="times as fast as the slowest"),
