@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from encore.results.figures import Figure, bars, over_gpus
+from encore.results.panel import SERIES
 from encore.results.tables import Table
 from encore.studies.definition import Question, Study, Value
 from encore.studies.results import Ours, Result, beside, bounds, chosen, grouped, ratio
@@ -28,23 +29,25 @@ class Answer:
 def answer(study: Study, question: Question, results: Sequence[Result], number: int) -> Answer:
     """Return the answer to the question with this number."""
     ours = chosen(results, question.where)
-    sentence, table, figure, values = _KINDS[question.kind](study, question, ours, f"question-{number}")
+    sentence, table, figures, values = _KINDS[question.kind](study, question, ours, f"question-{number}")
     tables = [table]
     rows = beside(study, question.quantity, values)
     if rows:
         compared = [row for row in rows if row[5] is not None]
         beyond = [row for row in compared if str(row[-1]).startswith("beyond")]
         sentence += (
-            f" Of {len(rows)} printed figures {len(compared)} were measured here;"
+            f" Of {len(rows)} printed figures {len(compared)} are of points that were measured here;"
             f" {len(beyond)} of them are beyond our interval."
+            if compared
+            else f" None of the {len(rows)} printed figures is of a point that was measured here."
         )
         tables.append(Table(title="The study's printed figures", columns=_PUBLISHED, rows=tuple(rows)))
     if not table.rows:
         sentence = "None of the points that answer this is measured yet."
-    return Answer(question.text, sentence, tuple(tables), (figure,) if figure else (), question.why)
+    return Answer(question.text, sentence, tuple(tables), tuple(figures), question.why)
 
 
-Parts = tuple[str, Table, Figure | None, list[Ours]]
+Parts = tuple[str, Table, Sequence[Figure], list[Ours]]
 Row = tuple[Any, ...]
 Lines = dict[str, list[tuple[float, float]]]
 
@@ -70,20 +73,29 @@ def _x(result: Result, question: Question) -> float:
     return float(result.axes[question.x])
 
 
-def _plot(
-    key: str, question: Question, title: str, lines: Lines, table: Table, label: str,
-    linear: bool = False,
-) -> Figure | None:  # fmt: skip
-    """Return lines over an axis; ``linear``: with what is proportional to it."""
-    shown = [(name, points) for name, points in lines.items() if len(points) > 1][:8]
-    if not shown:
-        return None
-    ends = [min(x for _, points in shown for x, _ in points), max(x for _, points in shown for x, _ in points)]
-    straight = [(x, x / ends[0]) for x in ends] if linear else []
-    left_out = len(lines) - len(shown)
-    title += f" (the first 8 of {len(lines)} lines; all are in the table)" if left_out > 0 else ""
-    axis = "devices" if question.x == "ranks" else question.x.replace("_", " ")
-    return over_gpus(key, title, shown, table, label, linear=straight, axis=axis)
+def _plots(
+    key: str, question: Question, title: str, lines: Lines, table: Table, label: str, linear: bool = False
+) -> list[Figure]:
+    """Return lines over an axis; ``linear``: with what is proportional to it.
+
+    More lines than there are colours and markers are parted into plots that have all but the first word in common.
+    """
+    drawn = {name: points for name, points in lines.items() if len(points) > 1}
+    if len(drawn) > SERIES:
+        common = list(dict.fromkeys(name.partition(", ")[2] for name in drawn))
+        parted = [{n: points for n, points in drawn.items() if n.partition(", ")[2] == rest} for rest in common]
+    else:
+        common, parted = [""], [drawn] if drawn else []
+    found = []
+    axis = _words(question.x)
+    for number, (rest, part) in enumerate(zip(common, parted, strict=False), 1):
+        shown = list(part.items())[:SERIES]
+        ends = [min(x for _, points in shown for x, _ in points), max(x for _, points in shown for x, _ in points)]
+        straight = [(x, x / ends[0]) for x in ends] if linear else []
+        named = f"{title}: {rest}" if rest else title
+        name = key if len(parted) == 1 else f"{key}-{number}"
+        found.append(over_gpus(name, named, shown, table, label, linear=straight, axis=axis))
+    return found
 
 
 def _speed_up(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
@@ -100,16 +112,16 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
             values.append(Ours(each.axes, value, low, high))
         ends.append((value, _name(series, question.series), _x(line[-1], question) / _x(line[0], question)))
     columns = (*question.series, question.x, "s per epoch", "from", "to", "speed-up", "least", "most")
-    table = Table(title=f"Seconds per epoch over {question.x.replace('_', ' ')}", columns=columns, rows=tuple(rows))
+    table = Table(title=f"Seconds per epoch over {_words(question.x)}", columns=columns, rows=tuple(rows))
     sentence = ""
     if ends:
         slowest, fastest = min(ends), max(ends)
         sentence = (
-            f"{fastest[2]:g} times the {question.x.replace('_', ' ')} makes an epoch {slowest[0]:.2f} times"
+            f"{fastest[2]:g} times the {_words(question.x)} makes an epoch {slowest[0]:.2f} times"
             f" ({slowest[1]}) to {fastest[0]:.2f} times ({fastest[1]}) as fast; {fastest[2]:g} would be linear."
         )
-    title = f"Speed-up over {question.x.replace('_', ' ')}"
-    return sentence, table, _plot(key, question, title, lines, table, "speed-up", linear=True), values
+    title = f"Speed-up over {_words(question.x)}"
+    return sentence, table, _plots(key, question, title, lines, table, "speed-up", linear=True), values
 
 
 def _against(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
@@ -138,8 +150,8 @@ def _against(study: Study, question: Question, results: Sequence[Result], key: s
             f" at {sure} of {len(rows)} points the interval leaves out zero."
         )
     label = tuple(range(len(question.series)))
-    figure = bars(key, table, label=label, value=len(columns) - 1, axis=f"step by {other} over that by {one}")
-    return sentence, table, figure, values
+    figure = [bars(key, table, label=label, value=len(columns) - 1, axis=f"step by {other} over that by {one}")]
+    return sentence, table, [each for each in figure if each], values
 
 
 def _size(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
@@ -171,7 +183,7 @@ def _size(study: Study, question: Question, results: Sequence[Result], key: str)
             f" long as that of {fast[0]} ({fast[2]:,} weights, {fast[1]} layers):"
             f" {'weights alone do not order the times' if not _rises(rows) else 'more weights, more time'}."
         )
-    return sentence, table, _plot(key, question, "Seconds per epoch", lines, table, "s per epoch"), []
+    return sentence, table, _plots(key, question, "Seconds per epoch", lines, table, "s per epoch"), []
 
 
 def _rises(rows: Sequence[Row]) -> bool:
@@ -210,7 +222,7 @@ def _stages(study: Study, question: Question, results: Sequence[Result], key: st
             f" {high[-4]:.0f} % ({_name(high[:count], question.series)} on {high[count]}); both parts add up to"
             f" {min(row[-3] for row in rows):.1f} to {max(row[-3] for row in rows):.1f} % of the step that they are of."
         )
-    return sentence, table, _plot(key, question, "Share of WU", lines, table, "WU, % of a step"), []
+    return sentence, table, _plots(key, question, "Share of WU", lines, table, "WU, % of a step"), []
 
 
 def _memory(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
@@ -244,7 +256,7 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
             f" {min(row[-5] for row in rows):.2f} to {max(row[-5] for row in rows):.2f} GB in use."
         )
     # A single reading has no interval: printed figures of the first device are shown next to the table.
-    return sentence, table, _plot(key, question, "Memory in training", lines, table, "GB"), values
+    return sentence, table, _plots(key, question, "Memory in training", lines, table, "GB"), values
 
 
 _MEMORY_NOTE = (
@@ -283,7 +295,11 @@ def _weak(study: Study, question: Question, results: Sequence[Result], key: str)
             f"For the same images weak scaling takes at most {best[0]:.1f} % less time than strong scaling"
             f" ({best[1]}, {best[2]} devices)."
         )
-    return sentence, table, _plot(key, question, "Weak scaling", lines, table, "epoch over that of one device"), []
+    return sentence, table, _plots(key, question, "Weak scaling", lines, table, "epoch over that of one device"), []
+
+
+def _words(axis: str) -> str:
+    return "devices" if axis == "ranks" else axis.replace("_", " ")
 
 
 def _whole(number: float) -> float | int:

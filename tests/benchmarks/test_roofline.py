@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,3 +61,13 @@ def test_shares_of_the_classes_add_up(found: dict[str, Any]) -> None:
 def test_kernels_are_known_by_their_names(found: dict[str, Any]) -> None:
     """The first ones are kernels that the study prints."""
     assert found["names"] == json.loads(NAMES.read_text(encoding="utf-8"))
+
+
+def test_two_ranks_measure_what_they_exchange(in_pytorch: Callable[..., str], tmp_path: Path) -> None:
+    result = tmp_path / "links.json"
+    in_pytorch("link_speeds.py", str(result), ranks=2)
+    measured = json.loads(result.read_text(encoding="utf-8"))
+    assert (measured["ranks"], measured["backend"]) == (2, "gloo")
+    assert [[value is None for value in row] for row in measured["pairs"]] == [[True, False], [False, True]]
+    for row, share in zip(measured["collectives"], (1.0, 0.5), strict=True):
+        assert row["rate"] == pytest.approx(share * row["bytes"] / row["seconds"])

@@ -42,7 +42,7 @@ def write(folder: Path, network: str, way: str, ranks: int, batch: int) -> Path:
     """A point's configuration, without what is drawn at random in a step."""
     path = folder / f"{network}-{way}-{ranks}.json"
     config = {
-        "network": network, "image": 32, "classes": 10, "way": way, "ranks": ranks, "batch_size": batch,
+        "network": network, "image": 64, "classes": 10, "way": way, "ranks": ranks, "batch_size": batch,
         "precision": "fp32", "device": "cpu", "records": "", "blocks": 1, "block_seconds": 0.1, "learning_rate": 0.01,
         "momentum": 0.9, "dropout": 0.0, "largest_batch": False, "memory_limit_mib": 2048, "seed": 1,
     }  # fmt: skip
@@ -75,7 +75,7 @@ def resumed(
     """A study that was killed while it measured its second point or a later one, then resumed; what was done before."""
     folder = tmp_path_factory.mktemp("study")
     (folder / "own.toml").write_text(
-        OWN.replace('["lenet"]', '["lenet", "googlenet"]').replace("image = 28", "image = 32"), encoding="utf-8"
+        OWN.replace('["lenet"]', '["lenet", "googlenet"]').replace("image = 28", "image = 64"), encoding="utf-8"
     )
     process = in_background("study", "run", str(folder / "own.toml"), "--results", str(folder / "results"))
     wait_until(lambda: len(list(folder.rglob("measurement.json"))) >= 1, "a point is done")

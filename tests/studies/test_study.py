@@ -15,10 +15,8 @@ from tests.studies import made
 
 OWN = """
 title = "LeNet by two ways"
-[program]
-module = "benchmarks.study.mxnet.measure"
-framework = "mxnet"
-one_process = { way = ["local"] }
+program = { module = "benchmarks.study.mxnet.measure", framework = "mxnet", one_process = { way = ["local"] } }
+epoch = { images = 1000 }
 [base]
 image = 28
 classes = 10
@@ -38,8 +36,6 @@ network = ["lenet"]
 way = ["local", "horovod"]
 batch_size = [2]
 ranks = [1, 2]
-[epoch]
-images = 1000
 [[questions]]
 text = "Which way is faster?"
 kind = "against"
@@ -79,7 +75,7 @@ def test_the_grid_is_the_study_s() -> None:
 def test_a_study_of_one_s_own(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(OWN, encoding="utf-8")
-    assert len(OWN.strip().splitlines()) <= 34
+    assert len(OWN.strip().splitlines()) <= 30
     study = load(str(path))
     assert [point.key for point in points(study)] == [
         "lenet-local-2-1", "lenet-horovod-2-1", "lenet-local-2-2", "lenet-horovod-2-2",
@@ -109,7 +105,7 @@ def test_every_question_is_answered_from_the_data(built: tuple[measuring.Folder,
     _, found, report = built
     assert [bool(each.figures) for each in found.answers] == [True] * 7
     speed_up = found.answers[0]
-    assert "8 times the ranks makes an epoch" in speed_up.sentence
+    assert "8 times the devices makes an epoch" in speed_up.sentence
     # 8 devices, and a step of 4.5 times as long.
     assert "1.78 times" in speed_up.sentence
     assert found.answers[1].sentence.startswith("nccl takes from +16.4 %")
