@@ -263,7 +263,6 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"encore data verify \w", parse_it),
     (r"encore data list$", run_it),
     (r"encore bench \w", parse_it),
-    (r"encore study (servers|machine|roofline|kernels) ", parse_it),
     (r"encore selftest\b", parse_it),
     (r"encore status", run_it),
     (r"encore (follow|cancel|play)\b", parse_it),
