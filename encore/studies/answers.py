@@ -101,7 +101,7 @@ def _plots(
 def _speed_up(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
     rows: list[Row] = []
     lines: Lines = {}
-    values, ends = [], []
+    values, ends, unsure = [], [], 0
     for series, line in _lines(question, results).items():
         base = line[0].epoch()
         for each in line:
@@ -111,6 +111,7 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
             lines.setdefault(_name(series, question.series), []).append((_x(each, question), value))
             values.append(Ours(each.axes, value, low, high))
         ends.append((value, _name(series, question.series), _x(line[-1], question) / _x(line[0], question)))
+        unsure += low <= 1.0 <= high
     columns = (*question.series, question.x, "s per epoch", "from", "to", "speed-up", "least", "most")
     table = Table(title=f"Seconds per epoch over {_words(question.x)}", columns=columns, rows=tuple(rows))
     sentence = ""
@@ -119,6 +120,7 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
         sentence = (
             f"{fastest[2]:g} times the {_words(question.x)} makes an epoch {slowest[0]:.2f} times"
             f" ({slowest[1]}) to {fastest[0]:.2f} times ({fastest[1]}) as fast; {fastest[2]:g} would be linear."
+            f" At {unsure} of {len(ends)} the interval includes 1: too noisy to say whether it is faster at all."
         )
     title = f"Speed-up over {_words(question.x)}"
     return sentence, table, _plots(key, question, title, lines, table, "speed-up", linear=True), values
