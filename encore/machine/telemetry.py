@@ -1,4 +1,4 @@
-"""Telemetry next to the log: CPU, memory, disk, network and GPUs, once a second, one JSON object a line."""
+"""Telemetry next to the log: CPU, memory, disk, network, GPUs and links, once a second, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 import psutil
 
 INTERVAL_SECONDS = 1.0
+ALL_LINKS = 0xFFFFFFFF
 
 
 class GpuSampler:
-    """Reads use, memory, clocks, power and temperature of each GPU by NVML; no GPUs, no readings."""
+    """Reads use, memory, clocks, power, temperature and traffic of each GPU by NVML; no GPUs, no readings."""
 
     def __init__(self) -> None:
         import pynvml
@@ -30,7 +31,7 @@ class GpuSampler:
             self._handles = []
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return one reading per GPU: percent, MiB, MHz, watts, degrees Celsius."""
+        """Return one reading per GPU: percent, MiB, MHz, watts, degrees Celsius, KiB/s, KiB so far."""
         return [self._one(handle) for handle in self._handles]
 
     def _one(self, handle: Any) -> dict[str, Any]:
@@ -44,12 +45,29 @@ class GpuSampler:
             "temperature_celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
         }
         values: dict[str, Any] = {}
-        for name, read in readings.items():
+        for name, read in (readings | self._traffic(handle)).items():
             try:
                 values[name] = read()
             except nvml.NVMLError:
                 values[name] = None
         return values
+
+    def _traffic(self, handle: Any) -> dict[str, Callable[[], Any]]:
+        """Return the readings of PCIe, which NVML measures over 20 ms each, and of all NVLinks together."""
+        nvml = self._nvml
+        sent, received = nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES
+        return {
+            "pcie_sent_kib_s": lambda: nvml.nvmlDeviceGetPcieThroughput(handle, sent),
+            "pcie_received_kib_s": lambda: nvml.nvmlDeviceGetPcieThroughput(handle, received),
+            "nvlink_sent_kib": lambda: self._counter(handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
+            "nvlink_received_kib": lambda: self._counter(handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
+        }
+
+    def _counter(self, handle: Any, number: int) -> int | None:
+        """Return a counter over all NVLinks of a GPU; None where it has none."""
+        # The scope of a field of NVLink is a link; all ones are all of them.
+        (value,) = self._nvml.nvmlDeviceGetFieldValues(handle, [(number, ALL_LINKS)])
+        return int(value.value.ullVal) if value.nvmlReturn == self._nvml.NVML_SUCCESS else None
 
 
 def sample_host() -> dict[str, Any]:

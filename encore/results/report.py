@@ -44,6 +44,9 @@ class Report:
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...]
     studies: tuple[Table, ...]
+    title: str = "Encore report"
+    notices: tuple[str, ...] = ()
+    """What a reader has to know first, such as that nothing here ran on a GPU."""
 
     @property
     def tally(self) -> list[tuple[str, str, int]]:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,17 @@ class Request:
 
 def measure(request: Request, on_step: Callable[[str], None], on_update: data.OnUpdate) -> dict[str, Any]:
     """Run bench.py on one rank that has the whole machine; return its JSON result."""
+    counts = ("--steps", str(request.steps), "--repeats", str(request.repeats))
+    return run_program(request, "{module}.bench", counts, on_step, on_update)
+
+
+def run_program(
+    request: Request, program: str, options: Sequence[str], on_step: Callable[[str], None], on_update: data.OnUpdate
+) -> dict[str, Any]:
+    """Run a program of the training code that takes --config and --data; return the JSON of its last line.
+
+    ``program`` is what comes after ``python -m``, with {module} for the implementation's package.
+    """
     choice = catalogue.choose(request.name)
     machine = node.this_node()
     system = planning.choose_system(choice, 1, machine, request.system, request.round)
@@ -53,10 +64,9 @@ def measure(request: Request, on_step: Callable[[str], None], on_update: data.On
         config = Path(temporary) / "config.json"
         config.write_text(json.dumps(resolved.plain()), encoding="utf-8")
         arguments = ("--config", str(config), "--data", str(folder))
-        counts = ("--steps", str(request.steps), "--repeats", str(request.repeats))
         alone = launchers.on_one_node(choice.implementation.framework, 1, temporary)
         job = Job(
-            argv=("python", "-m", f"{choice.implementation.module}.bench", *arguments, *counts),
+            argv=("python", "-m", *program.format(module=choice.implementation.module).split(), *arguments, *options),
             environment=rank_environment(resolved, alone, {}, node.cores()),
             mounts=(),
             ranks=1,

@@ -1,0 +1,215 @@
+"""How the GPUs of a machine are connected: by ``nvidia-smi topo -m``, else by NVML.
+
+    from encore.machine.links import parse_topology
+    server = parse_topology(subprocess.check_output(["nvidia-smi", "topo", "-m"], text=True))
+    print(server.link("GPU0", "GPU1"))
+
+The words of a link are nvidia-smi's: NV4 four NVLinks; PIX one PCIe switch, PXB several, PHB the host bridge of a CPU,
+NODE several host bridges of one NUMA node, SYS the connection between NUMA nodes.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from encore.machine import node, nvml
+
+BY_SWITCH = ("PIX", "PXB")
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+_LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")
+_DEVICE = re.compile(r"[A-Za-z]\w*\d+(?:_\d+)?$")
+_AFFINITIES = {"CPU Affinity": "CPU_Affinity", "NUMA Affinity": "NUMA_Affinity", "GPU NUMA ID": "GPU_NUMA_ID"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A machine as its links show it."""
+
+    name: str = ""
+    cpu: str = ""
+    sockets: int | None = None
+    gpus: tuple[str, ...] = ()
+    """GPU0, GPU1 and so on."""
+    gpu_model: str = ""
+    adapters: tuple[str, ...] = ()
+    """Network adapters."""
+    links: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Of each pair of devices, in both orders."""
+    cpus: Mapping[str, str] = field(default_factory=dict)
+    """Hardware threads near each GPU, as the kernel writes lists; empty where the machine does not say."""
+    numa: Mapping[str, str] = field(default_factory=dict)
+
+    def link(self, one: str, other: str) -> str:
+        """Return the word of the link between two devices; empty where it is not known."""
+        return self.links.get((one, other), "")
+
+    @property
+    def near(self) -> tuple[tuple[str, ...], ...]:
+        """The GPUs of each socket or NUMA node that has any, by what they have near."""
+        grouped: dict[str, list[str]] = {}
+        for gpu in self.gpus:
+            grouped.setdefault(self.numa.get(gpu, "") + "/" + self.cpus.get(gpu, ""), []).append(gpu)
+        return tuple(map(tuple, grouped.values()))
+
+    @property
+    def switches(self) -> tuple[tuple[str, ...], ...]:
+        """GPUs and adapters behind one PCIe switch; where an NVLink hides two GPUs' way, an adapter may show it."""
+        left = [*self.gpus, *self.adapters]
+        found = []
+        while left:
+            group, grown = {left[0]}, True
+            while grown:
+                more = {b for b in left if b not in group and any(self.link(a, b) in BY_SWITCH for a in group)}
+                group, grown = group | more, bool(more)
+            left = [each for each in left if each not in group]
+            if len(group) > 1:
+                found.append(tuple(each for each in (*self.gpus, *self.adapters) if each in group))
+        return tuple(found)
+
+    @property
+    def nvlinks(self) -> dict[tuple[str, str], int]:
+        """Number of NVLinks of each pair of GPUs that has any."""
+        pairs = [(a, b) for i, a in enumerate(self.gpus) for b in self.gpus[i + 1 :]]
+        return {pair: int(self.link(*pair)[2:]) for pair in pairs if self.link(*pair).startswith("NV")}
+
+    @property
+    def has_nvswitch(self) -> bool:
+        """Whether each GPU has all its NVLinks to every other, which takes a switch from four GPUs on."""
+        pairs = len(self.gpus) * (len(self.gpus) - 1) // 2
+        return len(self.gpus) > 3 and len(self.nvlinks) == pairs and len(set(self.nvlinks.values())) == 1
+
+    @property
+    def kind(self) -> str:
+        """NVLink, PCIe, or empty for fewer than two GPUs: what the GPUs exchange gradients through."""
+        if len(self.gpus) < 2:
+            return ""
+        return "NVLink" if self.nvlinks else "PCIe"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the server as plain data."""
+        rows = {one: {other: self.link(one, other) for other in (*self.gpus, *self.adapters)} for one in self.gpus}
+        rows |= {one: {other: self.link(one, other) for other in self.gpus} for one in self.adapters}
+        return {
+            "name": self.name, "cpu": self.cpu, "sockets": self.sockets, "gpus": list(self.gpus),
+            "gpu_model": self.gpu_model, "adapters": list(self.adapters), "links": rows, "cpus": dict(self.cpus),
+            "numa": dict(self.numa), "kind": self.kind,
+        }  # fmt: skip
+
+
+def from_json(content: Mapping[str, Any]) -> Server:
+    """Return what ``as_json`` wrote."""
+    links = {(a, b): word for a, row in content["links"].items() for b, word in row.items() if word}
+    return Server(
+        name=content["name"], cpu=content["cpu"], sockets=content["sockets"], gpus=tuple(content["gpus"]),
+        gpu_model=content["gpu_model"], adapters=tuple(content["adapters"]), links=links, cpus=content["cpus"],
+        numa=content["numa"],
+    )  # fmt: skip
+
+
+def parse_topology(text: str) -> Server:
+    """Return the server that ``nvidia-smi topo -m`` shows; one without GPUs where there is no matrix."""
+    lines = [_cells(line) for line in _ESCAPE.sub("", text).splitlines() if line.strip()]
+    header = next((line for line in lines if line and line[0] == "GPU0" and line[1:2] != ["X"]), None)
+    if header is None:
+        return Server()
+    devices = [cell for cell in header if cell not in _AFFINITIES.values() and _DEVICE.fullmatch(cell)]
+    affinities = [cell for cell in header if cell in _AFFINITIES.values()]
+    links, near = {}, {}
+    for name, *cells in (line for line in lines if line[0] in devices and line is not header):
+        words = cells[: len(devices)]
+        if len(words) < len(devices) or not all(map(_LINK.fullmatch, words)):
+            continue
+        links.update({(name, other): word for other, word in zip(devices, words, strict=True)})
+        near[name] = dict(zip(affinities, cells[len(devices) :], strict=False))
+    gpus = tuple(each for each in devices if re.fullmatch(r"GPU\d+", each))
+    return Server(
+        gpus=gpus,
+        adapters=tuple(each for each in devices if each not in gpus),
+        links=links,
+        cpus={gpu: near.get(gpu, {}).get("CPU_Affinity", "") for gpu in gpus},
+        numa={gpu: near.get(gpu, {}).get("NUMA_Affinity", "") for gpu in gpus},
+    )
+
+
+def _cells(line: str) -> list[str]:
+    for words, joined in _AFFINITIES.items():
+        line = line.replace(words, joined)
+    return line.split()
+
+
+def this_server(machine: node.Node) -> Server:
+    """Return this machine with its links: by nvidia-smi, else by NVML, else without GPUs."""
+    found = parse_topology(_asked()) if machine.gpus else Server()
+    if machine.gpus and not found.gpus:
+        found = by_nvml()
+    model = machine.gpus[0].name if machine.gpus else ""
+    return Server(
+        name=machine.hostname, cpu=machine.cpu, sockets=machine.sockets, gpu_model=model, gpus=found.gpus,
+        adapters=found.adapters, links=found.links, cpus=found.cpus, numa=found.numa,
+    )  # fmt: skip
+
+
+def _asked() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    try:
+        done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def by_nvml() -> Server:
+    """Return the GPUs with the links that the driver reports, where there is no nvidia-smi."""
+    import pynvml
+
+    with nvml.devices() as handles:
+        gpus = tuple(f"GPU{number}" for number in range(len(handles)))
+        switched = [_nvlinks(handle) for handle in handles]
+        busses = [nvml.text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower() for handle in handles]
+        links = {}
+        for i, one in enumerate(gpus):
+            for j, other in enumerate(gpus):
+                direct = switched[i].count(busses[j])
+                # What is no GPU at the far end is a switch, which reaches all that have links to it.
+                behind = sum(far not in busses for far in switched[i]) if switched[j] else 0
+                count = direct or behind
+                links[one, other] = "X" if i == j else f"NV{count}" if count else _ancestor(handles[i], handles[j])
+    return Server(gpus=gpus, links=links)
+
+
+def _nvlinks(handle: Any) -> Sequence[str]:
+    """Return the PCI address at the far end of each active NVLink."""
+    import pynvml
+
+    found = []
+    for number in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            if pynvml.nvmlDeviceGetNvLinkState(handle, number):
+                found.append(nvml.text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower())
+        except pynvml.NVMLError:
+            # A GPU answers for the links that it has.
+            continue
+    return found
+
+
+def _ancestor(one: Any, other: Any) -> str:
+    import pynvml
+
+    words = {
+        pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",
+        pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
+        pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+        pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+        pynvml.NVML_TOPOLOGY_NODE: "NODE",
+        pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+    }
+    try:
+        return words.get(pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other), "")
+    except pynvml.NVMLError:
+        return ""

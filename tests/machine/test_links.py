@@ -1,0 +1,116 @@
+"""Links of a machine as nvidia-smi and NVML report them, and traffic in the telemetry."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from encore import paths
+from encore.machine import links, node, telemetry
+from encore.machine.links import Server, parse_topology
+
+SAMPLES = paths.ROOT / "tests" / "samples" / "topology"
+
+
+def sample(name: str) -> Server:
+    return parse_topology((SAMPLES / f"{name}.txt").read_text(encoding="utf-8"))
+
+
+def test_cube_mesh() -> None:
+    """A DGX-1: six NVLinks per V100, two sockets, four PCIe switches."""
+    server = sample("dgx1-v100")
+    for gpu in server.gpus:
+        assert sum(count for pair, count in server.nvlinks.items() if gpu in pair) == 6
+    assert [len(near) for near in server.near] == [4, 4]
+    assert server.switches[1] == ("GPU2", "GPU3", "mlx5_1")
+    assert (server.kind, server.has_nvswitch, server.link("GPU0", "GPU5")) == ("NVLink", False, "SYS")
+
+
+def test_switched_links() -> None:
+    """A DGX A100: twelve NVLinks from each GPU to all others, four NUMA nodes with GPUs."""
+    server = sample("dgx-a100")
+    assert set(server.nvlinks.values()) == {12}
+    assert (server.kind, server.has_nvswitch) == ("NVLink", True)
+    assert [server.numa[near[0]] for near in server.near] == ["3", "1", "7", "5"]
+    assert len(server.switches) == 4
+
+
+def test_description_is_read_back() -> None:
+    server = sample("dgx1-v100")
+    again = links.from_json(server.as_json())
+    assert again.as_json() == server.as_json()
+    assert again.nvlinks == server.nvlinks
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found\n", "\tGPU0\tGPU1\nGPU0\t X\n"], ids=["", "none", "cut"])
+def test_text_without_a_matrix_has_no_links(text: str) -> None:
+    assert not parse_topology(text).links
+
+
+def test_underlined_heading_and_two_gpus_behind_a_switch() -> None:
+    """As drivers print on a terminal; no NVLink."""
+    text = "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    text += "GPU0\t X \tPIX\t0-15\t0\t\tN/A\nGPU1\tPIX\t X \t0-15\t0\t\tN/A\n"
+    server = parse_topology(text)
+    assert (server.kind, server.switches, server.near) == ("PCIe", (("GPU0", "GPU1"),), (("GPU0", "GPU1"),))
+
+
+def test_this_machine() -> None:
+    server = links.this_server(node.this_node())
+    assert len(server.gpus) == len(node.gpus())
+
+
+class Library:
+    """As much of pynvml as is asked: two GPUs with two links to each other, and one link to nothing."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    NVML_NVLINK_MAX_LINKS = 3
+    NVML_SUCCESS = 0
+    NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = NVML_PCIE_UTIL_TX_BYTES = 0
+    NVML_PCIE_UTIL_RX_BYTES, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 1, 138, 139
+
+    def __getattr__(self, name: str) -> object:
+        def refuse(*_: object) -> None:
+            raise self.NVMLError("Not Supported")
+
+        return refuse
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlShutdown(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:0{handle}:00.0".encode())
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
+        return int(link < 2)
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: int, link: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:0{1 - handle}:00.0")
+
+    def nvmlDeviceGetPcieThroughput(self, handle: int, counter: int) -> int:
+        return 1000 * (counter + 1) + handle
+
+    def nvmlDeviceGetFieldValues(self, handle: int, fields: list[tuple[int, int]]) -> list[SimpleNamespace]:
+        ((number, scope),) = fields
+        assert scope == telemetry.ALL_LINKS
+        failed = handle == 1
+        return [SimpleNamespace(nvmlReturn=int(failed), value=SimpleNamespace(ullVal=number * 10))]
+
+
+def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Library())
+    assert links.by_nvml().nvlinks == {("GPU0", "GPU1"): 2}
+    first, second = telemetry.GpuSampler().sample()
+    assert (first["pcie_sent_kib_s"], first["pcie_received_kib_s"], first["nvlink_sent_kib"]) == (1000, 2000, 1380)
+    assert (second["nvlink_sent_kib"], second["power_watts"]) == (None, None)

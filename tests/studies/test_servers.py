@@ -1,0 +1,198 @@
+"""Servers held against each other: tables from runs, use over the timed part, pages, rooflines, kernels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from encore import paths
+from encore.cli.app import app
+from encore.errors import EncoreError
+from encore.machine.links import parse_topology
+from encore.results.tables import Table
+from encore.studies import (
+    gpus_needed,
+    kernels_in_common,
+    machine_links,
+    roofline,
+    server_picture,
+    servers,
+    utilisation,
+)
+from encore.studies.published_servers import PLACES, published_tables
+from encore.studies.servers import ServerRun
+from tests.results.result_logs import START_MS, resnet_v07
+
+TOPOLOGY = paths.ROOT / "tests" / "samples" / "topology"
+START_S = START_MS / 1000
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs of two servers, one five times as fast, each with telemetry before, in and after the timed part."""
+    found = {}
+    for name, minutes in (("old", 50.0), ("new", 10.0)):
+        run = tmp_path_factory.mktemp("runs") / name
+        folder = run / "experiment_0"
+        folder.mkdir(parents=True)
+        (folder / "result.txt").write_text(resnet_v07(minutes), encoding="utf-8")
+        stop = START_S + minutes * 60
+        samples = [(START_S - 5, 3.0, 0), (START_S + 1, 40.0, 1024), (stop - 1, 60.0, 1024 * 1025), (stop + 30, 2.0, 0)]
+        lines = [json.dumps(reading(*each)) for each in samples]
+        (folder / "telemetry.jsonl").write_text("\n".join(lines) + '\n{"time": 1', encoding="utf-8")
+        found[name] = run
+    return found
+
+
+def reading(time: float, cpu: float, nvlink_kib: int) -> dict[str, Any]:
+    card = {"use_percent": cpu + 10, "pcie_sent_kib_s": 2048, "nvlink_sent_kib": nvlink_kib, "power_watts": None}
+    return {"time": time, "cpu_percent": cpu, "memory_used_mib": 100, "gpus": [card, card]}
+
+
+@pytest.fixture(scope="module")
+def runs(folders: dict[str, Path]) -> list[ServerRun]:
+    return servers.load_runs([f"{name}={path}" for name, path in folders.items()])
+
+
+def variant(run: ServerRun, server: str, links: str = "", **changed: Any) -> ServerRun:
+    """Return a run with other values."""
+    measured = replace(run.measured, label=server, system=server, **{"gpus": 4, "framework": "mxnet", **changed})
+    return ServerRun(server=server, side=run.side, measured=measured, links=links)
+
+
+def rows(table: Table) -> Iterator[dict[str, Any]]:
+    yield from (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+
+
+def test_score_is_relative_to_any_server(runs: list[ServerRun]) -> None:
+    found = {table.title: table for table in servers.tables(runs, "new")}
+    assert [row["times as fast"] for row in rows(found["Score relative to new"])] == pytest.approx([0.2, 1.0])
+    assert "Score relative to old" in {table.title for table in servers.tables(runs)}
+    with pytest.raises(EncoreError, match="base"):
+        servers.tables(runs, "newer")
+
+
+def test_links_precisions_frameworks_and_batches(runs: list[ServerRun]) -> None:
+    run = runs[0]
+    every = [
+        variant(run, "a", "PCIe", minutes=100.0, precision="fp16"),
+        variant(run, "b", "NVLink", minutes=80.0, precision="fp16"),
+        variant(run, "a", "PCIe", minutes=400.0, precision="fp32"),
+        variant(run, "a", "PCIe", minutes=110.0, precision="fp16", framework="tensorflow"),
+        variant(run, "a", "PCIe", minutes=90.0, precision="fp16", batch=3328.0),
+        variant(run, "a", "PCIe", minutes=160.0, precision="fp16", gpus=2),
+    ]
+    found = {table.title: list(rows(table)) for table in servers.tables(every, "a")}
+    (link,) = found["PCIe against NVLink"]
+    assert (link["speed-up %"], link["saved min"]) == pytest.approx((25.0, 20.0))
+    mixed = found["Single against mixed precision"][0]
+    assert (mixed["speed-up %"], mixed["saved min"], mixed["saved %"]) == pytest.approx((300.0, 300.0, 75.0))
+    assert {row["framework"] for row in found["Frameworks against each other"]} == {"mxnet", "tensorflow"}
+    assert [row["speed-up over the smallest"] for row in found["Batch variants"]] == pytest.approx([1.0, 100 / 90])
+    assert found["Scaling efficiency"][0]["efficiency"] == pytest.approx(160 / 90 / 2)
+
+
+def test_two_epochs_take_less_than_twice_the_first(runs: list[ServerRun]) -> None:
+    side = replace(runs[0].side, phases={"first_epoch_s": 90.0, "epoch_s": 60.0})
+    (row,) = rows(servers.first_epochs([replace(runs[0], side=side)]))
+    assert (row["one epoch min"], row["two epochs min"], row["two over one"]) == pytest.approx((1.5, 2.5, 5 / 3))
+
+
+def test_use_is_averaged_over_the_timed_part(runs: list[ServerRun]) -> None:
+    found = utilisation.utilisation_of(runs[1].side.logs)
+    assert found is not None
+    assert (found.samples, found.cpu_percent, found.gpu_percent, found.gpus) == (2, 50.0, 60.0, 2)
+    assert (found.pcie_sent, found.power_watts, found.nvlink_received) == (2.0, None, None)
+    assert found.nvlink_sent == pytest.approx(1024 / (10 * 60 - 2))
+
+
+def test_fewest_gpus_within_a_day(runs: list[ServerRun]) -> None:
+    """A training that takes 2,000 minutes on a GPU and scales well needs two for a day, sixteen or so for two hours."""
+    every = [variant(runs[0], "a", gpus=gpus, minutes=2000 / gpus * 1.02**gpus) for gpus in (1, 2, 4)]
+    every.append(variant(runs[0], "b", gpus=8, minutes=130.0))
+    found = {(row["server"], row["within"]): row for row in rows(gpus_needed.gpus_needed(every))}
+    assert found["a", "a day"]["GPUs"] == 2
+    assert found["a", "a day"]["95 % from"] < 2000 / 2 < found["a", "a day"]["95 % to"]
+    assert 16 <= found["a", "two hours"]["GPUs"] <= 64
+    assert found["a", "two hours"]["GPUs to be sure"] is None or found["a", "two hours"]["GPUs to be sure"] >= 16
+    assert (found["b", "four hours"]["GPUs"], found["b", "two hours"]["GPUs"]) == (8, None)
+
+
+def test_every_figure_of_the_study_is_printed_next_to_ours() -> None:
+    published = published_tables()
+    assert len(published) == len(PLACES)
+    assert ("maskrcnn", "<= 540") in {(row["benchmark"], row["printed"]) for t in published for row in rows(t)}
+
+
+@pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100"])
+def test_picture_has_every_device_and_link(name: str) -> None:
+    server = parse_topology((TOPOLOGY / f"{name}.txt").read_text(encoding="utf-8"))
+    svg = server_picture.picture(server).svg
+    assert all(f">{gpu}<" in svg for gpu in server.gpus)
+    assert svg.count(">switch<") == 4
+    assert svg.count('class="l s') == (8 if server.has_nvswitch else len(server.nvlinks))
+
+
+def test_rows_of_nccl_tests() -> None:
+    text = "#  size  count type redop root time algbw busbw\n"
+    text += "   65536  16384  float  sum  -1  25.67  2.55  4.47  0\n"
+    assert machine_links.parse_nccl_tests(text) == [[65536.0, 4.47e9]]
+
+
+def step(**changed: Any) -> dict[str, Any]:
+    kernels = [{"name": "gemm", "class": "matrix products", "seconds": 0.8, "calls": 1, "share": 0.8}]
+    return {
+        "module": "benchmarks.resnet.pytorch", "precision": "fp32", "batch_size": 8, "samples_per_step": 8,
+        "seconds": {"median": 2.0}, "flops": 4e12, "moved": 1e12, "by_class": {"matrix products": [4e12, 1e12]},
+        "classes": {"matrix products": 0.8, "other": 0.2}, "uncounted": [], "busy_seconds": 1.0, "kernels": kernels,
+        **changed,
+    }  # fmt: skip
+
+
+def test_share_of_the_roof(tmp_path: Path) -> None:
+    """4 operations a byte: below the ridge of 10 TFLOP/s over 1 TB/s memory is the limit, 4 TFLOP/s."""
+    peaks = {"device": "cuda", "name": "GPU", "library": "2", "threads": None}
+    peaks |= {"flops_per_second": {"fp32": 1e13}, "bytes_per_second": {"copy": 1e12, "triad": 0.9e12}}
+    (tmp_path / roofline.PEAKS).write_text(json.dumps({"peaks": peaks}), encoding="utf-8")
+    (tmp_path / "a.json").write_text(json.dumps({"step": step()}), encoding="utf-8")
+    (row,) = rows(roofline.roofline_table(roofline.load(tmp_path)))
+    assert (row["FLOP/byte"], row["TFLOP/s"]) == (4.0, 2.0)
+    assert (row["of the roof"], row["of the peak"]) == (0.5, 0.2)
+    done = CliRunner().invoke(app, ["study", "roofline", "--from", str(tmp_path), "-o", str(tmp_path / "page")])
+    assert done.exit_code == 0, done.output
+    assert "measured ceilings, 1000 GB/s" in (tmp_path / "page" / "roofline.svg").read_text(encoding="utf-8")
+
+
+def test_kernels_in_common(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"step": step()}), encoding="utf-8")
+    report = "Processing\n\nTime (%),Total Time (ns),Instances,Name\n45.0,450000000,3,gemm\n55.0,550000000,1,sort\n"
+    (tmp_path / "b.csv").write_text(report, encoding="utf-8")
+    read = [kernels_in_common.read_kernels(tmp_path / name) for name in ("a.json", "b.csv")]
+    assert kernels_in_common.in_common(*read).rows == (("gemm", 0.8, pytest.approx(0.45)),)
+    (tmp_path / "c.csv").write_text("no table", encoding="utf-8")
+    with pytest.raises(EncoreError, match="no table of kernels"):
+        kernels_in_common.read_kernels(tmp_path / "c.csv")
+
+
+def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
+    """The whole command, with a machine of this one's kind: marked where it has no GPUs."""
+    server = parse_topology((TOPOLOGY / "dgx1-v100.txt").read_text(encoding="utf-8"))
+    machine = machine_links.Machine(replace(server, name="new"))
+    (tmp_path / machine_links.FILE).write_text(json.dumps(machine.as_json()), encoding="utf-8")
+    named = [f"{name}={path}" for name, path in folders.items()]
+    out = tmp_path / "page"
+    done = CliRunner().invoke(app, ["study", "servers", *named, "--machine", str(tmp_path), "-o", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "Score relative to old" in page
+    assert "Published: single against mixed precision" in page
+    assert "<svg" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert (out / "server-new.svg").is_file()
+    assert "Utilisation over the timed part" in (out / "report.md").read_text(encoding="utf-8")
