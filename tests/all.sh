@@ -4,6 +4,9 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 readonly host_side='not training and not engine and not cluster and not gpu'
 
+# The environments are installed without compiled files: each of some hundred processes would compile what it imports.
+unset PYTHONDONTWRITEBYTECODE
+
 if (($#)); then
   exec .venv/bin/python -m pytest "$@"
 fi
