@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.common.selftest import write_passport
 from benchmarks.language import arrays
+from benchmarks.language.wordpiece import SPECIAL
 
 SAMPLES = {"train": 1 << 13, "test": 512}
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WHOLE_SHARE = 0.2
 """Of samples as long as they may be: in MLPerf's set, where the others have any length, half of a batch is padding."""
 

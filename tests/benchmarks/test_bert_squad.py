@@ -319,6 +319,14 @@ def test_update_is_adam_without_correction(step: dict[str, Any], kernel: str) ->
     assert found["weights"] < 1e-5
 
 
+def test_filled_rows_and_graphs_train_like_rows_without_padding(step: dict[str, Any]) -> None:
+    found = step["graphs"]
+    assert found["filled"] < 1e-6 and found["by graphs"] < 1e-6
+    assert 0 < found["added"][-1] < 32
+    assert found["lengths"] == [256, 224, 192, 160, 128, 96, 64], "the longest first, down to a quarter of it"
+    assert found["replays"] == 5
+
+
 def test_pretrained_weights_are_read_or_refused(step: dict[str, Any]) -> None:
     found = step["pretrained"]
     assert found["same encoder"] is True and found["same head"] is False

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.bert_squad import arrays as squad_arrays
+from benchmarks.bert_squad import noise as squad_noise
 from benchmarks.common import selftest
 from benchmarks.common.agreement import Losses, Result, Tolerance, held_against, read_losses
 from benchmarks.common.data import passport
@@ -187,3 +189,12 @@ def test_real_sizes_are_a_data_set(tmp_path: Path) -> None:
     assert indices.min() >= 0 and indices.max() < 70
     assert set(np.unique(stored[:, 0])) == {0, 1}
     assert passport.read(tmp_path)["splits"]["train"]["count"] == 3000
+
+
+def test_noise_of_squad_is_a_data_set(tmp_path: Path) -> None:
+    squad_noise.write(tmp_path, 100, 64)
+    data = squad_arrays.open_data(tmp_path)
+    assert data.sequence_length == 64 and data.vocabulary.size == 100
+    assert data.train.lengths.max() == 64 and data.train.lengths.min() >= squad_noise.SHORTEST
+    assert (data.train.end < data.train.lengths).all() and (data.train.start > data.train.second - 1).all()
+    assert len(data.questions) == len(data.test)

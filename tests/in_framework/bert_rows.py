@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import sys
-import typing
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,12 +18,14 @@ from benchmarks.bert.pytorch import data
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import filled, part_of, shares, weighted
 from benchmarks.bert.pytorch.train import train_part, train_step
-from benchmarks.bert.pytorch.training import Training, captured
+from benchmarks.bert.pytorch.training import Training
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.language import arrays
 from benchmarks.language.pytorch import fp8
+from benchmarks.language.pytorch.graphs import captured
+from tests.in_framework.held import Held
 
 CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
 ENTRIES, LONGEST, SAMPLES = 61, 20, 64
@@ -79,25 +80,6 @@ def filled_rows(attention):
     }
 
 
-class Held:
-    """What Captured does with memory, on the CPU: the function sees its own tensors alone."""
-
-    made: typing.ClassVar = []
-
-    def __init__(self, function, example, warm_up, beside=None):
-        self.held, self.function, self.replays = [each.clone() for each in example], function, 0
-        warm_up(*self.held)
-        self.beside = beside
-        Held.made.append(self)
-
-    def __call__(self, *tensors):
-        assert [each.shape for each in self.held] == [each.shape for each in tensors]
-        for held, new in zip(self.held, tensors):
-            held.copy_(new)
-        self.replays += 1
-        return self.function(*self.held)
-
-
 def graphs():
     """Steps of parts by graphs, for each length of row, next to the plain ones."""
     config = SimpleNamespace(**{**dataclasses.asdict(CONFIG), "fills_rows": True, "warm_up_steps": 1})
@@ -108,7 +90,8 @@ def graphs():
         eager.append(len(given.rows.tokens))
         return train_part(training, given)
 
-    step = captured(plain, config, ENTRIES, CPU, Held)
+    longest = CONFIG.batch_size // CONFIG.accumulation * LONGEST
+    step = captured(plain, lambda tokens: data.noise(config, ENTRIES, CPU, tokens)[0], longest, 16, 1, Held)
     warmed = len(eager)
     parts = [filled(part(number), CONFIG) for number in range(16)]
     worst = max(distance(gradients(training, each, step), gradients(training, each)) for each in parts)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,15 +18,17 @@ import torch
 from benchmarks.bert_squad.arrays import Windows
 from benchmarks.bert_squad.pytorch import training as trainings
 from benchmarks.bert_squad.pytorch.config import Config
-from benchmarks.bert_squad.pytorch.data import Batch, chosen, gathered
+from benchmarks.bert_squad.pytorch.data import Batch, chosen, filled, gathered, noise
 from benchmarks.bert_squad.pytorch.model import in_tables, loss_sum
-from benchmarks.bert_squad.pytorch.train import train_step
+from benchmarks.bert_squad.pytorch.train import train_batch, train_step
 from benchmarks.bert_squad.pytorch.training import Training
 from benchmarks.bert_squad.schedule import learning_rate
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_generators import drawn_from
 from benchmarks.language.pytorch.checkpoint import places_of
+from benchmarks.language.pytorch.graphs import captured
+from tests.in_framework.held import Held
 
 RANKS = Ranks(0, 1, 0, 1, torch.device("cpu"))
 SIZES: dict[str, Any] = {
@@ -137,6 +142,38 @@ def pretrained() -> dict[str, Any]:
     }
 
 
+def graphs(windows: Windows) -> dict[str, Any]:
+    """The largest distance of losses and gradients of filled rows, by held graphs too, from rows without padding."""
+    config = SimpleNamespace(**{**dataclasses.asdict(Config(**SIZES)), "token_bucket": 32, "cuda_graph": True})
+    training = Training(Config(**SIZES), VOCABULARY, RANKS, "plain", None)
+    step = captured(
+        partial(train_batch, training),
+        lambda tokens: noise(config, VOCABULARY, RANKS, tokens),  # type: ignore[arg-type]
+        config.batch_size * config.sequence_length, 32, 1, Held,
+    )  # fmt: skip
+
+    def gradients(of: Any, batch: Batch) -> list[torch.Tensor]:
+        training.updates.gradients.zero_()
+        return [of(batch).clone(), training.updates.gradients.clone()]
+
+    distances, lengths = {"filled": 0.0, "by graphs": 0.0}, set()
+    for number in range(5):
+        batch = gathered(windows, chosen(Config(**SIZES), windows, number, 5, RANKS))
+        full = filled(batch, config)  # type: ignore[arg-type]
+        lengths.add(len(full.rows.tokens) - len(batch.rows.tokens))
+        expected = gradients(partial(train_batch, training), batch)
+        for name, of in (("filled", partial(train_batch, training)), ("by graphs", step)):
+            found = gradients(of, full)
+            distance = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected))
+            distances[name] = max(distances[name], distance)
+    return {
+        **distances,
+        "added": sorted(lengths),
+        "lengths": [len(graph.held[0]) for graph in Held.made],
+        "replays": sum(graph.replays for graph in Held.made),
+    }
+
+
 def main() -> int:
     torch.manual_seed(0)
     windows = some_windows()
@@ -144,6 +181,7 @@ def main() -> int:
         "loss": loss(windows),
         "update": {kernel: update(windows, kernel) for kernel in ("plain", "fused")},
         "pretrained": pretrained(),
+        "graphs": graphs(windows),
     }
     print(json.dumps(found))
     return 0

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional
 
 import torch
 
@@ -15,7 +15,6 @@ from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Batch, Part, noise
 from benchmarks.bert.pytorch.model import Network
 from benchmarks.common import kernels, torch_lamb
-from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
@@ -23,6 +22,7 @@ from benchmarks.common.torch_updates import ScaleRule, Updates
 from benchmarks.language.arrays import DataSet
 from benchmarks.language.pytorch import attention, checkpoint, fp8, operators
 from benchmarks.language.pytorch.encoder import shape_of
+from benchmarks.language.pytorch.graphs import captured
 
 LARGEST_SCALE = float(1 << 24)
 """Of the loss, as apex has it (amp/scaler.py, max_loss_scale)."""
@@ -30,8 +30,6 @@ PartStep = Callable[["Training", Part], torch.Tensor]
 """``train_part`` of train.py."""
 Step = Callable[["Training", Batch, float], Optional[torch.Tensor]]
 """``train_step`` of train.py."""
-STEPS_BEFORE_CAPTURE = 3
-"""At least, as PyTorch's documentation of CUDA graphs asks."""
 
 
 class Done:
@@ -191,43 +189,15 @@ def warm_up(step: Step, training: Training) -> None:
     config = training.config
     with without_trace(training.updates, training.ranks):
         if config.cuda_graph:
-            training.run_part = captured(training.run_part, config, training.vocabulary, training.ranks)
+            training.run_part = captured(
+                training.run_part,
+                lambda tokens: noise(config, training.vocabulary, training.ranks, tokens)[0],
+                config.batch_size // config.accumulation * config.positions,
+                config.token_bucket,
+                config.warm_up_steps,
+            )
             training.updates.gradients.zero_()
         if config.warm_up_steps:
             batch = noise(config, training.vocabulary, training.ranks)
             for _ in range(config.warm_up_steps):
                 step(training, batch, 0.0)
-
-
-def captured(
-    eager: Callable[[Part], torch.Tensor], config: Config, vocabulary: int, ranks: Ranks, capture: Any = Captured
-) -> Callable[[Part], torch.Tensor]:
-    """Capture the step of a part for each length of row from a quarter of the longest; shorter ones stay eager.
-
-    Samples of any length fill a row to a half. The longest row comes first: the others use its memory.
-    """
-    longest = config.batch_size // config.accumulation * config.positions
-    graphs: Dict[Tuple[int, ...], Any] = {}
-    first = None
-    repeats = max(config.warm_up_steps, STEPS_BEFORE_CAPTURE)
-    for tokens in range(-(-longest // config.token_bucket) * config.token_bucket, longest // 4, -config.token_bucket):
-        example = noise(config, vocabulary, ranks, tokens)[0]
-        if example.shapes() in graphs:
-            continue
-
-        def step(*tensors: torch.Tensor, like: Part = example) -> torch.Tensor:
-            return eager(like.of(tensors))
-
-        # Compiled by the first; then a call before a capture is for what a shape allocates.
-        graph = capture(step, example.tensors(), repeated(step, repeats if first is None else 1), first)
-        graphs[example.shapes()] = graph
-        first = first or graph
-        if ranks.context.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def run_part(part: Part) -> torch.Tensor:
-        graph = graphs.get(part.shapes())
-        found: torch.Tensor = eager(part) if graph is None else graph(*part.tensors())
-        return found
-
-    return run_part

@@ -27,7 +27,7 @@ from benchmarks.bert_squad.pytorch.data import (
     noise,
     steps_per_epoch,
 )
-from benchmarks.bert_squad.pytorch.train import train_step
+from benchmarks.bert_squad.pytorch.train import train_batch, train_step
 from benchmarks.bert_squad.pytorch.training import build
 from benchmarks.common import bench
 from benchmarks.common.frameworks import pytorch
@@ -95,7 +95,7 @@ def plain_step(
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data = open_data(folder)
-    training = build(config, data, ranks, {}, train_step)
+    training = build(config, data, ranks, {}, train_batch, train_step)
     steps = steps_per_epoch(config, data, ranks)
     inputs = ExitStack()
 

@@ -44,6 +44,7 @@ class Config:
     # The input
     sequence_length: int = 384  # tokens of a window, at most; the data set must have been cut to it
     batch_size: int = 4  # windows per rank and step
+    token_bucket: int = 512  # rows are filled up to a multiple of so many tokens, where cuda_graph needs it
     prefetch: int = 4  # batches built ahead by a thread
 
     # The optimizer
@@ -69,6 +70,7 @@ class Config:
     attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # auto: flash where a GPU has it
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     kernels: Literal["auto", "plain", "triton", "compiled"] = "auto"  # between the products; auto: measured
+    cuda_graph: bool = False  # on a GPU: forward and backward as one graph for each length of row
     warm_up_steps: int = 3  # on noise, before the clock; 0 does none
     log_interval: int = 50  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
@@ -82,6 +84,7 @@ class Config:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         at_least(self, 1, "layers", "width", "heads", "inner_width", "vocabulary_multiple", "batch_size", "epochs")
         at_least(self, 1, "eval_batch_size", "n_best", "longest_answer", "log_interval", "loss_scale_window")
+        at_least(self, 1, "token_bucket")
         at_least(self, 16, "sequence_length")
         at_least(self, 0, "prefetch", "warm_up_steps", "checkpoint_interval", "eval_interval", "gradient_clip")
         at_least(self, 0, "weight_decay")
@@ -102,6 +105,11 @@ class Config:
             (
                 "device=cpu is not compiled for: set kernels=auto",
                 self.device == "cpu" and self.kernels == "compiled",
+            ),
+            ("device=cpu has no CUDA graphs: set cuda_graph=false", self.device == "cpu" and self.cuda_graph),
+            (
+                "attention=grouped reads lengths, which a CUDA graph cannot: set attention=auto or cuda_graph=false",
+                self.cuda_graph and self.attention == "grouped",
             ),
             (f"width={self.width} must be a multiple of heads={self.heads}", self.width % self.heads != 0),
             (

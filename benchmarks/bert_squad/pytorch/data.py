@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
-from typing import Any, Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Generator, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.read_ahead import read_ahead
-from benchmarks.language.pytorch.encoder import Rows
+from benchmarks.language.pytorch.encoder import Rows, fill_up
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Batch:
 
     rows: Rows
     wide: torch.Tensor
-    """int64 (T,): place of each token in a table of (B, longest) places."""
+    """int64 (T,): place of each token in a table of (B, longest) places; of padding, the place behind the last."""
     start: torch.Tensor
     """int64 (B,): place of the answer's first token in its window."""
     end: torch.Tensor
@@ -34,6 +34,21 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def tensors(self) -> List[torch.Tensor]:
+        """Return all that is computed on."""
+        rows = self.rows
+        return [rows.tokens, rows.segments, rows.positions, rows.offsets, self.wide, self.start, self.end]
+
+    def shapes(self) -> Tuple[int, ...]:
+        """Return the lengths of all tensors."""
+        return tuple(len(each) for each in self.tensors())
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> Batch:
+        """Return the same windows with other ``tensors``."""
+        tokens, segments, positions, offsets, wide, start, end = tensors
+        rows = Rows(tokens, segments, positions, offsets, self.rows.longest, self.rows.padding)
+        return Batch(rows, wide, start, end, self.indices)
 
 
 def check_length(config: Config, data: DataSet) -> None:
@@ -97,19 +112,25 @@ def gathered(windows: Windows, indices: np.ndarray) -> Batch:
     return Batch(rows, wide, start, end, indices)
 
 
-def _moved(content: Any, device: torch.device, pin: bool) -> Any:
-    """Return a dataclass with its tensors in pinned memory, or on ``device``."""
-    found = {field.name: getattr(content, field.name) for field in fields(content)}
-    tensors = {name: each for name, each in found.items() if torch.is_tensor(each)}
-    moved = {name: each.pin_memory() if pin else each.to(device, non_blocking=True) for name, each in tensors.items()}
-    return replace(content, **moved)
+def filled(batch: Batch, config: Config) -> Batch:
+    """Fill a row up to the next multiple of token_bucket, with a table as wide as the longest window may be.
+
+    Sequences of padding follow the windows, as many in every row; no loss looks at them.
+    """
+    bucket, longest = config.token_bucket, config.sequence_length
+    there = len(batch.wide)
+    rows = fill_up(batch.rows, -(-there // bucket) * bucket, -(-bucket // longest) + 1, longest)
+    owners = torch.div(batch.wide, max(1, batch.rows.longest), rounding_mode="floor")
+    wide = owners * longest + batch.rows.positions
+    missing = len(rows.tokens) - there
+    return replace(batch, rows=rows, wide=torch.cat([wide, wide.new_full((missing,), len(batch) * longest)]))
 
 
 def to_device(batch: Batch, device: torch.device, pin: bool = False) -> Batch:
     """Return a batch on ``device``; with ``pin`` in memory from which a copy to it waits for nothing."""
     if device.type == "cpu":
         return batch
-    return replace(_moved(batch, device, pin), rows=_moved(batch.rows, device, pin))
+    return batch.of([each.pin_memory() if pin else each.to(device, non_blocking=True) for each in batch.tensors()])
 
 
 class TrainingInput:
@@ -131,7 +152,8 @@ def _training_batches(
     config: Config, windows: Windows, steps: int, ranks: Ranks, position: int
 ) -> Generator[Batch, None, None]:
     def make(step: int) -> Batch:
-        return to_device(gathered(windows, chosen(config, windows, step, steps, ranks)), ranks.context, pin=True)
+        batch = gathered(windows, chosen(config, windows, step, steps, ranks))
+        return to_device(filled(batch, config) if config.cuda_graph else batch, ranks.context, pin=True)
 
     endless = range(position, 2**62)
     with closing(read_ahead(make, endless, config.prefetch, 1)) as batches:
@@ -153,9 +175,10 @@ def evaluation_batches(config: Config, windows: Windows, ranks: Ranks) -> Iterat
             yield to_device(batch, ranks.context)
 
 
-def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
-    """A batch of windows as long as they come, of random tokens."""
-    length, count = config.sequence_length, config.batch_size
+def noise(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:
+    """A batch of windows of equal length, of random tokens: about so many ``tokens``, by default as many as come."""
+    count = config.batch_size
+    length = max(2, min(tokens // count or config.sequence_length, config.sequence_length))
     draw = np.random.RandomState(config.seed % 2**32)
     windows = Windows(
         tokens=draw.randint(0, vocabulary, count * length).astype(np.uint16),
@@ -168,4 +191,5 @@ def noise(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
         end=draw.randint(length // 4, length, count).astype(np.uint16),
         question=np.zeros(count, np.int32),
     )
-    return to_device(gathered(windows, np.arange(count)), ranks.context)
+    batch = gathered(windows, np.arange(count))
+    return to_device(filled(batch, config) if config.cuda_graph else batch, ranks.context)

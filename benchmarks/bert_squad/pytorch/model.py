@@ -44,6 +44,6 @@ def loss_sum(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 def in_tables(logits: torch.Tensor, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return both logits as (B, longest), minus infinity behind a window's end."""
     count, longest = len(batch), batch.rows.longest
-    empty = logits.new_full((count * longest, 2), float("-inf"))
-    first, last = empty.index_copy(0, batch.wide, logits).view(count, longest, 2).unbind(2)
+    empty = logits.new_full((count * longest + 1, 2), float("-inf"))  # the last place is for padding
+    first, last = empty.index_copy(0, batch.wide, logits)[:-1].view(count, longest, 2).unbind(2)
     return first, last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.bert_squad import noise
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.common import selftest
 from benchmarks.common.agreement import Tolerance
@@ -19,10 +20,13 @@ SUITE = Suite(
         "attention": ROUNDED,
         "optimizer_kernel": ROUNDED,
         "compile": ROUNDED,
+        "cuda_graph": ROUNDED,
         "kernels": ROUNDED,
     },
     left_out=("optimizer_kernel=apex", "attention=flash"),
-    settings={"kernels": "plain", "stop_at_target": False, "initializer_range": 0.05},
+    # At the small system's rate the losses fall to nothing, of which any rounding is a large share.
+    settings={"kernels": "plain", "stop_at_target": False, "initializer_range": 0.05, "learning_rate": 0.0003},
+    real_sizes=noise.write,
 )
 
 if __name__ == "__main__":

@@ -28,12 +28,18 @@ from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 
 
-def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
-    """Forward, backward and update on one batch; return the mean loss of this rank's windows, on the device."""
+def train_batch(training: Training, batch: Batch) -> torch.Tensor:
+    """Forward and backward on one batch; return the sum of the losses of this rank's windows, on the device."""
     loss = training.loss_sum(batch)
     training.updates.scaled(loss).backward()
+    return loss.detach()
+
+
+def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
+    """Forward, backward and update on one batch; return the mean loss of this rank's windows, on the device."""
+    loss = training.by_graph(batch) if training.by_graph else train_batch(training, batch)
     training.updates.step(rate, len(batch) * training.ranks.size)
-    return loss.detach() / len(batch)
+    return loss / len(batch)
 
 
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
@@ -50,7 +56,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     steps = run.open(lambda: steps_per_epoch(config, data, ranks))
     saved = run.saved
     with run.initialization():
-        training = run.open(lambda: build(config, data, ranks, saved, train_step))
+        training = run.open(lambda: build(config, data, ranks, saved, train_batch, train_step))
     run.log(events.hyperparameters(config, ranks.size))
     timeline = events.timeline(config, steps)
     # No window is read before run_start.

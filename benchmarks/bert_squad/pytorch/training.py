@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
@@ -22,10 +23,13 @@ from benchmarks.common.torch_optimizers import Build
 from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates
 from benchmarks.language.pytorch import attention, operators
 from benchmarks.language.pytorch.checkpoint import load_weights
+from benchmarks.language.pytorch.graphs import captured
 
 MANY_STEPS = 1e6
 """Steps after which 1 - beta ** steps is 1 in fp32, for any beta that is used."""
-EagerStep = Callable[["Training", Batch, float], torch.Tensor]
+BatchStep = Callable[["Training", Batch], torch.Tensor]
+"""``train_batch`` of train.py."""
+Step = Callable[["Training", Batch, float], torch.Tensor]
 """``train_step`` of train.py."""
 
 
@@ -60,8 +64,9 @@ class Training:
             load_weights(self.network.encoder, weights)
         self.network.to(ranks.context)
         rows = config.batch_size * config.sequence_length // 2
-        # With its launches: a step of some windows is shorter on an H200 than they are.
-        self.kernels, pieces = operators.choose(config, rows, ranks, dtype, saved_kernels, common_kernels.seconds)
+        # With its launches, unless a graph makes them: a step of some windows is shorter on an H200 than they are.
+        time = common_kernels.seconds_on_device if config.cuda_graph else common_kernels.seconds
+        self.kernels, pieces = operators.choose(config, rows, ranks, dtype, saved_kernels, time)
         self.network.encoder.use(pieces)
         # Decayed weights come first in the flat tensor of all.
         parameters = sorted(self.network.parameters(), key=lambda parameter: parameter.dim() < 2)
@@ -75,6 +80,8 @@ class Training:
             scale=ScaleRule(config.loss_scale, config.loss_scale_window) if config.precision == "fp16" else None,
         )
         without_correction(self.updates.optimizer)
+        self.by_graph: Optional[Callable[[Batch], torch.Tensor]] = None
+        """Forward and backward by CUDA graphs, where there are any."""
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """The loss of this rank's windows, summed."""
@@ -160,8 +167,10 @@ def weights_file(config: Config, folder: Path) -> Optional[Path]:
     return path
 
 
-def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any], step: EagerStep) -> Training:
-    """Build with a checkpoint, pretrained or fresh weights, ready: warmed up by ``step`` on noise, before the clock.
+def build(
+    config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any], batch_step: BatchStep, step: Step
+) -> Training:
+    """Build with a checkpoint, pretrained or fresh weights, ready: warmed up and captured on noise, before the clock.
 
     Raises:
         Problem: the data set has windows of another length, or the pretrained weights do not fit.
@@ -176,19 +185,28 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any],
         # Behind the choice of kernels, which draws numbers too.
         seed_dropout(config.seed, ranks)
     pytorch.broadcast(training.network.parameters())
-    warm_up(step, training)
+    warm_up(batch_step, step, training)
     if saved:
         training.network.load_state_dict(saved["network"])
         training.updates.restore(saved)
     return training
 
 
-def warm_up(step: EagerStep, training: Training) -> None:
-    """Connect the ranks and compile, by steps on noise at rate 0; weights, optimizer and generators are as before."""
-    if not training.config.warm_up_steps:
-        return
-    batch = noise(training.config, training.vocabulary, training.ranks)
-    with without_trace(training.updates, training.ranks):
-        for _ in range(training.config.warm_up_steps):
+def warm_up(batch_step: BatchStep, step: Step, training: Training) -> None:
+    """Connect the ranks, compile and capture, by noise at rate 0; weights, optimizer and generators are as before."""
+    config, vocabulary, ranks = training.config, training.vocabulary, training.ranks
+    with without_trace(training.updates, ranks):
+        if config.cuda_graph:
+            training.by_graph = captured(
+                partial(batch_step, training),
+                lambda tokens: noise(config, vocabulary, ranks, tokens),
+                config.batch_size * config.sequence_length,
+                config.token_bucket,
+                config.warm_up_steps,
+            )
+            training.updates.gradients.zero_()
+        batch = noise(config, vocabulary, ranks)
+        for _ in range(config.warm_up_steps):
             step(training, batch, 0.0)
-    without_correction(training.updates.optimizer)
+    if config.warm_up_steps:
+        without_correction(training.updates.optimizer)

@@ -1,0 +1,55 @@
+"""A data set of noise with the sizes of the real one, to measure the speed of a step; nothing of it can be learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Dict, Tuple
+
+import numpy as np
+
+from benchmarks.bert_squad import arrays
+from benchmarks.common.selftest import write_passport
+from benchmarks.language.wordpiece import SPECIAL
+
+WINDOWS = {"train": 1 << 13, "test": 512}
+MEAN, SHAPE = 170, 6.0
+"""Tokens of a window of SQuAD's at 384, about, and how closely their gamma distribution lies around them."""
+QUESTION = 12
+"""Tokens before the paragraph."""
+SHORTEST = QUESTION + 8
+
+
+def window_arrays(count: int, length: int, entries: int) -> Dict[str, np.ndarray]:
+    """Return the arrays of a part: tokens of any entry, an answer of three of them, a question for each window."""
+    random = np.random.RandomState(count)
+    lengths = np.clip(random.gamma(SHAPE, MEAN / SHAPE, count).astype(np.int64), SHORTEST, length)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    places = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    begins = np.maximum(places - QUESTION, 0) * 2
+    start = QUESTION + random.randint(0, SHORTEST - QUESTION - 3, count)
+    return {
+        "tokens": random.randint(len(SPECIAL), entries, offsets[-1]),
+        "begins": begins,
+        "ends": begins + (places >= QUESTION),
+        "best": places >= QUESTION,
+        "offsets": offsets,
+        "second": np.full(count, QUESTION),
+        "start": start,
+        "end": start + 2,
+        "question": np.arange(count),
+    }
+
+
+def write(folder: Path, entries: int = 30522, length: int = 384) -> None:
+    """Write windows of up to ``length`` tokens of a vocabulary of so many ``entries``."""
+    for part, count in WINDOWS.items():
+        for name, array in window_arrays(count, length, entries).items():
+            np.save(str(folder / f"{part}_{name}.npy"), array.astype(arrays.ARRAYS[name]))
+    words: Tuple[str, ...] = (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL))))
+    (folder / arrays.VOCABULARY).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    context = "w " * length
+    asked = [{"id": str(number), "question": "w", "answers": ["w w w"]} for number in range(WINDOWS["test"])]
+    (folder / arrays.PARAGRAPHS).write_text(json.dumps({"context": context, "questions": asked}) + "\n")
+    facts = {"vocabulary": entries, "sequence_length": length, "questions": WINDOWS}
+    write_passport(folder, "bert-squad", WINDOWS, facts)
