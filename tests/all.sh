@@ -4,6 +4,9 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 readonly host_side='not training and not engine and not cluster and not gpu'
 
+# The environments are installed without compiled files: each of some hundred processes would compile what it imports.
+unset PYTHONDONTWRITEBYTECODE
+
 if (($#)); then
   exec .venv/bin/python -m pytest "$@"
 fi
@@ -20,5 +23,5 @@ if ! wait "$environments"; then
   exit 1
 fi
 # Slurm, engines and trainings wait for timers, starts and files: three at once keep two cores at work. What a file's
-# tests share is made once.
-.venv/bin/python -m pytest -m "not ($host_side)" --numprocesses 3 --dist loadfile
+# tests share is made once. The order is that of tests/conftest.py, and not by the number of a file's tests.
+.venv/bin/python -m pytest -m "not ($host_side)" --numprocesses 3 --dist loadfile --no-loadscope-reorder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from encore import data, environment, paths
 from encore.machine import node
@@ -31,8 +33,19 @@ MARKS = {
 """Which fixtures give a test its mark: nobody can forget it. `gpu` is written at the test."""
 
 
+LONGEST = (
+    "tests/containers/test_engine.py",
+    "tests/cluster/test_cluster.py",
+    "tests/benchmarks/test_resnet_frameworks.py",
+    "tests/run/test_run.py",
+)
+"""Begun first, by tests/all.sh: no worker of pytest-xdist is to begin one of them when the others are almost done."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests by the fixtures that they use; skip those that need a GPU where there is none."""
+    """Put the longest files first; mark the tests by their fixtures; skip those of a GPU where there is none."""
+    places = {file: place for place, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
     without_gpu = pytest.mark.skip(reason="NO GPU: nothing was tested on one")
     for item in items:
         for mark, fixtures in MARKS.items():
@@ -78,12 +91,41 @@ def kernels_python() -> Path:
     return environment.ensure_environment("kernels", lambda text: print(text, file=sys.stderr))
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What all workers of pytest-xdist look at and none changes: the first that asks makes it, the others wait."""
+
+    folder: Path
+
+    def made(self, name: str, make: Callable[[Path], object]) -> Path:
+        """Return the folder that ``make`` has filled, which is empty when it is called."""
+        folder, done = self.folder / name, self.folder / f"{name}.made"
+        with FileLock(self.folder / f"{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+
 @pytest.fixture(scope="session")
-def digits(mxnet_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shared:
+    """A folder of this test run: a worker's own is in it."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "shared"
+    folder.mkdir(exist_ok=True)
+    return Shared(folder)
+
+
+@pytest.fixture(scope="session")
+def digits(mxnet_python: Path, shared: Shared) -> Path:
     """The small data set of resnet."""
-    folder = tmp_path_factory.mktemp("digits") / "resnet"
-    data.prepare("resnet", folder, data.Preparation(), mxnet_python, lambda update: None)
-    return folder
+    return shared.made("digits", lambda folder: prepared("resnet", folder, mxnet_python)) / "resnet"
+
+
+def prepared(name: str, folder: Path, python: Path) -> None:
+    data.prepare(name, folder / name, data.Preparation(), python, lambda update: None)
 
 
 @pytest.fixture(scope="session")
@@ -114,13 +156,16 @@ class Study:
 
 
 @pytest.fixture(scope="session")
-def study(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(encore: Encore, digits: Path, shared: Shared) -> Study:
     """Trains twice: the tests of runs and of sweeps look at it."""
-    results = tmp_path_factory.mktemp("study")
-    where = ("--data", str(digits), "--results", str(results))
-    done = encore("sweep", "resnet", "--gpus", "1,2", "--seed", "7", *where, *TINY, "--predict", "4", "--json")
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
+
+    def train(folder: Path) -> None:
+        where = ("--data", str(digits), "--results", str(folder))
+        done = encore("sweep", "resnet", "--gpus", "1,2", "--seed", "7", *where, *TINY, "--predict", "4", "--json")
+        assert done.returncode == 0, done.stderr
+        (folder / "printed.json").write_text(done.stdout, encoding="utf-8")
+
+    printed = json.loads((shared.made("study", train) / "printed.json").read_text(encoding="utf-8"))
     return Study(Path(printed["study"]), printed)
 
 

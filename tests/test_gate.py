@@ -10,6 +10,7 @@ import yaml
 
 import encore
 from encore import paths
+from tests.conftest import LONGEST
 
 HOOKS = paths.ROOT / ".pre-commit-config.yaml"
 WORKFLOW = paths.ROOT / ".github" / "workflows" / "gate.yml"
@@ -48,6 +49,10 @@ def test_the_gate_runs_the_readmes_command_and_that_runs_every_test() -> None:
     assert f"host_side='{fast}'" in text
     # Together they are every test.
     assert re.findall(r'pytest -m ("[^"]+")', text) == ['"$host_side"', '"not ($host_side)"']
+
+
+def test_the_files_that_come_first_are_there() -> None:
+    assert [file for file in LONGEST if not (paths.ROOT / file).is_file()] == []
 
 
 def test_no_test_marked_gpu_is_said() -> None:

@@ -23,7 +23,7 @@ from encore.results.compliance import check
 from encore.results.reader import read_events
 from tests import trainings
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import InFramework, finish, result, trained_once, write_small_config
+from tests.trainings import InFramework, finish, result, steps_so_far, trained_once, write_small_config
 
 
 @pytest.fixture(scope="module")
@@ -162,33 +162,31 @@ def test_log_has_what_the_checker_of_v06_asks_for(unbroken: Callable[..., Path])
     assert told == []
 
 
-@pytest.mark.parametrize(("ranks", "in_evaluation"), [(2, False), (2, True)])
-def test_stopped_and_resumed_run_is_an_unbroken_one(
-    pytorch_python: Path,
-    language: Path,
-    unbroken: Callable[..., Path],
-    tmp_path: Path,
-    ranks: int,
-    in_evaluation: bool,
+def test_run_stopped_in_training_and_in_evaluation_and_resumed_is_an_unbroken_one(
+    pytorch_python: Path, language: Path, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
     # So many batches of an evaluation that the signal comes within it.
-    settings = ("eval_batch_size=4",) if in_evaluation else ()
-    expected = unbroken(ranks, *settings) / "metrics.jsonl"
-    steps = len(losses(expected)) // 2 if in_evaluation else STEPS // 2
-    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", ranks, *settings)
-    children = start_ranks(pytorch_python, config, language, output, ranks)
+    settings = ("eval_batch_size=4",)
+    expected = unbroken(2, *settings) / "metrics.jsonl"
+    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2, *settings)
     metrics, log = output / "metrics.jsonl", output / "result.txt"
-    while not metrics.exists() or len(records(metrics, "step")) < steps:
-        assert children[0].poll() is None, children[0].communicate()
-        time.sleep(0.01)
-    while in_evaluation and "eval_start" not in log.read_text():
-        time.sleep(0.01)
-    children[-1].send_signal(signal.SIGTERM)  # one rank is asked, all stop at the same place
-    assert [code for code, _ in finish(children)] == [0] * ranks
-    assert records(metrics, "end")[-1]["outcome"] == "interrupted"
-    assert evaluations(metrics) == [], "it was stopped before the first evaluation was over"
-    ended = finish(start_ranks(pytorch_python, config, language, output, ranks))
-    assert [code for code, _ in ended] == [0] * ranks, ended
+
+    def stopped_once(reached: Callable[[], bool]) -> None:
+        children = start_ranks(pytorch_python, config, language, output, 2)
+        while not reached():
+            assert children[0].poll() is None, children[0].communicate()
+            time.sleep(0.01)
+        children[-1].send_signal(signal.SIGTERM)  # one rank is asked, all stop at the same place
+        ended = finish(children)
+        assert [code for code, _ in ended] == [0, 0], ended
+        assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+        assert evaluations(metrics) == [], "it was stopped before the first evaluation was over"
+
+    stopped_once(lambda: steps_so_far(metrics) >= STEPS // 2)
+    stopped_once(lambda: "eval_start" in log.read_text(encoding="utf-8"))
+    assert len(losses(metrics)) == len(losses(expected)) // 2
+    ended = finish(start_ranks(pytorch_python, config, language, output, 2))
+    assert [code for code, _ in ended] == [0, 0], ended
     assert losses(metrics) == losses(expected)
     assert evaluations(metrics) == evaluations(expected)
     assert len(evaluations(metrics)) == 2
@@ -211,7 +209,8 @@ def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, lan
 
 def test_bench_shows_every_kind(encore: Encore, language: Path) -> None:
     command = ("bench", "gnmt", "--data", str(language), "--steps", "2", "--repeats", "1", "--json")
-    done = encore(*command)
+    small = ("width=16", "layers=3", "batch_size=64", "beam_size=2", "max_length_test=20")
+    done = encore(*command, *(word for setting in small for word in ("--set", setting)))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)["measured"]
     assert set(found) == {"bare", "synthetic", "real", "input", "one by one", "decode"}

@@ -67,9 +67,9 @@ def test_optimizers_follow_the_submitted_rules(in_mxnet: InFramework) -> None:
 def test_evaluation_counts_each_image_once_whatever_the_ranks(in_mxnet: InFramework, digits: Path) -> None:
     one = result(in_mxnet("evaluation.py", str(digits), "1"))
     assert one["total"] == 297
-    for ranks, batch in ((1, 64), (2, 40), (3, 7)):
-        found = result(in_mxnet("evaluation.py", str(digits), str(batch), ranks=ranks))
-        assert found["passes"] == [one["passes"][0]] * 2, (ranks, batch)
+    # 149 images are a batch more than the other rank's 148.
+    two = result(in_mxnet("evaluation.py", str(digits), "37", ranks=2))
+    assert two["passes"] == [one["passes"][0]] * 2
     # Pillow and DALI decode JPEG a little differently: an image or two may fall to the other side.
     assert one["passes"][0] == pytest.approx(one["by hand"], abs=2 / 297)
 

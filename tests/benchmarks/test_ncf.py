@@ -55,9 +55,8 @@ def test_checkpoint_reaches_the_tensors_of_a_captured_graph(in_pytorch: InFramew
 
 def test_sampler(in_pytorch: InFramework) -> None:
     one = result(in_pytorch("ncf_sampler.py"))
-    two = result(in_pytorch("ncf_sampler.py", ranks=2))
     three = result(in_pytorch("ncf_sampler.py", ranks=3))
-    assert one["first epoch"] == two["first epoch"] == three["first epoch"]
+    assert one["first epoch"] == three["first epoch"]
     assert one["again"] and one["another seed"]
     samples = one["first epoch"]
     positives = sorted([user, item] for user, item, label in samples if label)

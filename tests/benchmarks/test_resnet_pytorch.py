@@ -50,14 +50,21 @@ def test_what_the_installed_pytorch_lacks_is_reported(in_pytorch: InFramework) -
     assert "compile=default: no compiler\n  do this: set compile=none" in without[2]
 
 
+def test_activations_in_the_model_of_memory_are_those_that_pytorch_keeps(in_pytorch: InFramework) -> None:
+    found = result(in_pytorch("pytorch_network.py"))["kept"]
+    assert set(found) == {"18 fp32", "18 bf16", "50 fp32", "50 bf16"}
+    for name, (kept, modelled) in found.items():
+        assert modelled == pytest.approx(kept, rel=0.02), name
+
+
 def test_evaluation_counts_each_image_once_whatever_the_ranks(in_pytorch: InFramework, digits: Path) -> None:
     one = result(in_pytorch("pytorch_evaluation.py", str(digits), "64"))
     assert one["total"] == 297
     assert one["error of statistics"] == 0.0
-    for ranks, batch in ((2, 40), (3, 7)):
-        found = result(in_pytorch("pytorch_evaluation.py", str(digits), str(batch), ranks=ranks))
-        assert found["error of statistics"] < 1e-6
-        assert found["passes"] == pytest.approx([one["passes"][0]] * 2, abs=1 / 297), (ranks, batch)
+    # 149 images are a batch more than the other rank's 148.
+    two = result(in_pytorch("pytorch_evaluation.py", str(digits), "37", ranks=2))
+    assert two["error of statistics"] < 1e-6
+    assert two["passes"] == pytest.approx([one["passes"][0]] * 2, abs=1 / 297)
 
 
 def test_impossible_settings_are_refused(encore: Encore) -> None:

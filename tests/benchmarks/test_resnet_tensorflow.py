@@ -44,10 +44,10 @@ def test_network(in_tensorflow: InFramework) -> None:
 def test_evaluation_counts_each_image_once_whatever_the_ranks(in_tensorflow: InFramework, digits: Path) -> None:
     one = result(in_tensorflow("tensorflow_evaluation.py", str(digits), "64"))
     assert one["total"] == 297
-    for ranks, batch in ((2, 40), (3, 7)):
-        found = result(in_tensorflow("tensorflow_evaluation.py", str(digits), str(batch), ranks=ranks))
-        assert found["error of statistics"] < 1e-6
-        assert found["passes"] == pytest.approx([one["passes"][0]] * 2, abs=1 / 297), (ranks, batch)
+    # 149 images are a batch more than the other rank's 148.
+    two = result(in_tensorflow("tensorflow_evaluation.py", str(digits), "37", ranks=2))
+    assert two["error of statistics"] < 1e-6
+    assert two["passes"] == pytest.approx([one["passes"][0]] * 2, abs=1 / 297)
 
 
 def test_impossible_settings_are_refused(encore: Encore) -> None:

@@ -72,7 +72,7 @@ def test_dynamic_loss_scale(in_pytorch: InFramework) -> None:
     assert found["transformer"] == [128, 128, 256, 128, 128, 128, 256]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[1, 3])
 def batches(request: pytest.FixtureRequest, in_pytorch: InFramework, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What tests/in_framework/translation_batches.py finds on so many ranks."""
     return result(in_pytorch("translation_batches.py", str(tmp_path_factory.mktemp("output")), ranks=request.param))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from encore.run import run_folder
 from tests.cluster.conftest import Jobs
 from tests.cluster.slurm import Cluster, wait_for
 from tests.conftest import losses
-from tests.trainings import HANGS, PATIENCE
+from tests.trainings import HANGS, PATIENCE, is_told
 
 REACHES = ("--seed", "5", "--set", "quality_target=0.2")
 """Two epochs reach this, the first alone does not; not reaching the target is seen in runs of other seeds."""
@@ -118,11 +119,32 @@ def test_the_warning_before_the_time_limit_requeues_and_resumes(jobs: Jobs, unbr
     nobody_is_left(jobs)
 
 
+def ranks_of(jobs: Jobs, job: str) -> list[psutil.Process]:
+    beats = processes.heartbeats(jobs.folder(job) / "experiment_0" / "heartbeat")
+    return [psutil.Process(beat.pid) for beat in beats]
+
+
+def goes_on(rank: psutil.Process) -> bool:
+    """Whether a suspended rank has been told to stop, or already runs again or has ended: Slurm sends SIGCONT, too."""
+    try:
+        return rank.status() != psutil.STATUS_STOPPED or is_told(rank, signal.SIGTERM)
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return True
+
+
 def test_the_time_limit_itself_is_survived(jobs: Jobs) -> None:
     # A minute to begin the training in, on a busy machine, before the warning comes.
     limit = ("--nodes=2", "--time=2", "--signal=B:USR1@60")
     job = jobs.submit("--set", "epochs=300", sbatch=limit)
-    jobs.wait_for_state(job, "RUNNING")
+    jobs.wait_for_step(job, 5)
+    # Until then they would keep all cores busy for nothing.
+    ranks = ranks_of(jobs, job)
+    for rank in ranks:
+        rank.suspend()
+    wait_for(lambda: all(map(goes_on, ranks)), "the ranks are told", PATIENCE)
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.resume()
     jobs.wait_for_state(job, "PENDING")
     assert jobs.cluster.field(job, "Restarts") == "1"
     assert jobs.state(job)["reason"] == "stopped by SIGUSR1, a checkpoint was written"
@@ -138,14 +160,10 @@ def test_scancel_writes_a_checkpoint_and_leaves_nothing(jobs: Jobs) -> None:
     nobody_is_left(jobs)
 
 
-def rank_of(jobs: Jobs, job: str, rank: int) -> int:
-    return processes.heartbeats(jobs.folder(job) / "experiment_0" / "heartbeat")[rank].pid
-
-
 def test_a_killed_rank_ends_the_job_with_the_reason(jobs: Jobs) -> None:
     job = jobs.submit("--set", "epochs=50")
     jobs.wait_for_step(job, 5)
-    os.kill(rank_of(jobs, job, 1), signal.SIGKILL)
+    ranks_of(jobs, job)[1].kill()
     jobs.wait_for_state(job, "FAILED")
     assert jobs.state(job)["status"] == "failed"
     assert "rank 1 was killed by SIGKILL" in jobs.state(job)["reason"]
@@ -155,7 +173,7 @@ def test_a_killed_rank_ends_the_job_with_the_reason(jobs: Jobs) -> None:
 def test_a_hanging_rank_ends_the_job_with_the_reason(jobs: Jobs) -> None:
     job = jobs.submit("--set", "epochs=50", *HANGS)
     jobs.wait_for_step(job, 5)
-    os.kill(rank_of(jobs, job, 1), signal.SIGSTOP)
+    ranks_of(jobs, job)[1].suspend()
     jobs.wait_for_state(job, "FAILED")
     assert "rank 1 hangs" in jobs.state(job)["reason"]
     nobody_is_left(jobs)

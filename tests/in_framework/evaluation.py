@@ -48,5 +48,5 @@ def by_hand():
 
 
 if run.ranks.rank == 0:
-    print(json.dumps({"passes": passes, "total": evaluation.total, "by hand": by_hand()}))
+    print(json.dumps({"passes": passes, "total": evaluation.total, "by hand": by_hand() if batch_size == 1 else None}))
 run.finish()

@@ -95,8 +95,9 @@ def run(config_class, framework: SimpleNamespace, data):
         config = optimizer_config(config_class, name)
         # Rates of a warm-up and of the decay after it.
         made, changing = list(made_gradients(config)), [sgd_and_lars.rate_at(step, 0.4, 12, 4) for step in range(1, 11)]
-        steps = framework.optimized(config, made_weights(config), made, changing)
-        start = {tensor: made_weights(config)[tensor] for tensor in weights.trained_names(config)}
+        arrays = made_weights(config)
+        steps = framework.optimized(config, arrays, made, changing)
+        start = {tensor: arrays[tensor] for tensor in weights.trained_names(config)}
         rule = sgd_and_lars.trained(start, made, changing, config)
         found.update({f"{name} {tensor}": steps[tensor] for tensor in start})
         found[f"rule {name}"] = np.array([np.linalg.norm(steps[t] - rule[t]) / np.linalg.norm(rule[t]) for t in start])

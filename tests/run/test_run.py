@@ -102,17 +102,16 @@ def test_finished_run_is_not_run_again(encore: Encore, finished: tuple[Path, dic
 # -- the same again: each training is held against those of the study --------------------------------------
 
 
-def test_runs_have_their_own_seeds_and_the_same_seed_the_same_curve(
-    encore: Encore, digits: Path, tmp_path: Path, study: Study
-) -> None:
-    folder = train(encore, "resnet", digits, tmp_path, "--runs", "2").parent
+def test_runs_have_their_own_seeds(encore: Encore, digits: Path, tmp_path: Path) -> None:
+    """That the same seed gives the same curve is seen in runs that were stopped: here and in tests/scaling."""
+    short = ("--set", "epochs=1", "--set", "warmup_epochs=0")
+    folder = train(encore, "resnet", digits, tmp_path, "--runs", "2", *short).parent
     seeds = [
         json.loads((folder / f"experiment_{n}" / "config.json").read_text(encoding="utf-8"))["seed"] for n in (0, 1)
     ]
     assert seeds == [7, 8]
     first, second = (losses(folder / f"experiment_{n}" / "metrics.jsonl") for n in (0, 1))
-    assert first == losses(study.of_ranks(1) / "metrics.jsonl")
-    assert first != second
+    assert first[0] != second[0]
     state = json.loads((folder / "experiment_0" / "state.json").read_text(encoding="utf-8"))
     assert state["status"] == "not_reached"
 

@@ -20,7 +20,7 @@ from encore.run.supervise import Limits
 from encore.scaling import batch, releases, sweep_folder, throughput
 from encore.scaling.grid import Grid, GridPoint, batch_settings, points, request_of
 from encore.scaling.sweep_folder import Here, Submitter
-from tests.conftest import TINY, Encore, Study, records
+from tests.conftest import TINY, Encore, Study, losses, records
 from tests.trainings import PATIENCE, in_background, wait_for_step
 
 NOWHERE = Here(lambda point, folder: pytest.fail("a point was run"), Limits())
@@ -167,7 +167,7 @@ def test_a_sweep_is_run_reported_and_not_run_again(encore: Encore, study: Study)
     assert (after, [path.stat().st_mtime_ns for path in after]) == (before, stamps)
 
 
-def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path: Path) -> None:
+def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path: Path, study: Study) -> None:
     where = ("--data", str(digits), "--results", str(tmp_path))
     process = in_background("sweep", "resnet", "--gpus", "1", *where, *TINY, "--seed", "7")
     # Behind the checkpoint of the first epoch, which 24 steps make.
@@ -177,14 +177,15 @@ def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path:
     (path,) = tmp_path.iterdir()
     assert process.returncode == ExitCode.INTERRUPTED, output
     assert f"encore sweep --resume {path}" in output
-    study = sweep_folder.open_study(path)
-    (point,) = points(study.grid)
-    assert study.state(point) == "interrupted"
+    found = sweep_folder.open_study(path)
+    (point,) = points(found.grid)
+    assert found.state(point) == "interrupted"
     done = encore("sweep", "--resume", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     (metrics,) = path.glob("1x1/*/experiment_0/metrics.jsonl")
     assert [record["resumed_step"] > 0 for record in records(metrics, "start")] == [False, True]
-    assert study.state(point) == "done"
+    assert losses(metrics) == losses(study.of_ranks(1) / "metrics.jsonl"), "one rank, the same seed"
+    assert found.state(point) == "done"
 
 
 # -- the seam to a scheduler ----------------------------------------------------------------------------
