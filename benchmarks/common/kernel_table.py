@@ -24,7 +24,10 @@ CLASSES: Tuple[Tuple[str, str], ...] = (
     ("matrix products", r"gemm|cutlass|xmma|::(add)?(b)?mm\b|baddbmm|::linear|matmul|nvjet|cublas|rnn|lstm|splitk"),
     ("copies", r"memcpy|memset|copy|clone|contiguous|nchwtonhwc|nhwctonchw|transpose|catarray|::cat\b|::stack|_to\b"),
     ("boxes and masks", r"\bnms|roi_?align|\balign_(for|back)ward|match_boxes|overlap_bits|most_of_objects|draw_masks"),
-    ("indexing", r"embedding|compute_grad_weight|index|gather|scatter|sort|topk|nonzero|masked_select|unique|searchsorted|radix|scan"),
+    (
+        "indexing",
+        r"embedding|compute_grad_weight|index|gather|scatter|sort|topk|nonzero|masked_select|unique|searchsorted|radix|scan",
+    ),
     (
         "elementwise",
         r"elementwise|vectorized|triton_|\bgelu_|smoothed_rows|reduce|pointwise|foreach|multi_tensor|::(add|sub|mul|div|neg|exp|log|sqrt|rsqrt"

@@ -316,7 +316,9 @@ def largest_batches(study: Study, results: Sequence[Result]) -> list[Table]:
     for each in results:
         if "largest_batch" in each.found:
             found = each.found["largest_batch"]
-            rows.append((_name(list(each.axes.values()), list(each.axes)), each.ranks, found["fits"], found["does_not"]))
+            rows.append(
+                (_name(list(each.axes.values()), list(each.axes)), each.ranks, found["fits"], found["does_not"])
+            )
             axes = {name: value for name, value in each.axes.items() if name != study.epoch.batch}
             values.append(Ours(axes, found["fits"], None, None))
     if not rows:
