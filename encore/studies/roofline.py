@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,12 +140,29 @@ def classes_table(measured: Measured) -> Table:
 def kernels_table(measured: Measured, most: int = _KERNELS) -> Table:
     """Return the longest kernels of each step."""
     rows = tuple(
-        (title_of(step), each["name"], each["class"], each["share"], each["calls"], each["seconds"] * 1e3)
+        (title_of(step), short_kernel(each["name"]), each["class"], each["share"], each["calls"], each["seconds"] * 1e3)
         for step in measured.steps
         for each in step["kernels"][:most]
     )
     columns = ("step", "kernel", "class", "share of the time", "calls", "ms")
-    return Table(title="Longest kernels", columns=columns, formats={"share of the time": ".1%"}, rows=rows)
+    note = "Names without namespaces and arguments, cut; whole in the JSON files."
+    return Table(title="Longest kernels", columns=columns, formats={"share of the time": ".1%"}, rows=rows, note=note)
+
+
+def short_kernel(name: str) -> str:
+    """Return the name of a kernel without return type, namespaces and arguments, of at most 60 characters."""
+    bare = _NAMESPACES.sub("", name)
+    depth = 0
+    for place, letter in enumerate(bare):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0:
+            bare = bare[:place]
+            break
+    return bare if len(bare) <= _NAME else f"{bare[: _NAME - 1]}…"
+
+
+_NAMESPACES = re.compile(r"^void |\(anonymous namespace\)::|\b(?:at|native|c10|std|cuda|cudnn|cutlass|pytorch_flash)::")
+_NAME = 60
 
 
 def roofline_figure(measured: Measured) -> Figure | None:
