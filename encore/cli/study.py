@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from encore import paths
-from encore.cli import options, study_servers
+from encore.cli import options, study_nodes, study_servers
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.run import hints
@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
     group.command("report")(report)
     group.command("list")(list_studies)
     study_servers.register(group)
+    study_nodes.register(group)
     app.add_typer(group, name="study")
 
 

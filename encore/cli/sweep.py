@@ -199,7 +199,7 @@ def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
     print_fitted(console(), table)
 
 
-def _here(screen: Console, limits: Limits) -> Here:
+def here(screen: Console, limits: Limits) -> Here:
     """Report runs on this machine line by line, under the name of their point."""
 
     def hooks_of(point: GridPoint, folder: RunFolder | None) -> Hooks:
@@ -212,7 +212,7 @@ def _here(screen: Console, limits: Limits) -> Here:
 
 def _run(screen: Console, study: Study, limits: Limits, submit: bool, predict: tuple[int, ...], as_json: bool) -> None:
     screen.print(f"study folder: {study.path}")
-    code = sweeps.run(study, _here(screen, limits), submitter(study.grid), submit)
+    code = sweeps.run(study, here(screen, limits), submitter(study.grid), submit)
     if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
         screen.print(
             f"resume with: {hints.command('sweep', '--resume', study.path.absolute())}", markup=False, highlight=False

@@ -185,14 +185,30 @@ def roofline_figure(measured: Measured) -> Figure | None:
         start = max(x[0], y[0] / measured.bandwidth)
         panel.line([(start, start * measured.bandwidth), (roof / measured.bandwidth, roof), (x[1], roof)], "level")
     panel.clip(end=True)
-    for name, roof in roofs.items():
-        panel.text(panel.right, panel.y(roof) - 4, f"{name} {_short(roof)}", "end halo")
+    for height, words in _labels(roofs, panel):
+        panel.text(panel.right, height - 4, words, "end halo")
     for number, (step, spot) in enumerate(zip(measured.steps, spots, strict=False), 1):
         panel.marks([spot], number)
         panel.name(number, title_of(step))
     panel.name(None, f"measured ceilings, {measured.bandwidth / 1e9:.4g} GB/s")
     title = "Roofline" + (" of this machine's CPU" if measured.is_cpu else f" of {measured.peaks['name']}")
     return Figure("roofline", title, panel.svg(title), roofline_table(measured))
+
+
+def _labels(roofs: Mapping[str, float], panel: Panel) -> list[tuple[float, str]]:
+    """Return heights and texts of the ceilings, one text for those whose own would cover each other."""
+    found: list[tuple[float, str]] = []
+    for name, roof in sorted(roofs.items(), key=lambda item: -item[1]):
+        height, words = panel.y(roof), f"{name} {_short(roof)}"
+        if found and height - found[-1][0] < _LETTER:
+            found[-1] = (found[-1][0], f"{found[-1][1]}, {words}")
+        else:
+            found.append((height, words))
+    return found
+
+
+_LETTER = 14.0
+"""Height of a line of text."""
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
