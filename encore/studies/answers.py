@@ -10,7 +10,7 @@ from encore.results.figures import Figure, bars, over_gpus
 from encore.results.panel import SERIES
 from encore.results.tables import Table
 from encore.studies.definition import Question, Study, Value
-from encore.studies.results import Ours, Result, beside, bounds, chosen, grouped, ratio
+from encore.studies.results import Ours, Result, beside, bounds, chosen, grouped, in_percent, ratio
 
 _PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
 
@@ -124,7 +124,7 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
             lines.setdefault(_name(series, question.series), []).append((_x(each, question), value))
             values.append(Ours(each.axes, value, low, high))
         ends.append((value, _name(series, question.series), _x(line[-1], question) / _x(line[0], question)))
-        unsure += low <= 1.0 <= high
+        unsure += low is None or high is None or low <= 1.0 <= high
     columns = (*question.series, question.x, "s per epoch", "from", "to", "speed-up", "least", "most")
     table = Table(title=f"Seconds per epoch over {_words(question.x)}", columns=columns, rows=tuple(rows))
     sentence = ""
@@ -148,8 +148,8 @@ def _against(study: Study, question: Question, results: Sequence[Result], key: s
         if one not in by_way or other not in by_way:
             continue
         found = ratio(by_way[other].step, by_way[one].step)
-        percent, low, high = (100 * (value - 1) for value in found)
-        sure += low > 0 or high < 0
+        percent, low, high = 100 * (found[0] - 1), in_percent(found[1]), in_percent(found[2])
+        sure += low is not None and high is not None and (low > 0 or high < 0)
         rows.append((*series, by_way[one].step.estimate, by_way[other].step.estimate, percent, low, high, found[0]))
         values.append(Ours(by_way[other].axes, percent, low, high))
     columns = (*question.series, f"{one}, s a step", f"{other}, s a step", "overhead, %", "from", "to", "ratio")

@@ -19,7 +19,7 @@ from encore.results.tables import Cell, Table
 from encore.scaling.grid import Grid
 from encore.scaling.throughput import Result
 from encore.studies.definition import DATA
-from encore.studies.results import ratio
+from encore.studies.results import in_percent, ratio
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -132,7 +132,7 @@ def _gains(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Seq
             if {"fp16", "fp32"} <= set(speeds):
                 found_ratio = ratio(speeds["fp16"], speeds["fp32"])
                 alone = next((f.printed for f in own if f.gpus == gpus), ends)
-                rows.append((each.name, nodes, gpus, *(100 * (value - 1) for value in found_ratio), alone))
+                rows.append((each.name, nodes, gpus, *map(in_percent, found_ratio), alone))
     columns = ("framework", "nodes", "GPUs", "fp16 over fp32, %", "from", "to", "printed, %")
     return Table(title="What fp16 gains", columns=columns, rows=tuple(rows))
 

@@ -93,13 +93,18 @@ def grouped(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Valu
     return found
 
 
-def ratio(over: Sample, under: Sample) -> tuple[float, float, float]:
-    """Return over / under and its interval; without a spread the interval is the value."""
+def ratio(over: Sample, under: Sample) -> tuple[float, float | None, float | None]:
+    """Return over / under and its interval, which is None and None without a spread."""
     found = ratio_of(over, under)
     if found is None:
-        return float("nan"), float("nan"), float("nan")
-    low, high = found.interval() or (found.value, found.value)
+        return float("nan"), None, None
+    low, high = found.interval() or (None, None)
     return found.value, low, high
+
+
+def in_percent(value: float | None) -> float | None:
+    """Return what a ratio is above 1, in percent."""
+    return None if value is None else 100 * (value - 1)
 
 
 def bounds(sample: Sample) -> tuple[float, float]:
