@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def _example(folder: Path, export: Export) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise EncoreError(f"{path} cannot be read: {error}", remedy=AGAIN) from error
     for each in (*export.inputs, *export.outputs):
         if each.name not in arrays:
