@@ -35,8 +35,8 @@ TYPES = {
 }  # fmt: skip
 """Triton's names of NumPy's types."""
 ON_CPU = {
-    "device": "cpu", "precision": "fp32", "cuda_graph": False, "compile": "none", "kernels": "plain",
-    "optimizer_kernel": "plain", "warm_up_steps": 0,
+    "device": "cpu", "precision": "fp32", "cuda_graph": False, "kernels": "plain", "optimizer_kernel": "plain",
+    "attention": "auto", "fp8": False, "warm_up_steps": 0,
 }  # fmt: skip
 """How a model is built that nothing trains."""
 
@@ -68,6 +68,8 @@ class Subject:
     """Passes the evaluation set through a model; returns the quality as the log names it, empty if it judges none."""
     preprocessing: Mapping[str, Any]
     """What a client does to its data before, as facts."""
+    original: Optional[Infer] = None
+    """The training code's own way to the outputs, where it is not ``model`` itself."""
     batched: bool = True
     """Whether the first axis of each input and output is the batch, of any size."""
     any_size: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class Tools:
     module: Any
     """Of benchmarks/common/frameworks: reads checkpoints."""
     infer: Callable[[Subject], Infer]
-    """The model before it is exported."""
+    """A subject's model before it is exported."""
     writers: Mapping[str, Writer]
     """By the name of the format; the first one is the default."""
 
@@ -97,7 +99,9 @@ class Tools:
 def on_cpu(config: C, **others: Any) -> C:
     """Return a configuration of a model that nothing trains, with ``others`` changed too."""
     names = {each.name for each in dataclasses.fields(config)}  # type: ignore[arg-type]
-    changes = {name: value for name, value in ON_CPU.items() if name in names}
+    changes: Dict[str, Any] = {name: value for name, value in ON_CPU.items() if name in names}
+    if "compile" in names:
+        changes["compile"] = False if isinstance(getattr(config, "compile"), bool) else "none"  # noqa: B009
     return dataclasses.replace(config, **{**changes, **others})  # type: ignore[type-var]
 
 
@@ -260,7 +264,8 @@ def _export(arguments: argparse.Namespace, config: Any, tools: Tools, prepare: P
         refuse_below_target(quality, config.targets)
     data = passport.read(arguments.data)
     subject = prepare(on_cpu(config), saved, arguments.data)
-    found = export(subject, tools.writers[arguments.format], tools.infer(subject), arguments.to)
+    original = subject.original or tools.infer(subject)
+    found = export(subject, tools.writers[arguments.format], original, arguments.to)
     return {
         "schema": SCHEMA,
         **arguments.facts,
