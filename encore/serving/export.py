@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -39,12 +40,13 @@ class Checked(_Read):
     """How the export was compared with the training code."""
 
     tolerance: float = 0.0
-    """The largest difference that an output may have."""
+    """The largest difference of an output, divided by its largest magnitude where that is above 1."""
 
 
 class Export(_Read):
     """export.json, as far as a server needs it."""
 
+    schema_: Literal[1] = Field(1, alias="schema")
     name: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]*$")
     format: str
     model: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]*$")

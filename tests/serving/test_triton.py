@@ -142,10 +142,11 @@ def test_a_bad_request_leaves_the_others_alone(served: Served, tmp_path: Path) -
 
 
 def test_other_outputs_are_noticed(served: Served, tmp_path: Path) -> None:
-    done = served.ask("http", changed_export(served, tmp_path / "changed", sum="a + 0.5"))
+    """A difference counts in parts of the output's largest magnitude, as `encore export` counts it."""
+    done = served.ask("http", changed_export(served, tmp_path / "changed", sum="a + 0.5 * np.abs(a).max()"))
     found = json.loads(done.stdout)
     assert (done.returncode, found["same"]) == (1, False)
-    assert found["differences"]["sum"] == pytest.approx(0.5, abs=1e-5)
+    assert 0.3 < found["differences"]["sum"] <= 0.5
 
 
 def test_a_server_that_is_not_there_is_waited_for_only_so_long(served: Served) -> None:

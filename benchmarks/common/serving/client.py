@@ -112,13 +112,19 @@ def predict(server: Server, example: Arrays) -> Arrays:
 
 
 def difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest absolute difference; infinite where one of the two alone is not a number."""
+    """Return the largest difference, divided by the largest magnitude of ``expected`` if that is above 1.
+
+    `encore export` compares in the same way. Numbers that are not finite differ by infinity where they differ at all.
+    """
     if found.size == 0:
         return 0.0
     one, other = found.astype(np.float64), expected.astype(np.float64)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
-    apart = np.where(same, 0.0, np.abs(one - other))
-    return float(np.where(np.isnan(apart), np.inf, apart).max())
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(one - other)
+    apart = np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf))
+    magnitudes = np.abs(other[np.isfinite(other)])
+    return float(apart.max() / max(1.0, magnitudes.max() if magnitudes.size else 0.0))
 
 
 def compare(server: Server, example: Arrays) -> Dict[str, Any]:
