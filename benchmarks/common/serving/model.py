@@ -19,8 +19,11 @@ def open_onnx(path: Path, outputs: Sequence[str], device: str) -> Run:
     """Return an ONNX model in ONNX Runtime, on a GPU where ``device`` says so."""
     import onnxruntime
 
-    providers = ["CUDAExecutionProvider"] if device == "gpu" else ["CPUExecutionProvider"]
-    session = onnxruntime.InferenceSession(str(path), providers=providers)
+    provider = "CUDAExecutionProvider" if device == "gpu" else "CPUExecutionProvider"
+    # ONNX Runtime would take the CPU in its place, with no more than a warning.
+    if provider not in onnxruntime.get_available_providers():
+        raise RuntimeError(f"this ONNX Runtime has no {provider}: install onnxruntime-gpu, or serve with --device cpu")
+    session = onnxruntime.InferenceSession(str(path), providers=[provider])
     # The exporter leaves out an input that no output depends on.
     taken = {each.name for each in session.get_inputs()}
 
