@@ -25,7 +25,7 @@ def preprocessing(config: Hyperparameters, folder: Path) -> Dict[str, Any]:
         "scale": "0..255",
         "mean": list(MEAN),
         "std": list(STD),
-        "layout": "NCHW",
+        "layout": config.layout,
         "classes": passport.read(folder)["classes"],
     }
 

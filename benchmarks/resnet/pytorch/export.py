@@ -27,7 +27,10 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     """Build what is exported: of three colour channels in any case, since the fourth one is empty."""
     config = on_cpu(config, pad_channels=False, layout="NCHW")
     network = model.build(config)
-    network.load_state_dict({**saved["network"], STEM: saved["network"][STEM][:, :3].contiguous()})
+    # In place: a copy would lose the versions of the layers, and with them what a batch-norm of this one holds.
+    weights = saved["network"]
+    weights[STEM] = weights[STEM][:, :3].contiguous()
+    network.load_state_dict(weights)
     evaluation = EvaluationInput(data, config, folder, Ranks(0, 1, 0, 1, torch.device("cpu")))
 
     def evaluate(infer: Infer) -> Dict[str, float]:
