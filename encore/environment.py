@@ -296,6 +296,8 @@ def _run(environment: Environment, command: list[str]) -> None:
         file.flush()
         path = f"{environment.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
         switches = build_switches(environment.horovod, environment.mpi) if environment.horovod else {}
+        # Horovod's setup.py starts eight compilers on any machine; flags of a make that this runs under are its own.
+        switches["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
         # Its own session: a Ctrl-C ends this process, which then ends the child and says how to continue.
         child = subprocess.Popen(
             command,

@@ -13,8 +13,7 @@ from benchmarks.bert_squad.arrays import DataSet
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch, check_length, noise
 from benchmarks.bert_squad.pytorch.model import Network, loss_sum
-from benchmarks.common import kernels as common_kernels
-from benchmarks.common import torch_optimizers
+from benchmarks.common import kernels, torch_optimizers
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
@@ -64,8 +63,8 @@ class Training:
             load_weights(self.network.encoder, weights)
         self.network.to(ranks.context)
         rows = config.batch_size * config.sequence_length // 2
-        # With its launches, unless a graph makes them: a step of some windows is shorter on an H200 than they are.
-        time = common_kernels.seconds_on_device if config.cuda_graph else common_kernels.seconds
+        # Launches count without a graph: a step of some windows is shorter on an H200 than they are.
+        time = kernels.clock(config.cuda_graph)
         self.kernels, pieces = operators.choose(config, rows, ranks, dtype, saved_kernels, time)
         self.network.encoder.use(pieces)
         # Decayed weights come first in the flat tensor of all.
@@ -179,8 +178,8 @@ def build(
     weights = None if saved else weights_file(config, data.folder)
     multiple = config.vocabulary_multiple
     vocabulary = -(-data.vocabulary.size // multiple) * multiple
-    kernel, kernels = saved.get("kernel", config.optimizer_kernel), saved.get("kernels", {})
-    training = Training(config, vocabulary, ranks, kernel, weights, kernels)
+    kernel = saved.get("kernel", config.optimizer_kernel)
+    training = Training(config, vocabulary, ranks, kernel, weights, saved.get("kernels", {}))
     if not saved:
         # Behind the choice of kernels, which draws numbers too.
         seed_dropout(config.seed, ranks)

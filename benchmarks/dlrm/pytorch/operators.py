@@ -220,6 +220,7 @@ def choose(
     sorts = config.embedding_update == "sorted"
     if sorts:
         del operators["update"]  # Triton's kernel adds in any order
-    names = kernels.choose(operators, config.kernels, ranks, pytorch.DTYPES[config.precision], sizes, saved)
+    dtype, clock = pytorch.DTYPES[config.precision], kernels.clock(config.cuda_graph)
+    names = kernels.choose(operators, config.kernels, ranks, dtype, sizes, saved, clock)
     found: List[Any] = [kernels.implementation(operators[name], names[name]) for name in operators]
     return Chosen(names, *found, *([scatter_sorted] if sorts else []))

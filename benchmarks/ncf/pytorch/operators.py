@@ -135,6 +135,7 @@ def choose(config: Config, users: int, items: int, ranks: Ranks, saved: Optional
         "factors": {**common, "width": config.factors},
         "first layer": {**common, "width": config.layers[1]},
     }
-    names = kernels.choose(OPERATORS, config.kernels, ranks, pytorch.DTYPES[config.precision], sizes, saved)
+    dtype, clock = pytorch.DTYPES[config.precision], kernels.clock(config.cuda_graph)
+    names = kernels.choose(OPERATORS, config.kernels, ranks, dtype, sizes, saved, clock)
     found: List[Any] = [kernels.implementation(OPERATORS[name], names[name]) for name in OPERATORS]
     return Chosen(names, *found)
