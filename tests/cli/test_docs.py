@@ -279,7 +279,7 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"encore images convert \w", dry_run),
     (r"encore images \w", parse_it),
     (r"encore (report|archive) ", write_it),
-    (r"encore (show-detections|reproduce) ", parse_it),
+    (r"encore (show-detections|reproduce|export) ", parse_it),
     (r"encore (list|show|plan|published|score|check|audit|compare|explain|tables|--version)\b", run_it),
     (r"encore serve ", parse_it),
     (r"python DIR/triton/client\.py ", find_client),
