@@ -58,6 +58,8 @@ class Framework(_Strict):
     software: dict[str, tuple[str, ...]]
     """Names of a system description, each with the patterns of the packages that have its version."""
     horovod: Horovod | None = None
+    exports: tuple[str, ...] = ()
+    """Formats in which a trained model is written, the best first; see docs/serving.md."""
 
 
 class _Frameworks(RootModel[dict[str, Framework]]):

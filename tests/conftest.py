@@ -26,7 +26,7 @@ TINY = ("--set", "epochs=2", "--set", "quality_target=1.0")
 
 
 MARKS = {
-    "training": {"mxnet_python", "pytorch_python", "tensorflow_python", "kernels_python"},
+    "training": {"mxnet_python", "pytorch_python", "tensorflow_python", "kernels_python", "serving_python"},
     "cluster": {"cluster"},
     "engine": {"docker", "engine"},
 }
@@ -89,6 +89,12 @@ def tensorflow_python() -> Path:
 def kernels_python() -> Path:
     """Python of the environment with Triton, which is made if need be."""
     return environment.ensure_environment("kernels", lambda text: print(text, file=sys.stderr))
+
+
+@pytest.fixture(scope="session")
+def serving_python() -> Path:
+    """Python of the environment with Triton Inference Server and ONNX Runtime, which is made if need be."""
+    return environment.ensure_environment("serving", lambda text: print(text, file=sys.stderr))
 
 
 @dataclass(frozen=True)

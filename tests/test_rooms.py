@@ -17,7 +17,7 @@ LAYERS = (
     ("containers",),
     ("slurm", "ssh"),
     ("run",),
-    ("scaling", "reproduce"),
+    ("scaling", "reproduce", "serving"),
     ("studies",),
     ("cli",),
 )

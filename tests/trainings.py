@@ -222,3 +222,17 @@ def assert_same_run(folder: Path, unbroken: Path) -> None:
     assert evaluations(folder / "metrics.jsonl") == evaluations(unbroken / "metrics.jsonl")
     logs = [[event["key"] for event in logged(each.parent / "result_0.txt")] for each in (folder, unbroken)]
     assert logs[0] == logs[1]
+
+
+def exported(encore: Encore, run: Path, to: Path, format_name: str = "torch-export", *options: str) -> dict[str, Any]:
+    """Export a run and return its passport; the model is the training code's, and of the run's quality."""
+    done = encore("export", str(run), "--to", str(to), "--format", format_name, "--json", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content: dict[str, Any] = json.loads(done.stdout)
+    checked = content["checked"]
+    assert checked["samples"] > 1 and checked["largest_difference"] <= checked["tolerance"]
+    # A run sums on two ranks, and some quality is of answers that a last bit may turn.
+    assert content["quality"]
+    for name, value in content["quality"].items():
+        assert checked["quality"][name] == pytest.approx(value, rel=1e-3)
+    return content

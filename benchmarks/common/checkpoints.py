@@ -14,10 +14,11 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 
 STATE_FILE = "state.json"
@@ -104,8 +105,11 @@ class Checkpoints:
         if self._ranks.rank == 0:
             self._lengths = [path.stat().st_size for path in self._logs]
 
-    def save(self, step: int, state: Mapping[str, Any], shared: Content, own: Content) -> None:
-        """Write a checkpoint; return when it is whole. ``own`` is called on all ranks, then ``shared`` on rank 0."""
+    def save(self, step: int, state: Mapping[str, Any], shared: Content, own: Content, kind: str = "step") -> None:
+        """Write a checkpoint; return when it is whole. ``own`` is called on all ranks, then ``shared`` on rank 0.
+
+        One of kind ``trained`` is what a run ended with: nothing resumes from it.
+        """
         mine, temporary = own(), self._folder / f"writing_{step:08d}"
         if self._ranks.rank == 0:
             for left in self._folder.glob("writing_*"):  # by a run that was killed meanwhile
@@ -119,7 +123,7 @@ class Checkpoints:
             digests = list(map(_digest, self._logs, self._lengths))
             logs = {"log_lengths": self._lengths, "log_digests": digests}
             state = {**state, "ranks": self._ranks.size, **logs}
-            publish(temporary, self._folder / f"step_{step:08d}", state)
+            publish(temporary, self._folder / f"{kind}_{step:08d}", state)
         self._framework.barrier()
 
     def _save(self, path: Path, content: Mapping[str, Any]) -> None:
@@ -209,3 +213,29 @@ def load_arrays(path: Path) -> Dict[str, Any]:
     """Return what ``save_arrays`` was given."""
     with np.load(str(path)) as arrays:
         return {name: arrays[name].tobytes() if arrays[name].dtype == np.uint8 else arrays[name] for name in arrays}
+
+
+def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Return the state and the content of the newest checkpoint in ``folder``, of any number of ranks.
+
+    What the run ended with comes before what it could resume from. The content has what rank 0 kept for all ranks,
+    and below "rank_0", "rank_1" ... what each kept for itself.
+
+    Raises:
+        Problem: there is none, or the newest one is damaged.
+    """
+    found = sorted(folder.glob("trained_*")) or sorted(folder.glob("step_*"))
+    if not found:
+        raise Problem(
+            f"no checkpoint in {folder}",
+            "a run that kept one",
+            "train with --set checkpoint_interval=1: the model that a run ends with is kept too",
+        )
+    path = found[-1]
+    state = _read_state(path)
+    names = [SHARED_FILE, *(f"rank_{rank}" for rank in range(state["ranks"]))]
+    problems = list(filter(None, (_damage_of(path / name) for name in (STATE_FILE, *names))))
+    if problems:
+        raise Problem(f"{path} is damaged: {problems[0]}", "the checkpoint as it was written", "export another run")
+    content = {name: framework.load(path / name) for name in names[1:]}
+    return state, {**content, **framework.load(path / SHARED_FILE)}

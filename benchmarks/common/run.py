@@ -89,12 +89,11 @@ class Run:
         """Name what a checkpoint holds: ``shared`` is called on rank 0, ``own`` before it on every rank."""
         self._shared, self._own = shared, own
 
-    def _save(self) -> None:
+    def _save(self, kind: str = "step") -> None:
         state: Dict[str, Any] = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
         state.update(losses=self._reports.losses, inside_step=self._inside_step)
-        if self._evaluates_later:
-            state["pending"] = self._pending.saved()
-        self._checkpoints.save(self.position, state, self._shared, self._own)
+        state["pending"] = self._pending.saved() if self._evaluates_later else []
+        self._checkpoints.save(self.position, state, self._shared, self._own, kind)
 
     def log(self, events: Mapping[str, Any]) -> None:
         """Log each item as an event, in order; what a resumed run has in its log already is left out."""
@@ -133,6 +132,8 @@ class Run:
         else:
             self._logs.log.run_stop(self._reached)
             self._pending.finish()
+            if self.config.checkpoint_interval:  # off the clock: what `encore export` reads
+                self._save("trained")
         if self._failed:
             with self._leaving_together():
                 raise SystemExit(str(self._pending.problem) if self._pending.problem else FAILED)

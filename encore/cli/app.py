@@ -24,7 +24,8 @@ COMMANDS = {
     "check": "results.check", "audit": "audit.audit", "published": "published.published", "compare": "compare.compare",
     "explain": "compare.explain", "report": "report.report", "tables": "report.tables",
     "show-detections": "detections.show_detections", "archive": "report.archive",
-    "play": "play.play", "reproduce": "reproduce.reproduce", "study": "study",
+    "play": "play.play", "export": "export.export", "serve": "serve.serve", "reproduce": "reproduce.reproduce",
+    "study": "study",
 }  # fmt: skip
 """Module and function of each command; a module alone registers a group of them."""
 

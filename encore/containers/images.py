@@ -49,6 +49,26 @@ class Release(_Strict):
         return f"nvcr.io/nvidia/{self.framework}:{self.tag}"
 
 
+class Server(_Strict):
+    """A release of Triton Inference Server, and what of `encore export` it serves."""
+
+    release: str
+    tag: str
+    backends: dict[str, str]
+    """Backend by format."""
+    platforms: dict[str, str] = Field(default_factory=dict)
+    """Platform by format, of a backend that has several."""
+    lacks: dict[str, str] = Field(default_factory=dict)
+    """By format: what the model needs and the image does not have."""
+    sources: tuple[str, ...] = Field(min_length=1)
+    note: str = ""
+
+    @property
+    def reference(self) -> str:
+        """What is pulled: ``nvcr.io/nvidia/tritonserver:26.04-py3``."""
+        return f"nvcr.io/nvidia/tritonserver:{self.tag}"
+
+
 class Row(_Strict):
     """What a benchmark's image adds to its base."""
 
@@ -85,6 +105,7 @@ class Images(_Strict):
     image: dict[str, Row]
     standin: dict[str, StandIn]
     release: tuple[Release, ...]
+    server: tuple[Server, ...]
     submitted: tuple[Submitted, ...]
 
 

@@ -17,7 +17,7 @@ from benchmarks.bert import events, schedule
 from encore import catalogue, configuration, data
 from tests import trainings
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import InFramework, finish, result, trained_once, write_small_config
+from tests.trainings import InFramework, exported, finish, result, trained_once, write_small_config
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +294,7 @@ def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, tex
     assert values["eval_samples"] == 1000
     (last,) = evaluations(folder / "experiment_0" / "metrics.jsonl")[-1:]
     assert quality(last) == pytest.approx(values["eval_accuracy"])
+    assert exported(encore, folder, tmp_path / "exported")["reached"]
 
 
 def test_bench_shows_every_kind(encore: Encore, text: Path) -> None:

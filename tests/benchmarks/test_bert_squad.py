@@ -31,7 +31,7 @@ from encore import catalogue, configuration, data, paths
 from encore.errors import EncoreError
 from tests import trainings
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import InFramework, finish, result, trained_once, write_small_config
+from tests.trainings import InFramework, exported, finish, result, trained_once, write_small_config
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 
@@ -438,6 +438,10 @@ def test_small_run_reaches_the_target(small_run: tuple[Path, str]) -> None:
     values = {each["key"]: each["value"] for each in logged(folder / "result_0.txt")}
     assert values["submission_benchmark"] == "bert-squad"
     assert values["eval_accuracy"] == pytest.approx(quality(found[-1]))
+
+
+def test_exported_model_answers_alike(small_run: tuple[Path, str], encore: Encore, tmp_path: Path) -> None:
+    assert exported(encore, small_run[0], tmp_path / "exported")["reached"]
 
 
 def test_nothing_claims_an_mlperf_score(small_run: tuple[Path, str], encore: Encore) -> None:

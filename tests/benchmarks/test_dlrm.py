@@ -29,6 +29,7 @@ from tests import trainings
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
 from tests.trainings import (
     InFramework,
+    exported,
     finish,
     result,
     steps_so_far,
@@ -406,6 +407,8 @@ def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, cli
     values = {each["key"]: each["value"] for each in keys}
     assert values["eval_samples"] == 16384
     assert values["eval_accuracy"] >= 0.8025
+    # The tables of two ranks become one.
+    assert exported(encore, folder, tmp_path / "exported")["reached"]
 
 
 def test_bench_shows_every_kind(encore: Encore, clicks: Path) -> None:

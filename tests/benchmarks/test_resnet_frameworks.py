@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Encore, evaluations, logged, losses, only_run
-from tests.trainings import SEED, Started, assert_none_left
+from tests.trainings import SEED, Started, assert_none_left, exported
 
 EPOCH = 24
 """Steps that go over the small data set once."""
@@ -65,6 +65,14 @@ def test_run_on_two_ranks_reaches_the_target(framework: str, reached: Reached) -
     keys = [event["key"] for event in logged(reached.folder / "result_0.txt")]
     for key in ("init_start", "init_stop", "run_start", "run_stop", "seed", "global_batch_size"):
         assert keys.count(key) == 1, key
+
+
+def test_exported_model_is_the_one_that_reached_the_target(
+    framework: str, reached: Reached, encore: Encore, tmp_path: Path
+) -> None:
+    if framework != "pytorch":
+        pytest.skip(f"resnet-{framework} has no export")
+    assert exported(encore, reached.folder, tmp_path / "exported")["reached"]
 
 
 def test_two_ranks_agree_with_one(framework: str, reached: Reached, digits: Path, tmp_path: Path) -> None:

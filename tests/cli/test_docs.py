@@ -245,6 +245,14 @@ def find_file(words: list[str], ground: Ground) -> str:
     return ""
 
 
+def find_client(words: list[str], ground: Ground) -> str:
+    """Check that the client next to a model repository knows the options."""
+    text = (paths.BENCHMARKS / "common" / "serving" / "client.py").read_text(encoding="utf-8")
+    for word in words[2:]:
+        assert not word.startswith("--") or f'"{word}"' in text, f"client.py has no option {word}"
+    return ""
+
+
 Try = Callable[[list[str], Ground], str]
 KINDS: tuple[tuple[str, Try], ...] = (
     (r"\./run\.sh \w", dry_run_sh),
@@ -271,8 +279,10 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"encore images convert \w", dry_run),
     (r"encore images \w", parse_it),
     (r"encore (report|archive) ", write_it),
-    (r"encore (show-detections|reproduce) ", parse_it),
+    (r"encore (show-detections|reproduce|export) ", parse_it),
     (r"encore (list|show|plan|published|score|check|audit|compare|explain|tables|--version)\b", run_it),
+    (r"encore serve ", parse_it),
+    (r"python DIR/triton/client\.py ", find_client),
     (r"make [\w-]+", make_it),
     (r"python -m encore\.cli\.documentation --(check|write)$", check_tables),
     (r"python -m pytest ", find_paths),

@@ -69,7 +69,7 @@ class Interaction(torch.autograd.Function):
         """Multiply and gather."""
         ctx.save_for_backward(vectors, mirror)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
-        return products.view(len(vectors), -1).index_select(1, lower)
+        return products.view(vectors.shape[0], -1).index_select(1, lower)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None]:

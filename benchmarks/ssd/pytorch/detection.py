@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -30,16 +30,26 @@ class Found(NamedTuple):
 
 @torch.no_grad()
 def detect(predictions: torch.Tensor, defaults: torch.Tensor, config: Config) -> Found:
-    """Return the detections in ``predictions`` (N, boxes, 4 + classes), as decode_batch of the submissions.
+    """Return the detections in ``predictions`` (N, boxes, 4 + classes), as decode_batch of the submissions."""
+    return chosen(*decoded(predictions, defaults), config)
+
+
+def decoded(predictions: torch.Tensor, defaults: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return corners (N, boxes, 4) and probabilities (N, boxes, classes) of ``predictions``, without the background."""
+    predictions = predictions.float()
+    return decode(predictions[..., :4], defaults), predictions[..., 4:].softmax(-1)[..., 1:]
+
+
+@torch.no_grad()
+def chosen(boxes: torch.Tensor, probabilities: torch.Tensor, config: Config) -> Found:
+    """Return the detections among what ``decoded`` gives.
 
     Of each class of an image the boxes with the highest probabilities, at most config.detections, go through
     non-maximum suppression; the best of all classes are kept, again at most so many. All images and classes of the
     batch are treated at once.
     """
-    predictions = predictions.float()
-    boxes = decode(predictions[..., :4], defaults)
-    probabilities = predictions[..., 4:].softmax(-1)[..., 1:].transpose(1, 2)
-    scores, places = probabilities.topk(min(config.detections, len(defaults)), dim=-1)
+    probabilities = probabilities.transpose(1, 2)
+    scores, places = probabilities.topk(min(config.detections, boxes.shape[1]), dim=-1)
     image, label, rank = (scores > config.score_threshold).nonzero(as_tuple=True)
     score, box = scores[image, label, rank], boxes[image, places[image, label, rank]]
     kept = nms(box, score, image * probabilities.shape[1] + label, config.nms_threshold)

@@ -123,7 +123,7 @@ class SSD(nn.Module):
         boxes = self._boxes[number]
         # Where the layout is NHWC nothing moves here: positions, boxes of a position, outputs of a box.
         outputs = self.heads[number](features).permute(0, 2, 3, 1)[..., : boxes * self._outputs]
-        return outputs.reshape(len(features), -1, self._outputs)
+        return outputs.reshape(features.shape[0], -1, self._outputs)
 
 
 def build(config: Config, classes: int, norm: Norm) -> SSD:

@@ -1,0 +1,119 @@
+"""BERT for a server: the words at masked places, and whether the second text follows the first.
+
+$ python -m benchmarks.bert.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Dict, Mapping, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.bert.pytorch.config import Config
+from benchmarks.bert.pytorch.data import EvaluationInput, Part
+from benchmarks.bert.pytorch.model import Network
+from benchmarks.common import export
+from benchmarks.common.export import Arrays, Infer, Subject, Value
+from benchmarks.common.export_torch import TOOLS
+from benchmarks.common.ranks import Ranks
+from benchmarks.language.arrays import DataSet, open_data
+from benchmarks.language.pytorch import serving
+from benchmarks.language.pytorch.encoder import shape_of
+from benchmarks.language.pytorch.pieces import bias_gelu
+
+ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
+INPUTS = (
+    Value("tokens", "[CLS] a [SEP] b [SEP], numbers of the vocabulary; 0 behind them"),
+    Value("segments", "1 for b and the [SEP] behind it, else 0"),
+    Value("mask", "1 where a token is, else 0"),
+    Value("masked", "places of words to predict, in the table; any place where there are fewer"),
+)
+OUTPUTS = (
+    Value("words", "logits of the vocabulary at each of the places"),
+    Value("next", "logits: b follows a, b is a random text"),
+)
+
+
+class Served(nn.Module):
+    """The network on a table of samples."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor, masked: torch.Tensor
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """(B, P, vocabulary) and (B, 2) of three (B, L) and the places (B, P)."""
+        network = self.network
+        hidden = serving.hidden_states(network.encoder, tokens, segments, mask)
+        places = masked[:, :, None].expand(-1, -1, hidden.shape[2])
+        product = functional.linear(hidden.gather(1, places), network.transform.weight)
+        words = network.transform_norm(bias_gelu(product, network.transform.bias, network.encoder.shape.gelu))
+        logits = functional.linear(words, network.encoder.words.weight, network.words_bias)
+        return logits, network.next(network.pooler(hidden[:, 0]))
+
+
+def places_of(part: Part, width: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the masked places of each sample and whether each is one, (B, width)."""
+    offsets = part.rows.offsets.numpy()
+    flat = part.masked.numpy()
+    owners = np.searchsorted(offsets, flat, side="right") - 1
+    counts = np.bincount(owners, minlength=len(offsets) - 1)
+    there = np.arange(width) < counts[:, None]
+    places = np.zeros(there.shape, np.int64)
+    places[there] = flat - offsets[owners]
+    return places, there
+
+
+def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
+    """Share of the masked words that are predicted."""
+    right = 0
+    evaluation = EvaluationInput(config, data.test, ALONE)
+    with closing(evaluation.one_pass()) as parts:
+        for part in parts:
+            if part is not None:
+                places, there = places_of(part, data.max_predictions)
+                words, _ = infer(*serving.table(part.rows, data.sequence_length), places)
+                right += int((words.argmax(2)[there] == part.labels.numpy()).sum())
+    return {"masked_accuracy": right / evaluation.masked}
+
+
+def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
+    """Build what is exported."""
+    data = open_data(folder)
+    network = Network(shape_of(config, len(saved["network"]["encoder.words.weight"])), "grouped")
+    network.load_state_dict(saved["network"])
+    network.eval()
+
+    def original(tokens: np.ndarray, segments: np.ndarray, mask: np.ndarray, masked: np.ndarray) -> Arrays:
+        rows = serving.as_rows(tokens, segments, mask)
+        flat = torch.from_numpy(masked) + rows.offsets[:-1, None]
+        with torch.no_grad():
+            words, follows = network(rows, flat.reshape(-1))
+        return words.reshape(*masked.shape, -1).numpy(), follows.numpy()
+
+    ones = np.ones((2, data.sequence_length), np.int64)
+    return Subject(
+        model=Served(network).eval(),
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        example=(ones, ones, ones, np.zeros((2, data.max_predictions), np.int64)),
+        evaluate=lambda infer: evaluate(config, data, infer),
+        preprocessing={
+            "tokens": "WordPiece, lower case",
+            "vocabulary": "vocabulary.txt of the data set",
+            "sequence_length": data.sequence_length,
+            "max_predictions": data.max_predictions,
+        },
+        original=original,
+    )
+
+
+if __name__ == "__main__":
+    export.main(__doc__, Config, TOOLS, prepare)

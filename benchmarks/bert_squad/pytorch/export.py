@@ -1,0 +1,101 @@
+"""BERT on SQuAD for a server: windows of question and context to the logits of the answer's ends.
+
+$ python -m benchmarks.bert_squad.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Dict, Mapping, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.bert_squad.arrays import DataSet, open_data
+from benchmarks.bert_squad.pytorch.config import Config
+from benchmarks.bert_squad.pytorch.data import Batch, evaluation_batches
+from benchmarks.bert_squad.pytorch.evaluation import answer, quality
+from benchmarks.bert_squad.pytorch.model import Network
+from benchmarks.common import export
+from benchmarks.common.export import Arrays, Infer, Subject, Value
+from benchmarks.common.export_torch import TOOLS
+from benchmarks.common.ranks import Ranks
+from benchmarks.language.pytorch import serving
+
+ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
+NOWHERE = -1e4
+"""Logit of a place behind a window's end."""
+INPUTS = (
+    Value("tokens", "[CLS] question [SEP] context [SEP], numbers of the vocabulary; 0 behind them"),
+    Value("segments", "1 for the context and the [SEP] behind it, else 0"),
+    Value("mask", "1 where a token is, else 0"),
+)
+OUTPUTS = (Value("start", "logit of the answer's first token"), Value("end", "logit of the answer's last token"))
+
+
+class Served(nn.Module):
+    """The network on a table of windows."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Two (B, L) of three (B, L)."""
+        logits = self.network.span(serving.hidden_states(self.network.encoder, tokens, segments, mask))
+        first, last = logits.masked_fill(mask[:, :, None] == 0, NOWHERE).unbind(2)
+        return first, last
+
+
+def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
+    """F1 and exact match over all questions."""
+
+    def logits(batch: Batch) -> torch.Tensor:
+        tokens, segments, mask = serving.table(batch.rows, config.sequence_length)
+        found = np.stack(infer(tokens, segments, mask), axis=2)
+        return torch.from_numpy(found[mask == 1])
+
+    run: Any = SimpleNamespace(ranks=ALONE, interrupted=False, watch=iter, total=lambda values, count: values)
+    spans = answer(config, evaluation_batches(config, data.test, ALONE), data, logits, run)
+    with tempfile.TemporaryDirectory() as folder:
+        return quality(spans or [], data, ALONE, Path(folder))
+
+
+def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
+    """Build what is exported."""
+    data = open_data(folder)
+    network = Network(config, len(saved["network"]["encoder.words.weight"]), "grouped")
+    network.load_state_dict(saved["network"])
+    network.eval()
+
+    def original(tokens: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> Arrays:
+        with torch.no_grad():
+            logits = network(serving.as_rows(tokens, segments, mask)).numpy()
+        found = np.full((*mask.shape, 2), NOWHERE, np.float32)
+        found[mask == 1] = logits
+        return found[:, :, 0], found[:, :, 1]
+
+    ones = np.ones((2, config.sequence_length), np.int64)
+    return Subject(
+        model=Served(network).eval(),
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        example=(ones, ones, ones),
+        evaluate=lambda infer: evaluate(config, data, infer),
+        preprocessing={
+            "tokens": "WordPiece, lower case",
+            "vocabulary": "vocabulary.txt of the data set",
+            "sequence_length": config.sequence_length,
+            "longest_answer": config.longest_answer,
+        },
+        original=original,
+    )
+
+
+if __name__ == "__main__":
+    export.main(__doc__, Config, TOOLS, prepare)

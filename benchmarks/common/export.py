@@ -1,0 +1,278 @@
+"""Write a trained model for a server, read it back, and check it on the evaluation set, for any framework.
+
+An implementation's ``export.py`` says what is exported as a :class:`Subject`; how a format is written and read is in
+``export_<framework>.py``. The folder gets the model, ``example.npz`` (inputs and outputs of some samples, by name) and
+``export.json``, the passport. Everything runs on the CPU and in fp32, the type in which weights are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple, TypeVar
+
+import numpy as np
+
+from benchmarks.common import configuration
+from benchmarks.common.checkpoints import read_for_inference
+from benchmarks.common.data import passport
+from benchmarks.common.data.problem import FAILED, Problem
+from benchmarks.common.stopping import end_process
+
+SCHEMA = 1
+FILE = "export.json"
+EXAMPLE = "example.npz"
+EXAMPLES = 8
+"""Samples in EXAMPLE, at most."""
+METRICS = 1
+"""Place of the metrics stream in a checkpoint's ``log_lengths``."""
+TYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32",
+}  # fmt: skip
+"""Triton's names of NumPy's types."""
+ON_CPU = {
+    "device": "cpu", "precision": "fp32", "cuda_graph": False, "kernels": "plain", "optimizer_kernel": "plain",
+    "attention": "auto", "fp8": False, "warm_up_steps": 0,
+}  # fmt: skip
+"""How a model is built that nothing trains."""
+
+Arrays = Tuple[np.ndarray, ...]
+Infer = Callable[..., Arrays]
+"""Takes the inputs in their order and returns the outputs in theirs."""
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or output: its name, and what it means to a client."""
+
+    name: str
+    about: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is exported, and how it is checked."""
+
+    model: Any
+    """In the framework's own form, ready for inference: takes the inputs in their order."""
+    inputs: Sequence[Value]
+    outputs: Sequence[Value]
+    example: Arrays
+    """Inputs by which the model is traced; two samples or more where it is batched."""
+    evaluate: Callable[[Infer], Mapping[str, float]]
+    """Passes the evaluation set through a model; returns the quality as the log names it, empty if it judges none."""
+    preprocessing: Mapping[str, Any]
+    """What a client does to its data before, as facts."""
+    original: Optional[Infer] = None
+    """The training code's own way to the outputs, where it is not ``model`` itself."""
+    batched: bool = True
+    """Whether the first axis of each input and output is the batch, of any size."""
+    any_size: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Further axes of inputs and outputs, by name, that have any size."""
+    tolerance: float = 1e-4
+    """Of an output's difference, divided by the largest magnitude of that output in the batch if that is above 1."""
+
+
+Writer = Callable[[Subject, Path], Tuple[str, Infer]]
+"""Writes a subject's model into a folder; returns the name that it got there, and the model as it is read back."""
+Prepare = Callable[[Any, Mapping[str, Any], Path], Subject]
+"""Takes the configuration, the content of a checkpoint and the folder of the data set."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """A framework's part."""
+
+    module: Any
+    """Of benchmarks/common/frameworks: reads checkpoints."""
+    infer: Callable[[Subject], Infer]
+    """A subject's model before it is exported."""
+    writers: Mapping[str, Writer]
+    """By the name of the format; the first one is the default."""
+
+
+def on_cpu(config: C, **others: Any) -> C:
+    """Return a configuration of a model that nothing trains, with ``others`` changed too."""
+    names = {each.name for each in dataclasses.fields(config)}  # type: ignore[arg-type]
+    changes: Dict[str, Any] = {name: value for name, value in ON_CPU.items() if name in names}
+    if "compile" in names:
+        changes["compile"] = False if isinstance(getattr(config, "compile"), bool) else "none"  # noqa: B009
+    return dataclasses.replace(config, **{**changes, **others})  # type: ignore[type-var]
+
+
+class Checked:
+    """Calls the exported model and the one that it was made of, and compares their outputs."""
+
+    def __init__(self, subject: Subject, exported: Infer, original: Infer) -> None:
+        self._subject, self._exported, self._original = subject, exported, original
+        self.samples = 0
+        self.difference = 0.0
+        self.first: Tuple[Arrays, Arrays] = ((), ())
+
+    def __call__(self, *inputs: np.ndarray) -> Arrays:
+        """Return what the exported model gives."""
+        outputs, expected = self._exported(*inputs), self._original(*inputs)
+        for value, found, wanted in zip(self._subject.outputs, outputs, expected):
+            if found.shape != wanted.shape or found.dtype != wanted.dtype:
+                kinds = [f"{each.dtype} {list(each.shape)}" for each in (found, wanted)]
+                raise Problem(f"the exported model's {value.name} is {kinds[0]}", kinds[1], code=FAILED)
+            self.difference = max(self.difference, largest_difference(found, wanted))
+        if not self.samples:
+            self.first = (inputs, outputs)
+        self.samples += len(inputs[0]) if self._subject.batched else 1
+        return outputs
+
+
+def largest_difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Return the largest difference, divided by the largest magnitude of ``wanted`` if that is above 1.
+
+    Numbers that are not finite differ by infinity where they differ at all.
+    """
+    if found.size == 0:
+        return 0.0
+    same = (found == wanted) | (np.isnan(found.astype(np.float64)) & np.isnan(wanted.astype(np.float64)))
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
+    distance = np.where(same, 0.0, np.where(np.isfinite(distance), distance, np.inf))
+    magnitudes = np.abs(wanted[np.isfinite(wanted)].astype(np.float64))
+    return float(distance.max() / max(1.0, magnitudes.max() if magnitudes.size else 0.0))
+
+
+def evaluated(experiment: Path, state: Mapping[str, Any]) -> Dict[str, float]:
+    """Return the quality that the run measured of the model in a checkpoint; empty: it was written in between."""
+    if state["evaluated"] != state["step"]:
+        return {}
+    with open(experiment / "metrics.jsonl", "rb") as file:
+        lines = file.read(state["log_lengths"][METRICS]).splitlines()
+    found = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
+    return dict(found[-1]["qualities"]) if found else {}
+
+
+def has_reached(quality: Mapping[str, float], targets: Mapping[str, float]) -> bool:
+    """Return whether a measured quality is that of a model that met all targets."""
+    return bool(quality) and all(quality.get(name, -np.inf) >= target for name, target in targets.items())
+
+
+def refuse_below_target(quality: Mapping[str, float], targets: Mapping[str, float]) -> None:
+    """Refuse a model that did not reach its targets, saying what it reached."""
+    if has_reached(quality, targets):
+        return
+    measured = ", ".join(f"{name} {quality[name]:.5g}" for name in targets if name in quality)
+    wanted = ", ".join(f"{name} {target:.5g}" for name, target in targets.items())
+    raise Problem(
+        f"the model did not reach its target: {measured or 'it was not evaluated'}",
+        wanted,
+        "train until it does, or export it as it is: --below-target",
+    )
+
+
+def describe(values: Sequence[Value], arrays: Arrays, subject: Subject) -> List[Dict[str, Any]]:
+    """Return inputs or outputs as the passport has them; -1 is an axis of any size."""
+    described = []
+    for value, array in zip(values, arrays):
+        free = {0} if subject.batched else set()
+        free |= set(subject.any_size.get(value.name, ()))
+        shape = [-1 if axis in free else size for axis, size in enumerate(array.shape)]
+        described.append({"name": value.name, "type": TYPES[array.dtype.name], "shape": shape, "about": value.about})
+    return described
+
+
+def save_example(subject: Subject, checked: Checked, path: Path) -> None:
+    """Write the first samples that were checked; of a model without a batch, the first."""
+    values = (*subject.inputs, *subject.outputs)
+    arrays = (*checked.first[0], *checked.first[1])
+    kept: Dict[str, Any] = {
+        each.name: array[:EXAMPLES] if subject.batched else array for each, array in zip(values, arrays)
+    }
+    np.savez(path, **kept)
+
+
+def export(subject: Subject, writer: Writer, original: Infer, folder: Path) -> Dict[str, Any]:
+    """Write and check; return the passport's fields of the model.
+
+    Raises:
+        Problem: the outputs differ by more than the tolerance.
+    """
+    name, exported = writer(subject, folder)
+    checked = Checked(subject, exported, original)
+    quality = subject.evaluate(checked)
+    if not checked.difference <= subject.tolerance:
+        raise Problem(
+            f"the exported model's outputs differ by {checked.difference:.2g} from the training code's",
+            f"at most {subject.tolerance:.2g}, over {checked.samples} samples of the evaluation set",
+            "try another --format",
+            FAILED,
+        )
+    save_example(subject, checked, folder / EXAMPLE)
+    found: Dict[str, Any] = {
+        "samples": checked.samples,
+        "largest_difference": checked.difference,
+        "tolerance": subject.tolerance,
+    }
+    if quality:
+        found["quality"] = dict(quality)
+    return {
+        "model": name,
+        "inputs": describe(subject.inputs, checked.first[0], subject),
+        "outputs": describe(subject.outputs, checked.first[1], subject),
+        "batched": subject.batched,
+        "preprocessing": dict(subject.preprocessing),
+        "checked": found,
+    }
+
+
+def main(description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare) -> NoReturn:
+    """Run the command line that every export.py has: the last line of its output is the passport or a problem."""
+    end_process(lambda: _main(description, config_class, tools, prepare))
+
+
+def _arguments(description: Optional[str], formats: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiment", type=Path, required=True, help="folder of an experiment, with checkpoint/")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--to", type=Path, required=True, help="an empty folder")
+    parser.add_argument("--format", choices=formats, default=formats[0])
+    parser.add_argument("--facts", type=json.loads, default={}, help="fields for the passport (JSON)")
+    parser.add_argument("--below-target", action="store_true", help="export a model that did not reach its target")
+    return parser.parse_args()
+
+
+def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare) -> int:
+    arguments = _arguments(description, list(tools.writers))
+    try:
+        content = _export(
+            arguments, configuration.load(config_class, arguments.experiment / "config.json"), tools, prepare
+        )
+    except Problem as problem:
+        print(problem, file=sys.stderr)
+        print(json.dumps({"problem": problem.as_dict()}))
+        return problem.code
+    (arguments.to / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(content))
+    return 0
+
+
+def _export(arguments: argparse.Namespace, config: Any, tools: Tools, prepare: Prepare) -> Dict[str, Any]:
+    state, saved = read_for_inference(arguments.experiment / "checkpoint", tools.module)
+    quality = evaluated(arguments.experiment, state)
+    if not arguments.below_target:
+        refuse_below_target(quality, config.targets)
+    data = passport.read(arguments.data)
+    subject = prepare(on_cpu(config), saved, arguments.data)
+    original = subject.original or tools.infer(subject)
+    found = export(subject, tools.writers[arguments.format], original, arguments.to)
+    return {
+        "schema": SCHEMA,
+        **arguments.facts,
+        "format": arguments.format,
+        **found,
+        "data": {"name": data["name"], "id": data["id"]},
+        "step": state["step"],
+        "quality": quality,
+        "reached": has_reached(quality, config.targets),
+    }

@@ -1,0 +1,119 @@
+"""Models of PyTorch as ONNX or as torch.export's own file: written, and read back for a check."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import numpy as np
+import torch
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.export import Arrays, Infer, Subject, Tools
+from benchmarks.common.frameworks import pytorch
+
+OPSET = 20
+"""Of ONNX: what servers of the last years read."""
+LARGEST_FILE = 1 << 30
+"""Bytes of weights in one ONNX file, whose format ends at 2 GiB; more are in a file of their own next to it."""
+
+
+def as_tensors(arrays: Arrays) -> Tuple[torch.Tensor, ...]:
+    """Return arrays as tensors."""
+    return tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+
+
+def inferring(call: Callable[..., Any]) -> Infer:
+    """Return a module, or what was read back, as a function of arrays."""
+
+    def infer(*inputs: np.ndarray) -> Arrays:
+        with torch.no_grad():
+            found = call(*as_tensors(inputs))
+        tensors = found if isinstance(found, (tuple, list)) else (found,)
+        return tuple(tensor.numpy() for tensor in tensors)
+
+    return infer
+
+
+def _axes(subject: Subject) -> List[Dict[int, Any]]:
+    """Axes of any size of each input, as torch.export takes them; the batch is the same in all."""
+    batch = torch.export.Dim("batch", min=1, max=1 << 16)
+    found = []
+    for value in subject.inputs:
+        axes: Dict[int, Any] = dict.fromkeys(subject.any_size.get(value.name, ()), torch.export.Dim.DYNAMIC)
+        found.append({0: batch, **axes} if subject.batched else axes)
+    return found
+
+
+def _program(subject: Subject) -> Any:
+    with torch.no_grad():
+        axes = tuple(_axes(subject))
+        return torch.export.export(subject.model, as_tensors(subject.example), dynamic_shapes=axes, strict=False)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Send what the exporter prints to standard error: the last line of standard output is ours."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def write_torch_export(subject: Subject, folder: Path) -> Tuple[str, Infer]:
+    """Write model.pt2, which torch.export.load reads."""
+    path = folder / "model.pt2"
+    with _quiet():
+        torch.export.save(_program(subject), str(path))
+    return path.name, inferring(torch.export.load(str(path)).module())
+
+
+def write_onnx(subject: Subject, folder: Path) -> Tuple[str, Infer]:
+    """Write model.onnx; Problem where this Python has no onnxscript or onnxruntime."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise Problem(
+            f"this Python has no {error.name}",
+            "onnx, onnxscript and onnxruntime for --format onnx",
+            f"{sys.executable} -m pip install --no-deps -r requirements/export.txt; or --format torch-export",
+        ) from None
+    path = folder / "model.onnx"
+    weights = sum(tensor.nbytes for tensor in subject.model.state_dict().values())
+    with _quiet():
+        torch.onnx.export(
+            _program(subject),
+            f=str(path),
+            input_names=[each.name for each in subject.inputs],
+            output_names=[each.name for each in subject.outputs],
+            opset_version=OPSET,
+            external_data=weights > LARGEST_FILE,
+            dynamo=True,
+            verbose=False,
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return path.name, _running(session, subject)
+
+
+def _running(session: Any, subject: Subject) -> Infer:
+    taken = {each.name for each in session.get_inputs()}
+    outputs = [each.name for each in subject.outputs]
+
+    def infer(*inputs: np.ndarray) -> Arrays:
+        named = {each.name: array for each, array in zip(subject.inputs, inputs)}
+        return tuple(session.run(outputs, {name: array for name, array in named.items() if name in taken}))
+
+    return infer
+
+
+TOOLS = Tools(
+    module=pytorch,
+    infer=lambda subject: inferring(subject.model),
+    writers={"onnx": write_onnx, "torch-export": write_torch_export},
+)

@@ -1,0 +1,117 @@
+"""A model of `encore export` in Triton's Python backend.
+
+config.pbtxt says in its parameters what the model is: ``format`` and ``model``, its file. Requests that the server put
+together run as one batch.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence
+
+import numpy as np
+
+Arrays = Dict[str, np.ndarray]
+Run = Callable[[Arrays], Arrays]
+"""From the inputs to the outputs, each by its name."""
+
+
+def open_onnx(path: Path, outputs: Sequence[str], device: str) -> Run:
+    """Return an ONNX model in ONNX Runtime, on a GPU where ``device`` says so."""
+    import onnxruntime
+
+    provider = "CUDAExecutionProvider" if device == "gpu" else "CPUExecutionProvider"
+    # ONNX Runtime would take the CPU in its place, with no more than a warning.
+    if provider not in onnxruntime.get_available_providers():
+        raise RuntimeError(f"this ONNX Runtime has no {provider}: install onnxruntime-gpu, or serve with --device cpu")
+    session = onnxruntime.InferenceSession(str(path), providers=[provider])
+    # The exporter leaves out an input that no output depends on.
+    taken = {each.name for each in session.get_inputs()}
+
+    def run(inputs: Arrays) -> Arrays:
+        known = {name: each for name, each in inputs.items() if name in taken}
+        return dict(zip(outputs, session.run(list(outputs), known)))
+
+    return run
+
+
+def open_torch_export(path: Path, outputs: Sequence[str], device: str) -> Run:
+    """Return a program of torch.export; it takes its inputs in the order of config.pbtxt."""
+    import torch
+
+    place = torch.device("cuda" if device == "gpu" else "cpu")
+    program = torch.export.load(str(path)).module().to(place)
+
+    def run(inputs: Arrays) -> Arrays:
+        with torch.inference_mode():
+            found = program(*(torch.from_numpy(np.ascontiguousarray(each)).to(place) for each in inputs.values()))
+        if isinstance(found, dict):
+            return {name: found[name].cpu().numpy() for name in outputs}
+        found = found if isinstance(found, (tuple, list)) else [found]
+        return {name: each.cpu().numpy() for name, each in zip(outputs, found)}
+
+    return run
+
+
+def open_saved_model(path: Path, outputs: Sequence[str], device: str) -> Run:
+    """Return the signature ``serving_default`` of a SavedModel."""
+    import tensorflow as tf
+
+    # The signature belongs to the model, which must not be collected before it.
+    loaded = tf.saved_model.load(str(path))
+    signature = loaded.signatures["serving_default"]
+
+    def run(inputs: Arrays, model: Any = loaded) -> Arrays:
+        found = signature(**{name: tf.constant(each) for name, each in inputs.items()})
+        return {name: found[name].numpy() for name in outputs}
+
+    return run
+
+
+OPENERS = {"onnx": open_onnx, "torch-export": open_torch_export, "saved-model": open_saved_model}
+"""By the name that `encore export --format` gives."""
+
+
+class TritonPythonModel:
+    """The names are Triton's: triton-inference-server/python_backend, README, Usage."""
+
+    def initialize(self, args: Dict[str, str]) -> None:
+        """Open the model when the server loads it."""
+        config = json.loads(args["model_config"])
+        self.inputs = [each["name"] for each in config["input"]]
+        self.outputs = [each["name"] for each in config["output"]]
+        self.batched = config["max_batch_size"] > 0
+        parameters = {name: each["string_value"] for name, each in config["parameters"].items()}
+        path = Path(args["model_repository"]) / args["model_version"] / parameters["model"]
+        device = "gpu" if args["model_instance_kind"] == "GPU" else "cpu"
+        self.run = OPENERS[parameters["format"]](path, self.outputs, device)
+
+    def execute(self, requests: List[Any]) -> List[Any]:
+        """Answer requests, all as one batch; one that cannot be run does not take the others with it."""
+        given = [self._arrays(request) for request in requests]
+        if not self.batched or len(given) == 1:
+            return [self._answer(inputs) for inputs in given]
+        try:
+            together = self.run({name: np.concatenate([each[name] for each in given]) for name in self.inputs})
+        except Exception:
+            return [self._answer(inputs) for inputs in given]
+        ends = np.cumsum([len(inputs[self.inputs[0]]) for inputs in given])[:-1]
+        parts = {name: np.split(values, ends) for name, values in together.items()}
+        return [self._response({name: parts[name][number] for name in self.outputs}) for number in range(len(given))]
+
+    def _arrays(self, request: Any) -> Arrays:
+        import triton_python_backend_utils as triton
+
+        return {name: triton.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
+
+    def _answer(self, inputs: Arrays) -> Any:
+        import triton_python_backend_utils as triton
+
+        try:
+            return self._response(self.run(inputs))
+        except Exception as error:
+            return triton.InferenceResponse(error=triton.TritonError(f"{type(error).__name__}: {error}"))
+
+    def _response(self, outputs: Arrays) -> Any:
+        import triton_python_backend_utils as triton
+
+        return triton.InferenceResponse([triton.Tensor(name, outputs[name]) for name in self.outputs])

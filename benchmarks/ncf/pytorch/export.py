@@ -1,0 +1,61 @@
+"""NCF for a server: the score of each pair of user and item.
+
+$ python -m benchmarks.ncf.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, Mapping
+
+import numpy as np
+import torch
+
+from benchmarks.common import export
+from benchmarks.common.data import passport
+from benchmarks.common.export import Infer, Subject, Value
+from benchmarks.common.export_torch import TOOLS
+from benchmarks.common.ranks import Ranks
+from benchmarks.ncf.pytorch import data, evaluation, model
+from benchmarks.ncf.pytorch.config import Config
+from benchmarks.ncf.pytorch.evaluation import Candidates
+
+
+def evaluate(config: Config, candidates: Candidates, infer: Infer) -> Dict[str, float]:
+    """HR@10 over all users, each pair scored by ``infer``."""
+    count = candidates.items.shape[1]
+    at_once = max(1, config.eval_batch_size // count)
+    sums = torch.zeros(3, dtype=torch.float64)
+    for begin in range(0, candidates.users, at_once):
+        part = slice(begin, min(begin + at_once, candidates.users))
+        items = candidates.items[part].numpy().astype(np.int64)
+        users = np.repeat(np.arange(part.start, part.stop), count)
+        (scores,) = infer(users, items.ravel())
+        sums += evaluation.gains(candidates.ranks(torch.from_numpy(scores).reshape(items.shape), part))
+    return {"hit_rate": float(sums[0] / sums[2])}
+
+
+def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
+    """Build what is exported."""
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    data_set = data.load(folder, data.synthetic(passport.read(folder), alone.context))
+    network = model.build(config, data_set.users, data_set.items)
+    network.load_state_dict(saved["network"])
+    # A server has few pairs at a time: it looks the rows up.
+    network.by_tables = False
+    return Subject(
+        model=network.eval(),
+        inputs=(
+            Value("users", f"number of the user, below {data_set.users}"),
+            Value("items", f"number of the item, below {data_set.items}"),
+        ),
+        outputs=(Value("scores", "logit: a user's items in descending order are the recommendations"),),
+        example=(np.arange(4), np.arange(4)),
+        evaluate=partial(evaluate, config, Candidates(data_set, alone, config.tie_rule)),
+        preprocessing={"users": data_set.users, "items": data_set.items, "numbers": "of the prepared data set"},
+    )
+
+
+if __name__ == "__main__":
+    export.main(__doc__, Config, TOOLS, prepare)

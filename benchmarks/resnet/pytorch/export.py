@@ -1,0 +1,51 @@
+"""ResNet in PyTorch for a server: images to logits.
+
+$ python -m benchmarks.resnet.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, Mapping
+
+import numpy as np
+import torch
+
+from benchmarks.common import export
+from benchmarks.common.export import Infer, Subject, Value, on_cpu
+from benchmarks.common.export_torch import TOOLS
+from benchmarks.common.ranks import Ranks
+from benchmarks.resnet import serving
+from benchmarks.resnet.inputs import EvaluationInput
+from benchmarks.resnet.pytorch import data, model
+from benchmarks.resnet.pytorch.config import Config
+
+STEM = "stem.conv.weight"
+
+
+def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
+    """Build what is exported: of three colour channels in any case, since the fourth one is empty."""
+    config = on_cpu(config, pad_channels=False, layout="NCHW")
+    network = model.build(config)
+    # In place: a copy would lose the versions of the layers, and with them what a batch-norm of this one holds.
+    weights = saved["network"]
+    weights[STEM] = weights[STEM][:, :3].contiguous()
+    network.load_state_dict(weights)
+    evaluation = EvaluationInput(data, config, folder, Ranks(0, 1, 0, 1, torch.device("cpu")))
+
+    def evaluate(infer: Infer) -> Dict[str, float]:
+        batches = ((images.numpy(), labels.numpy(), valid) for images, labels, valid in evaluation.one_pass())
+        return serving.accuracy(infer, batches, evaluation.total)
+
+    return Subject(
+        model=network.eval(),
+        inputs=(Value("images", serving.IMAGES),),
+        outputs=(Value("logits", serving.LOGITS),),
+        example=(np.zeros((2, 3, config.image_size, config.image_size), np.float32),),
+        evaluate=evaluate,
+        preprocessing=serving.preprocessing(config, folder),
+    )
+
+
+if __name__ == "__main__":
+    export.main(__doc__, Config, TOOLS, prepare)

@@ -1,0 +1,94 @@
+"""SSD for a server: images to the corners and probabilities of all default boxes.
+
+    $ python -m benchmarks.ssd.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+
+Non-maximum suppression is the client's: it leaves another number of boxes in each image. ``detection.chosen`` is ours.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, Mapping, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.common import export
+from benchmarks.common.export import Infer, Subject, Value, on_cpu
+from benchmarks.common.export_torch import TOOLS
+from benchmarks.common.ranks import Ranks
+from benchmarks.detection.annotations import DataSet, open_data
+from benchmarks.detection.detections import empty, joined
+from benchmarks.detection.evaluation import coco_ap
+from benchmarks.ssd.pytorch import model
+from benchmarks.ssd.pytorch.config import Config
+from benchmarks.ssd.pytorch.data import EvaluationInput
+from benchmarks.ssd.pytorch.default_boxes import default_boxes
+from benchmarks.ssd.pytorch.detection import chosen, decoded, in_original
+from benchmarks.ssd.pytorch.pipeline import MEAN, STD
+
+ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
+IMAGES = "RGB, (value 0..255 - mean) / std of each colour, resized to a square whatever its shape"
+
+
+class Served(nn.Module):
+    """The network and what follows it, up to the choice of boxes."""
+
+    def __init__(self, network: nn.Module, defaults: torch.Tensor, padding: int) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("defaults", defaults)
+        self._padding = padding
+
+    def forward(self, images: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """(N, boxes, 4) and (N, boxes, classes) of (N, 3, S, S)."""
+        # The fourth colour is empty.
+        return decoded(self.network(functional.pad(images, (0, 0, 0, 0, 0, self._padding))), self.defaults)
+
+
+def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
+    """COCO's average precision of boxes over all validation images."""
+    evaluation = EvaluationInput(config, data.val, ALONE)
+    found = [empty()]
+    for images, positions in evaluation.one_pass():
+        boxes, probabilities = infer(np.ascontiguousarray(images[:, : model.COLOURS].numpy()))
+        kept = chosen(torch.from_numpy(boxes), torch.from_numpy(probabilities), config)
+        found.append(in_original(kept, evaluation.part, positions))
+    return {"map": coco_ap(data, joined(found))["bbox"]}
+
+
+def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
+    """Build what is exported."""
+    config = on_cpu(config, layout="NCHW", bn_group=1)
+    data = open_data(folder)
+    network = model.build(config, len(data.categories) + 1, nn.BatchNorm2d)
+    network.load_state_dict(saved["network"])
+    defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).float()
+    side = config.image_size
+    return Subject(
+        model=Served(network, defaults, int(config.pad_channels)).eval(),
+        inputs=(Value("images", IMAGES),),
+        outputs=(
+            Value("boxes", "left, top, right, bottom of each default box, as shares of the image"),
+            Value("probabilities", "of each class in each default box, without the background"),
+        ),
+        example=(np.zeros((2, model.COLOURS, side, side), np.float32),),
+        evaluate=lambda infer: evaluate(config, data, infer),
+        preprocessing={
+            "resize": side,
+            "colours": "RGB",
+            "scale": "0..255",
+            "mean": list(MEAN),
+            "std": list(STD),
+            "layout": "NCHW",
+            "score_threshold": config.score_threshold,
+            "nms_threshold": config.nms_threshold,
+            "detections": config.detections,
+        },
+    )
+
+
+if __name__ == "__main__":
+    export.main(__doc__, Config, TOOLS, prepare)

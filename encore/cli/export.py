@@ -1,0 +1,81 @@
+"""``encore export``: the model of a run for a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from encore.cli import options
+from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
+from encore.run import exporting
+
+EXPORT_EPILOG = """
+Examples:
+
+  encore export results/20260101T120000Z-ncf-pytorch-cpu --to models/ncf
+
+  encore export results/20260101T120000Z-resnet-pytorch-cpu --to models/resnet --format torch-export
+
+  encore export results/20260101T120000Z-resnet-pytorch-cpu --to models/resnet --below-target
+"""
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with a checkpoint.")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="New folder to write to.")],
+    format_name: Annotated[
+        str | None, typer.Option("--format", help="onnx, torch-export or saved-model; default: the framework's first.")
+    ] = None,
+    experiment: Annotated[
+        int | None, typer.Option(help="Experiment of the run; default: the first that reached its target.")
+    ] = None,
+    below_target: Annotated[
+        bool, typer.Option("--below-target", help="Export a model that did not reach its target.")
+    ] = False,
+    data_folder: Annotated[
+        Path | None, typer.Option("--data", help="Data set of the run; default: where the run had it.")
+    ] = None,
+    python: options.Python = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a trained model for a server, and check it against the training code on the evaluation set."""
+    screen = console(stderr=as_json)
+    request = exporting.Request(
+        run=run,
+        to=to,
+        format=format_name,
+        experiment=experiment,
+        below_target=below_target,
+        data=data_folder,
+        python=python,
+    )
+    content = exporting.export(request, lambda step: say(screen, text(step)))
+    if as_json:
+        write_json(content)
+        return
+    table = plain_table(f"{content['name']} as {content['format']}", "", "name", "type", "shape", "meaning")
+    for kind in ("inputs", "outputs"):
+        for each in content[kind]:
+            shape = " x ".join("any" if size < 0 else str(size) for size in each["shape"]) or "one number"
+            table.add_row(kind[:-1], text(each["name"]), each["type"], shape, text(each["about"]))
+    print_fitted(screen, table)
+    for line in _summary(content):
+        say(screen, text(line))
+    say(screen, text(f"in {to}"))
+
+
+def _summary(content: dict[str, Any]) -> list[str]:
+    checked = content["checked"]
+    lines = [
+        f"checked on {checked['samples']} evaluation samples: largest difference {checked['largest_difference']:.2g}, "
+        f"tolerance {checked['tolerance']:.2g}"
+    ]
+    through = checked.get("quality", {})
+    for name, value in content["quality"].items():
+        again = f", of the exported model {through[name]:.5g}" if name in through else ""
+        lines.append(f"{name}: of the run {value:.5g}{again}")
+    if not content["reached"]:
+        lines.append("the model did not reach its target")
+    return lines

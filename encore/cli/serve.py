@@ -1,0 +1,186 @@
+"""``encore serve``: an exported model in Triton Inference Server."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from encore import names
+from encore.cli import options
+from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
+from encore.errors import EncoreError, ExitCode
+from encore.machine import node
+from encore.serving import export as exports
+from encore.serving import repository as repositories
+from encore.serving import server, serving
+from encore.serving.export import Export
+from encore.serving.model_config import Settings, config_text
+from encore.serving.repository import Repository
+from encore.serving.server import Ports
+from encore.serving.serving import Load, Place
+
+SERVE_EPILOG = """
+Examples:
+
+  encore serve DIR --dry-run
+
+  encore serve DIR --to /models/resnet --runtime docker
+
+  encore serve DIR --runtime host --check
+
+  encore serve DIR --runtime host --bench --batches 1,8,32 --clients 1,4
+
+DIR is what `encore export` wrote. See docs/serving.md.
+"""
+
+
+def serve(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="An exported model: a folder of `encore export`.")],
+    folder: Annotated[
+        Path | None, typer.Option("--to", metavar="REPOSITORY", help="Model repository's folder; default DIR/triton.")
+    ] = None,
+    runtime: Annotated[str, typer.Option(help="docker, podman or host.")] = "docker",
+    device: Annotated[str | None, typer.Option(help="cpu or gpu; default: cpu on the host, else gpu.")] = None,
+    image: Annotated[str | None, typer.Option(help="Image in place of NGC's.")] = None,
+    python: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Python with nvidia-pytriton and tritonclient.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Samples that the server puts together.")] = 32,
+    delay: Annotated[int, typer.Option(min=0, help="Microseconds that a request waits for others.")] = 100,
+    instances: Annotated[int, typer.Option(min=1, help="Copies of the model, of each GPU.")] = 1,
+    http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="0: no metrics.")] = 8002,
+    ready_seconds: Annotated[float, typer.Option(min=1.0, help="Time to load the model.")] = 300.0,
+    check: Annotated[bool, typer.Option("--check", help="Ask over HTTP and gRPC, compare, and end.")] = False,
+    bench: Annotated[bool, typer.Option("--bench", help="Measure throughput and latency, and end.")] = False,
+    batches: Annotated[str, typer.Option(help="With --bench: samples of a request.")] = "1,8",
+    clients: Annotated[str, typer.Option(help="With --bench: clients at a time.")] = "1,4",
+    requests: Annotated[int, typer.Option(min=1, help="With --bench: requests of each measurement.")] = 200,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Serve an exported model: write a model repository, and start Triton Inference Server on it."""
+    screen = console(stderr=as_json)
+    export = exports.read(source)
+    settings = Settings(max_batch=max_batch, delay_us=delay, instances=instances, device=_device(runtime, device))
+    ports = Ports(http_port, grpc_port, metrics_port)
+    load = Load(batches=_numbers("--batches", batches), clients=_numbers("--clients", clients), requests=requests)
+    repository = repositories.plan(source, export, (folder or source / "triton").absolute())
+    place = _place(screen, runtime, export, repository, settings, ports, image, python, dry_run)
+    if dry_run:
+        _show(
+            screen,
+            config_text(export, place.backend, settings, exports.example_inputs(source, export)),
+            repository,
+            place,
+            as_json,
+        )
+        return
+    if place.problem is not None:
+        raise place.problem
+    repositories.write(source, export, repository, place.backend, settings)
+    serving.prepare(place, repository)
+    say(screen, f"model repository: {repository.models} ({export.name}, version {repository.version})")
+    log = repository.folder / "server.log"
+    found: dict[str, Any] = {}
+    with server.running(place.command, ports, export.name, log, ready_seconds) as child:
+        say(screen, f"ready: http 127.0.0.1:{ports.http}, grpc 127.0.0.1:{ports.grpc}; output in {log}")
+        if check or bench:
+            own = serving.client_python(python, lambda words: say(screen, words))
+            found["check"] = serving.ask(own, repository, ports)
+            if bench:
+                found["bench"] = serving.measure(own, source, export, repository, ports, load)
+        else:
+            say(screen, shlex.join(["python", str(repository.folder / "client.py"), "--url", f"127.0.0.1:{http_port}"]))
+            with suppress(KeyboardInterrupt):
+                child.wait()
+                raise server.explain(log, f"the server ended with exit code {child.returncode}")
+    _report(screen, found, as_json)
+
+
+def _device(runtime: str, device: str | None) -> str:
+    if runtime not in serving.RUNTIMES:
+        raise names.unknown("runtime", runtime, serving.RUNTIMES)
+    wanted = device or ("cpu" if runtime == "host" else "gpu")
+    if wanted not in ("cpu", "gpu"):
+        raise names.unknown("device", wanted, ("cpu", "gpu"))
+    return wanted
+
+
+def _numbers(option: str, given: str) -> tuple[int, ...]:
+    with suppress(ValueError):
+        numbers = tuple(int(part) for part in given.split(","))
+        if all(number > 0 for number in numbers):
+            return numbers
+    raise EncoreError(f"{option} {given!r}", expected="numbers above 0 such as 1,8")
+
+
+def _place(
+    screen: Console, runtime: str, export: Export, repository: Repository, settings: Settings, ports: Ports,
+    image: str | None, python: Path | None, dry_run: bool,
+) -> Place:  # fmt: skip
+    if runtime == "host":
+        if settings.device == "gpu" and not dry_run and not node.gpus():
+            raise EncoreError("no GPU on this machine", remedy="--device cpu")
+        return serving.on_host(export, repository, ports, python, None if dry_run else lambda words: say(screen, words))
+    place = serving.in_container(runtime, export, repository, settings, ports, image)
+    if settings.device == "gpu" and place.problem is None and not node.gpus() and not dry_run:
+        raise EncoreError("no GPU on this machine", remedy="--device cpu")
+    return place
+
+
+def _show(screen: Console, config: str, repository: Repository, place: Place, as_json: bool) -> None:
+    if as_json:
+        write_json(
+            {
+                "repository": str(repository.models), "model": repository.name, "version": repository.version,
+                "backend": place.backend.name, "image": place.image, "config": config,
+                "command": list(place.command.argv), "problem": str(place.problem or ""),
+            }
+        )  # fmt: skip
+        return
+    say(screen, f"would write {repository.models}: {repository.name}, version {repository.version}, with config.pbtxt:")
+    screen.print(config, markup=False, highlight=False, soft_wrap=True)
+    screen.print(shlex.join(place.command.argv), markup=False, highlight=False, soft_wrap=True)
+    if place.problem is not None:
+        say(screen, "[yellow]cannot be started here[/]:", text(place.problem.found))
+        say(screen, text(f"do this: {place.problem.remedy}"))
+
+
+def _report(screen: Console, found: dict[str, Any], as_json: bool) -> None:
+    if as_json and found:
+        write_json(found)
+    if not found:
+        return
+    if not as_json:
+        _print_check(screen, found["check"])
+    if "bench" in found and not as_json:
+        _print_bench(screen, found["bench"])
+    if not all(each["same"] for each in found["check"].values()):
+        raise EncoreError("the server's outputs differ from the export's", exit_code=ExitCode.FAILED)
+
+
+def _print_check(screen: Console, checked: dict[str, dict[str, Any]]) -> None:
+    for protocol, each in checked.items():
+        largest = max(each["differences"].values())
+        verdict = "[green]the same outputs[/]" if each["same"] else "[red]other outputs[/]"
+        say(screen, f"{protocol}: {each['samples']} samples, {verdict}: largest difference {largest:.3g}, "
+            f"tolerance {each['tolerance']:.3g}")  # fmt: skip
+
+
+def _print_bench(screen: Console, cells: list[dict[str, Any]]) -> None:
+    columns = ("batch", "clients", "requests/s", "p50 ms", "p90 ms", "p99 ms", "directly", "ratio")
+    table = plain_table("through the server, and the model called directly", *columns, numbers=columns)
+    for cell in cells:
+        through, direct = cell["server"], cell.get("direct")
+        latencies = [f"{through[f'p{each}_ms']:.2f}" for each in (50, 90, 99)]
+        last = [f"{direct['requests_per_second']:.1f}", f"{cell['ratio']:.2g}"] if direct else ["", ""]
+        speed = f"{through['requests_per_second']:.1f}"
+        table.add_row(str(cell["batch"]), str(cell["clients"]), speed, *latencies, *last)
+    print_fitted(screen, table, least=("p90 ms",))

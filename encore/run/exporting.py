@@ -1,0 +1,182 @@
+"""Write the model of a run for a server, with the implementation's export.py in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encore import catalogue, data, environment
+from encore.catalogue import Choice
+from encore.containers.renderers import host
+from encore.errors import EncoreError, ExitCode
+from encore.job import Job
+from encore.machine import node
+from encore.run import run_folder
+from encore.run.run_folder import Experiment, RunFolder
+
+PROGRAM = "export"
+"""Module of an implementation whose model can be exported; and the environment of what formats need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to export."""
+
+    run: Path
+    to: Path
+    format: str | None = None
+    """None: the first that the framework has."""
+    experiment: int | None = None
+    """None: the first that reached its target, else the first."""
+    below_target: bool = False
+    """Whether a model that did not reach its target is exported as it is."""
+    data: Path | None = None
+    """None: where the run had it."""
+    python: Path | None = None
+    """The user's own; None: that of the framework's environment."""
+
+
+def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
+    """Write the folder ``request.to``, whole or not at all; return the content of its export.json.
+
+    Raises:
+        EncoreError: no run, no checkpoint, a target that was not reached, another data set, a folder that exists, or
+            a model whose outputs differ from the training code's.
+    """
+    run = run_folder.open_run(request.run)
+    passport = run.passport()
+    choice = exportable(passport["name"])
+    chosen = _format(request.format, choice)
+    experiment = _experiment(run, request.experiment)
+    folder = _data_set(request, passport["data"], choice)
+    if request.to.exists():
+        raise EncoreError(
+            f"{request.to} exists", expected="a new folder", remedy="name another one, or remove it: --to DIR"
+        )
+    variables = _environment(request, choice, chosen, on_step)
+    try:
+        request.to.absolute().parent.mkdir(parents=True, exist_ok=True)
+        writing = Path(tempfile.mkdtemp(prefix=f".{request.to.name}.", dir=request.to.absolute().parent))
+    except OSError as error:
+        raise EncoreError(
+            f"{request.to} cannot be written: {error.strerror}", remedy="name another one: --to DIR"
+        ) from error
+    try:
+        facts = _facts(run, passport, experiment)
+        options = ("--format", chosen, "--facts", json.dumps(facts), *(["--below-target"] * request.below_target))
+        places = ("--experiment", str(experiment.folder.absolute()), "--data", str(folder), "--to", str(writing))
+        on_step(f"exporting {experiment.folder} as {chosen}")
+        content = _run(choice, (*places, *options), variables)
+        writing.chmod(0o755)
+        writing.rename(request.to)
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+    return content
+
+
+def exportable(name: str) -> Choice:
+    """Return an implementation whose model can be exported; EncoreError names those if it is none."""
+    choice = catalogue.choose(name)
+    if not (choice.folder / f"{PROGRAM}.py").exists():
+        raise EncoreError(
+            f"{choice.name} has no export", expected="one of " + ", ".join(exportables()), remedy="see docs/serving.md"
+        )
+    return choice
+
+
+def exportables() -> list[str]:
+    """Return the names of the implementations whose model can be exported."""
+    return sorted(name for name, each in catalogue.choices().items() if (each.folder / f"{PROGRAM}.py").exists())
+
+
+def _format(wanted: str | None, choice: Choice) -> str:
+    known = catalogue.framework(choice.implementation.framework).exports
+    if wanted is not None and wanted not in known:
+        raise EncoreError(f"{choice.name} is not exported as {wanted!r}", expected=" or ".join(known))
+    return wanted or known[0]
+
+
+def _experiment(run: RunFolder, number: int | None) -> Experiment:
+    experiments = run.experiments()
+    found = [each for each in experiments if number in (None, each.number)]
+    if not found:
+        numbers = ", ".join(str(each.number) for each in experiments)
+        raise EncoreError(f"{run.path.name} has no experiment {number}", expected=f"--experiment {numbers}")
+    chosen = next((each for each in found if each.state().status == "reached"), found[0])
+    if chosen.state().status == "running":
+        raise EncoreError(
+            f"experiment {chosen.number} of {run.path.name} is running",
+            expected="one that has ended",
+            remedy=f"wait for its end: encore follow {run.path}",
+        )
+    return chosen
+
+
+def _data_set(request: Request, trained_on: Mapping[str, Any], choice: Choice) -> Path:
+    """Return the folder of the data set that the run was trained on, wherever it is now."""
+    folder = (request.data or Path(trained_on["folder"])).absolute()
+    found = data.check_data(folder, choice.benchmark.name)
+    if found.id != trained_on["id"]:
+        raise EncoreError(
+            f"{folder} has id {found.id[:12]}",
+            expected=f"the data set that the run was trained on, {trained_on['id'][:12]}",
+            remedy="name its folder: --data DIR",
+        )
+    return folder
+
+
+def _environment(request: Request, choice: Choice, chosen: str, on_step: Callable[[str], None]) -> dict[str, str]:
+    """Return variables in which the program finds the framework, and what the format needs."""
+    framework = choice.implementation.framework
+    given = request.python is not None
+    if request.python is not None and not request.python.expanduser().is_file():
+        raise EncoreError(f"--python {request.python}: no such file", expected="a Python that has the framework")
+    python = (request.python or environment.ensure_environment(framework, on_step)).expanduser().absolute()
+    command = host.render(Job(argv=(), environment={}, mounts=(), ranks=1, gpus=0), python, os.environ, given=given)
+    more = []
+    if not given and chosen in catalogue.framework(PROGRAM).exports:
+        made = environment.ensure_environment(PROGRAM, on_step)
+        more = [str(folder) for folder in made.parent.parent.glob("lib/python*/site-packages")]
+    search = os.pathsep.join([command.environment["PYTHONPATH"], *more])
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(node.cores()))}
+    return {**command.environment, "PYTHONPATH": search, "ENCORE_PYTHON": str(python), **threads}
+
+
+def _facts(run: RunFolder, passport: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """Return what the exported model's passport says of the run."""
+    return {
+        "name": passport["name"],
+        "benchmark": passport["benchmark"],
+        "implementation": passport["implementation"],
+        "framework": catalogue.choose(passport["name"]).implementation.framework,
+        "round": passport["round"],
+        "run": {"name": run.path.absolute().name, "id": passport["sha256"], "experiment": experiment.number},
+        "commit": passport["code"]["commit"],
+        "uncommitted_sha256": passport["code"]["uncommitted_sha256"],
+    }
+
+
+def _run(choice: Choice, options: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
+    python = variables.pop("ENCORE_PYTHON")
+    command = [python, "-m", f"{choice.implementation.module}.{PROGRAM}", *options]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    last = (done.stdout.splitlines() or [""])[-1]
+    content: dict[str, Any] = json.loads(last) if last.startswith("{") else {}
+    if "problem" in content:
+        problem = content["problem"]
+        code = ExitCode.REFUSED if done.returncode == ExitCode.REFUSED else ExitCode.FAILED
+        raise EncoreError(problem["found"], expected=problem["expected"], remedy=problem["remedy"], exit_code=code)
+    if done.returncode != 0 or not content:
+        raise EncoreError(
+            f"the export failed with exit code {done.returncode}:\n{done.stderr[-4000:]}",
+            remedy="try another --format, or report this",
+            exit_code=ExitCode.FAILED,
+        )
+    return content

@@ -1,0 +1,118 @@
+"""An exported model: the folder that `encore export` writes, read and checked."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from encore import files, names
+from encore.errors import EncoreError
+
+PASSPORT = "export.json"
+EXAMPLE = "example.npz"
+TYPES = {
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
+    "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
+}  # fmt: skip
+"""Triton's types with those of NumPy (its docs/user_guide/model_configuration.md, Datatypes)."""
+AGAIN = "write the folder again: encore export RUN --to DIR"
+
+
+class _Read(BaseModel):
+    # What else the file has is for readers of other commands.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Tensor(_Read):
+    """An input or output."""
+
+    name: str = Field(min_length=1)
+    type: str
+    shape: tuple[int, ...]
+    """-1 where a size varies."""
+
+
+class Checked(_Read):
+    """How the export was compared with the training code."""
+
+    tolerance: float = 0.0
+    """The largest difference of an output, divided by its largest magnitude where that is above 1."""
+
+
+class Export(_Read):
+    """export.json, as far as a server needs it."""
+
+    schema_: Literal[1] = Field(1, alias="schema")
+    name: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]*$")
+    format: str
+    model: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]*$")
+    framework: str
+    inputs: tuple[Tensor, ...] = Field(min_length=1)
+    outputs: tuple[Tensor, ...] = Field(min_length=1)
+    batched: bool
+    """Whether the first dimension of all inputs and outputs is the batch."""
+    checked: Checked = Checked()
+    reached: bool = True
+
+
+def read(folder: Path) -> Export:
+    """Return what ``folder`` holds; EncoreError if it is no export, or one that is damaged."""
+    passport = folder / PASSPORT
+    if not passport.is_file():
+        raise EncoreError(
+            f"{folder} is no export" if folder.is_dir() else f"no folder {folder}",
+            expected=f"a folder with {PASSPORT}",
+            remedy=f"encore export RUN --to {folder}",
+        )
+    try:
+        export = Export.model_validate(files.read_json(passport))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise EncoreError(f"{passport}: {where}: {first['msg']}", remedy=AGAIN) from error
+    _check(folder, export)
+    return export
+
+
+def _check(folder: Path, export: Export) -> None:
+    for each in (*export.inputs, *export.outputs):
+        if each.type not in TYPES:
+            raise names.unknown(f"type of {each.name} in {folder / PASSPORT}:", each.type, TYPES)
+        if export.batched and not each.shape:
+            raise EncoreError(f"{folder / PASSPORT}: {each.name} has no dimension for the batch", remedy=AGAIN)
+    if not (folder / export.model).exists():
+        raise EncoreError(f"no model {folder / export.model}", expected=f"what {PASSPORT} names", remedy=AGAIN)
+    _example(folder, export)
+
+
+def _example(folder: Path, export: Export) -> dict[str, np.ndarray]:
+    path = folder / EXAMPLE
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise EncoreError(f"{path} cannot be read: {error}", remedy=AGAIN) from error
+    for each in (*export.inputs, *export.outputs):
+        if each.name not in arrays:
+            raise EncoreError(f"{path} has no {each.name}", expected="all inputs and outputs", remedy=AGAIN)
+        found = arrays[each.name]
+        fits = len(found.shape) == len(each.shape) and all(
+            wanted in (-1, size) for wanted, size in zip(each.shape, found.shape, strict=True)
+        )
+        if not fits or found.dtype != TYPES[each.type]:
+            raise EncoreError(
+                f"{path}: {each.name} is {found.dtype} {list(found.shape)}",
+                expected=f"{TYPES[each.type]} {list(each.shape)}",
+                remedy=AGAIN,
+            )
+    return arrays
+
+
+def example_inputs(folder: Path, export: Export) -> dict[str, np.ndarray]:
+    """Return the inputs of some samples of the evaluation set."""
+    arrays = _example(folder, export)
+    return {each.name: arrays[each.name] for each in export.inputs}

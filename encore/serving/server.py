@@ -1,0 +1,128 @@
+"""A server for a while: started, awaited for a bounded time, ended with whatever it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from encore.errors import EncoreError, ExitCode
+from encore.job import Command
+
+POLL_SECONDS = 0.2
+STOP_SECONDS = 40.0
+"""Triton gives requests in flight 30 s by default (--exit-timeout-secs)."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the server listens."""
+
+    http: int = 8000
+    grpc: int = 8001
+    metrics: int = 8002
+    """0: no metrics."""
+
+    def options(self, address: str) -> tuple[str, ...]:
+        """Return them as options of tritonserver."""
+        metrics = (f"--metrics-port={self.metrics}",) if self.metrics else ("--allow-metrics=false",)
+        where = (f"--http-address={address}", f"--grpc-address={address}")
+        return (*where, f"--http-port={self.http}", f"--grpc-port={self.grpc}", *metrics)
+
+
+@contextlib.contextmanager
+def running(command: Command, ports: Ports, model: str, log: Path, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the server and wait until ``model`` is ready; its output goes to ``log``.
+
+    EncoreError if it ends or is not ready after ``seconds``.
+    """
+    try:
+        with log.open("wb") as output:
+            # A Ctrl-C ends this process, which then ends the server in order.
+            child = subprocess.Popen(
+                command.argv,
+                env=dict(command.environment),
+                cwd=command.working_directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise EncoreError(f"{command.argv[0]} does not start: {error}", exit_code=ExitCode.FAILED) from error
+    try:
+        _wait(child, ports, model, log, seconds)
+        yield child
+    finally:
+        _stop(child, command)
+
+
+def _wait(child: subprocess.Popen[bytes], ports: Ports, model: str, log: Path, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not _is_ready(ports, model):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(POLL_SECONDS)
+            raise explain(log, f"the server ended with exit code {child.returncode}")
+        if time.monotonic() > end:
+            raise explain(log, f"the server is not ready after {seconds:g} s")
+
+
+def _is_ready(ports: Ports, model: str) -> bool:
+    url = f"http://127.0.0.1:{ports.http}/v2/models/{model}/ready"
+    # Not by way of a proxy of the environment.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+SYMPTOMS = (
+    (r"failed to (?:start|listen).*|[Aa]ddress already in use", "a port is taken", "--http-port and --grpc-port"),
+    (
+        r"No space left on device|[Uu]nable to (?:create|initialize) shared memory",
+        "/dev/shm is full",
+        "free some of it",
+    ),
+    (r"unable to find backend library for backend '[^']*'", "the image lacks the backend", "--image NAME: one with it"),
+    (r"cannot open shared object file|unable to load shared library", "a library is missing", "see the last lines"),
+)
+"""What the server prints, what it means, what to do; the first that matches counts."""
+
+
+def explain(log: Path, found: str) -> EncoreError:
+    """Return what went wrong by the server's own words."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    reasons = re.findall(r"^(?:E\d.*\] |error: )\"?(.+?)\"?$", text, re.MULTILINE)
+    last = reasons[-1] if reasons else ""
+    loading = re.findall(r"failed to load '[^']*' version \d+: (.+?)(?:\\n|\"?$)", text, re.MULTILINE)
+    words = (loading or [last or " ".join(text.split()[-20:])])[-1]
+    for pattern, meaning, remedy in SYMPTOMS:
+        if re.search(pattern, text):
+            return EncoreError(
+                f"{found}: {meaning}: {words}", remedy=f"{remedy}; output in {log}", exit_code=ExitCode.FAILED
+            )
+    return EncoreError(f"{found}: {words}", remedy=f"read {log}", exit_code=ExitCode.FAILED)
+
+
+def _stop(child: subprocess.Popen[bytes], command: Command) -> None:
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+    # The Python backend's processes are in the server's group.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    if command.cleanup:
+        subprocess.run(command.cleanup, capture_output=True, timeout=60, check=False, env=dict(command.environment))

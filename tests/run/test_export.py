@@ -1,0 +1,119 @@
+"""`encore export`: a run's model, written and read back in each format, its passport, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from encore import catalogue, data
+from encore.errors import EncoreError
+from encore.run import exporting
+from encore.run.run_folder import Experiment, ExperimentState
+from tests.conftest import Encore, evaluations, only_run, quality
+from tests.trainings import exported
+
+# Reached by any model: what is looked at is how a model that reached its target leaves the run.
+SETTINGS = ("layers=[32,16,8]", "factors=8", "epochs=2", "quality_target=0.001")
+
+
+@pytest.fixture(scope="module")
+def run(encore: Encore, pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run that reached its target."""
+    folder = tmp_path_factory.mktemp("export")
+    data.prepare("ncf", folder / "ncf", data.Preparation(), pytorch_python, lambda update: None)
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    done = encore("run", "ncf", "1", "--data", str(folder / "ncf"), "--results", str(folder / "results"), *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_run(folder / "results")
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Experiment:
+    """A copy of the run to break."""
+    folder = tmp_path / run.name
+    shutil.copytree(run, folder)
+    return Experiment(0, folder / "experiment_0")
+
+
+def refused(request: exporting.Request) -> EncoreError:
+    with pytest.raises(EncoreError) as caught:
+        exporting.export(request, lambda step: None)
+    assert not [each for each in request.to.parent.glob(".*") if each.is_dir()], "something is left"
+    return caught.value
+
+
+@pytest.mark.parametrize("format_name", ["onnx", "torch-export"])
+def test_exported_model_is_the_one_that_reached_the_target(
+    encore: Encore, run: Path, tmp_path: Path, format_name: str
+) -> None:
+    folder = tmp_path / "models" / "ncf"
+    content = exported(encore, run, folder, format_name)
+    assert content == json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    last = evaluations(run / "experiment_0" / "metrics.jsonl")[-1]
+    assert content["reached"] and content["quality"] == {"hit_rate": quality(last)}
+    assert (folder / content["model"]).is_file()
+    passport = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    assert content["run"]["name"] == run.name and content["run"]["id"] == passport["sha256"]
+    assert content["data"]["id"] == passport["data"]["id"]
+    assert content["commit"] == passport["code"]["commit"]
+    assert [each["shape"] for each in (*content["inputs"], *content["outputs"])] == [[-1]] * 3
+    with np.load(folder / "example.npz") as example:
+        assert {name: example[name].dtype.name for name in example} == {
+            "users": "int64",
+            "items": "int64",
+            "scores": "float32",
+        }
+        assert len(set(example["scores"].tolist())) > 1, "a model that scores all pairs alike shows nothing"
+
+
+def test_folder_that_is_no_run(tmp_path: Path) -> None:
+    assert "is no run folder" in str(refused(exporting.Request(run=tmp_path, to=tmp_path / "to")))
+
+
+def test_folder_that_exists(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "to").mkdir()
+    assert "exists" in str(refused(exporting.Request(run=run, to=tmp_path / "to")))
+
+
+def test_format_that_the_framework_does_not_have(run: Path, tmp_path: Path) -> None:
+    problem = refused(exporting.Request(run=run, to=tmp_path / "to", format="saved-model"))
+    assert problem.expected == "onnx or torch-export"
+
+
+def test_run_that_goes_on(copy: Experiment, tmp_path: Path) -> None:
+    copy.set_state(ExperimentState(status="running"))
+    assert "is running" in str(refused(exporting.Request(run=copy.folder.parent, to=tmp_path / "to")))
+
+
+def test_run_without_a_checkpoint(copy: Experiment, tmp_path: Path) -> None:
+    shutil.rmtree(copy.folder / "checkpoint")
+    problem = refused(exporting.Request(run=copy.folder.parent, to=tmp_path / "to", format="torch-export"))
+    assert "no checkpoint" in problem.found and "--set checkpoint_interval=1" in problem.remedy
+
+
+def test_damaged_checkpoint(copy: Experiment, tmp_path: Path) -> None:
+    (file,) = copy.folder.glob("checkpoint/trained_*/shared")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    problem = refused(exporting.Request(run=copy.folder.parent, to=tmp_path / "to", format="torch-export"))
+    assert "differs from its checksum" in problem.found
+
+
+def test_model_below_its_target_needs_a_word(copy: Experiment, encore: Encore, tmp_path: Path) -> None:
+    config = json.loads(copy.config.read_text(encoding="utf-8"))
+    copy.config.write_text(json.dumps({**config, "quality_target": 0.9}), encoding="utf-8")
+    problem = refused(exporting.Request(run=copy.folder.parent, to=tmp_path / "to", format="torch-export"))
+    assert "did not reach its target: hit_rate 0." in problem.found
+    assert problem.expected == "hit_rate 0.9" and "--below-target" in problem.remedy
+    assert not exported(encore, copy.folder.parent, tmp_path / "to", "torch-export", "--below-target")["reached"]
+
+
+def test_benchmark_without_an_export_is_refused() -> None:
+    without = sorted(set(catalogue.choices()) - set(exporting.exportables()))
+    for name in without:
+        with pytest.raises(EncoreError, match="has no export") as caught:
+            exporting.exportable(name)
+        assert "resnet-pytorch" in caught.value.expected

@@ -1,0 +1,191 @@
+"""A real Triton server on this machine: its answers over HTTP and gRPC, what it refuses, its figures, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from encore import paths
+from tests.conftest import Encore
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the server's wheel is for Linux")
+ATTEMPTS = 5
+"""Free ports are looked up before the server takes them: another program may come first."""
+
+
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, cwd=paths.ROOT)
+
+
+@pytest.fixture(scope="module")
+def exported(serving_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "tiny"
+    done = run(serving_python, "-m", "tests.in_framework.tiny_export", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def free_ports() -> tuple[str, str]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(2)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        http, grpc = (str(each.getsockname()[1]) for each in sockets)
+    return http, grpc
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs, and what a client needs."""
+
+    child: subprocess.Popen[str]
+    ports: dict[str, str]
+    folder: Path
+    python: Path
+
+    def ask(self, protocol: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        url = f"127.0.0.1:{self.ports[protocol]}"
+        words = ("--url", url, "--protocol", protocol, "--json", "--folder", folder or self.folder)
+        return run(self.python, self.folder / "client.py", *words)
+
+
+@pytest.fixture(scope="module")
+def served(exported: Path, serving_python: Path) -> Iterator[Served]:
+    """One server for all tests, started as a user does."""
+    log = ""
+    for _ in range(ATTEMPTS):
+        http, grpc = free_ports()
+        words = ["serve", str(exported), "--runtime", "host", "--http-port", http, "--grpc-port", grpc]
+        child = subprocess.Popen(
+            [sys.executable, "-m", "encore.cli.app", *words, "--metrics-port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=paths.ROOT,
+        )
+        assert child.stdout is not None
+        for line in child.stdout:
+            log += line
+            if line.startswith("ready:"):
+                break
+        if child.poll() is None and "ready:" in log:
+            break
+        child.wait()
+        assert "a port is taken" in log, log
+    assert "ready:" in log, log
+    yield Served(child, {"http": http, "grpc": grpc}, exported / "triton", serving_python)
+    child.send_signal(signal.SIGINT)
+    assert child.wait() in (0, 130)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_evaluation_samples_give_the_same_outputs(served: Served, protocol: str) -> None:
+    """40 samples are more than the server's largest batch of 32: the client sends two requests."""
+    done = served.ask(protocol)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["samples"], found["same"]) == (40, True)
+    assert max(found["differences"].values()) <= found["tolerance"] == 1e-5
+
+
+def changed_export(served: Served, folder: Path, **arrays: str) -> Path:
+    """Copy the example with some arrays changed by an expression over ``a``; the passport says what they are now."""
+    shutil.copytree(served.folder, folder, ignore=shutil.ignore_patterns("model_repository", "backends"))
+    code = f"""
+import json, numpy as np
+from pathlib import Path
+arrays = dict(np.load("{folder}/example.npz"))
+for name, how in {arrays!r}.items():
+    arrays[name] = eval(how, {{"a": arrays[name], "np": np}})
+np.savez("{folder}/example.npz", **arrays)
+passport = json.loads(Path("{folder}/export.json").read_text())
+for each in passport["inputs"]:
+    each["type"] = {{"float32": "FP32", "float64": "FP64", "int64": "INT64"}}[str(arrays[each["name"]].dtype)]
+Path("{folder}/export.json").write_text(json.dumps(passport))
+"""
+    done = run(served.python, "-c", code)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("a[:, :-1]", "unexpected shape"), ("a.astype(np.float64)", "data-type")],
+    ids=["shape", "type"],
+)
+def test_wrong_inputs_are_refused_in_a_line(served: Served, tmp_path: Path, protocol: str, how: str, said: str) -> None:
+    done = served.ask(protocol, changed_export(served, tmp_path / "changed", features=how))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_request_leaves_the_others_alone(served: Served, tmp_path: Path) -> None:
+    """An id beyond the table fails in the model itself, not in the server's check of shapes."""
+    done = served.ask("grpc", changed_export(served, tmp_path / "changed", ids="a + 100"))
+    assert done.returncode == 2
+    assert "out of data bounds" in done.stderr
+    assert served.ask("grpc").returncode == 0
+
+
+def test_other_outputs_are_noticed(served: Served, tmp_path: Path) -> None:
+    """A difference counts in parts of the output's largest magnitude, as `encore export` counts it."""
+    done = served.ask("http", changed_export(served, tmp_path / "changed", sum="a * 1.5"))
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["same"]) == (1, False)
+    assert found["differences"]["sum"] == pytest.approx(1 / 3, rel=1e-3)
+
+
+def test_a_server_that_is_not_there_is_waited_for_only_so_long(served: Served) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{held.getsockname()[1]}"
+        done = run(served.python, served.folder / "client.py", "--url", url, "--wait", "0.1")
+    assert (done.returncode, "is not ready after 0.1 s" in done.stderr) == (2, True)
+
+
+def test_figures_by_batch_and_clients(served: Served, exported: Path) -> None:
+    grid = ("--batches", "1,4,64", "--clients", "1,3", "--requests", "12")
+    url = ("--url", f"127.0.0.1:{served.ports['grpc']}", "--protocol", "grpc", "--folder", served.folder)
+    module = "benchmarks.common.serving.measure"
+    done = run(served.python, "-m", module, *grid, *url, "--model", exported / "model.onnx")
+    assert done.returncode == 0, done.stderr
+    cells: list[dict[str, Any]] = json.loads(done.stdout)
+    # A batch of 64 is more than the server takes.
+    assert [(cell["batch"], cell["clients"]) for cell in cells] == [(1, 1), (1, 3), (4, 1), (4, 3)]
+    for cell in cells:
+        for side in (cell["server"], cell["direct"]):
+            assert 0 < side["p50_ms"] <= side["p90_ms"] <= side["p99_ms"]
+            assert side["requests_per_second"] > 0
+        own, direct = cell["server"]["requests_per_second"], cell["direct"]["requests_per_second"]
+        assert cell["ratio"] == pytest.approx(own / direct)
+
+
+def test_a_model_that_does_not_load_is_explained(
+    encore: Encore, served: Served, exported: Path, tmp_path: Path
+) -> None:
+    """`--check` starts, asks and ends; here it ends at the start, with the reason and without a process left."""
+    broken = tmp_path / "broken"
+    shutil.copytree(exported, broken, ignore=shutil.ignore_patterns("triton"))
+    (broken / "model.onnx").write_bytes(b"no model")
+    http, grpc = free_ports()
+    ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", "0")
+    done = encore("serve", str(broken), "--runtime", "host", "--python", str(served.python), "--check", *ports)
+    assert done.returncode == 1
+    assert "the server ended" in done.stderr
+    assert "model.onnx" in done.stderr
+    left = [each for each in psutil.process_iter(["cmdline"]) if str(broken) in " ".join(each.info["cmdline"] or [])]
+    assert not left
