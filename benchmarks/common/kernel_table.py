@@ -20,13 +20,17 @@ CLASSES: Tuple[Tuple[str, str], ...] = (
     ("communication", r"nccl|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|c10d|gloo"),
     ("attention", r"flash|fmha|scaled_dot_product|attention"),
     ("convolutions", r"conv|s\d+cudnn|wgrad|dgrad|winograd|implicit_?gemm|im2col|fprop"),
-    ("normalisation", r"batch_?norm|layer_?norm|group_?norm|rms_?norm|\bbn_|_bn_|::norm|welford"),
+    ("normalisation", r"batch_?norm|layer_?norm|group_?norm|rms_?norm|\bbn_|_bn_|::norm|\bnorm_|welford"),
     ("matrix products", r"gemm|cutlass|xmma|::(add)?(b)?mm\b|baddbmm|::linear|matmul|nvjet|cublas|rnn|lstm|splitk"),
     ("copies", r"memcpy|memset|copy|clone|contiguous|nchwtonhwc|nhwctonchw|transpose|catarray|::cat\b|::stack|_to\b"),
-    ("indexing", r"embedding|index|gather|scatter|sort|topk|nonzero|masked_select|unique|searchsorted|radix|scan"),
+    ("boxes and masks", r"\bnms|roi_?align|\balign_(for|back)ward|match_boxes|overlap_bits|most_of_objects|draw_masks"),
+    (
+        "indexing",
+        r"embedding|compute_grad_weight|index|gather|scatter|sort|topk|nonzero|masked_select|unique|searchsorted|radix|scan",
+    ),
     (
         "elementwise",
-        r"elementwise|vectorized|triton_|reduce|pointwise|foreach|multi_tensor|::(add|sub|mul|div|neg|exp|log|sqrt|rsqrt"
+        r"elementwise|vectorized|triton_|\bgelu_|smoothed_rows|reduce|pointwise|foreach|multi_tensor|::(add|sub|mul|div|neg|exp|log|sqrt|rsqrt"
         r"|addcmul|addcdiv|lerp|relu|gelu|tanh|sigmoid|silu|threshold_backward|hardtanh|where|clamp|maximum|minimum|fill"
         r"|zeros?|new_zeros|new_ones|ones|full|zeros_like|ones_like|slice_backward|select_backward|sum|mean|max|min|std|var|pow|abs|sign|bernoulli|dropout|native_dropout|softmax|_softmax|_log_softmax"
         r"|log_softmax|_softmax_backward_data|_log_softmax_backward_data|nll_loss\w*|max_pool2d\w*|avg_pool2d\w*"

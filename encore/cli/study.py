@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from encore import paths
-from encore.cli import options, study_servers
+from encore.cli import options, study_nodes, study_servers
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.run import hints
@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
     group.command("report")(report)
     group.command("list")(list_studies)
     study_servers.register(group)
+    study_nodes.register(group)
     app.add_typer(group, name="study")
 
 
@@ -45,12 +46,13 @@ def _of(name: str) -> Callable[..., None]:
         runtime: Annotated[str, typer.Option(help="host, docker, podman or apptainer.")] = "host",
         image: options.Image = None,
         python: options.Python = None,
+        settings: options.Settings = None,
         submit: Submit = False,
         partition: Partition = None,
         dry_run: options.DryRun = False,
         as_json: options.Json = False,
     ) -> None:
-        study = definition.load(name, small)
+        study = definition.changed(definition.load(name, small), settings or ())
         _measure(study, None, Place(runtime, image, _file(python)), results, submit, partition, None, dry_run, as_json)
 
     return measure
@@ -65,6 +67,7 @@ def run(
     runtime: Annotated[str, typer.Option(help="host, docker, podman or apptainer.")] = "host",
     image: options.Image = None,
     python: options.Python = None,
+    settings: options.Settings = None,
     submit: Submit = False,
     partition: Partition = None,
     dry_run: options.DryRun = False,
@@ -73,7 +76,10 @@ def run(
     """Measure a study of your own, or resume one."""
     if (study is None) == (resume is None):
         raise EncoreError("neither or both of STUDY and --resume", remedy="give a study, or the folder of one")
+    if resume is not None and settings:
+        raise EncoreError("--set with --resume", remedy="leave it out: the points are those of the study")
     wanted = definition.load(study, small) if study is not None else measuring.open_folder(Path(str(resume))).study
+    wanted = definition.changed(wanted, settings or ())
     place = Place(runtime, image, _file(python))
     _measure(wanted, resume, place, results, submit, partition, point, dry_run, as_json)
 

@@ -37,6 +37,8 @@ Examples:
 
   encore sweep resnet --gpus 8 --precision fp32,fp16 --dry-run
 
+  encore sweep resnet --gpus 1,4 --nodes 1,2,4 --full-nodes --hosts n1:4,n2:4,n3:4,n4:4 --weak --dry-run
+
   encore sweep resnet --gpus 8 --images 24.06,24.05 --system dgxa100 --dry-run
 
   encore sweep --resume results/20261120T101500Z-sweep-resnet
@@ -51,7 +53,13 @@ def sweep(
     gpus: Annotated[
         str | None, typer.Option(help="GPUs of a node, such as 1,2,4,8; ranks where there are none.")
     ] = None,
-    nodes: Annotated[str, typer.Option(help="Nodes, such as 1,2,4; needs a scheduler.")] = "1",
+    nodes: Annotated[str, typer.Option(help="Nodes, such as 1,2,4; needs a scheduler, or --hosts.")] = "1",
+    hosts: Annotated[
+        str | None, typer.Option(help="Hosts for points of several nodes, by ssh: n1:4,n2:4; this one first.")
+    ] = None,
+    full_nodes: Annotated[
+        bool, typer.Option("--full-nodes", help="Of several nodes only points with the most GPUs.")
+    ] = False,
     strong: Annotated[
         bool, typer.Option("--strong/--weak", help="One global batch for all points, or one batch per rank.")
     ] = True,
@@ -59,7 +67,10 @@ def sweep(
         int | None,
         typer.Option(help="Of strong scaling; default: the system's. The learning rate stays as it is."),
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="Precisions, such as fp32,fp16.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Precisions, such as fp32,fp16, with --weak each with its batch: fp32:64,fp16:128."),
+    ] = None,
     images: Annotated[
         str | None,
         typer.Option(help="Releases of the image's base to compare, such as 25.12,21.11; the first counts 1."),
@@ -113,13 +124,14 @@ def _grid(given: Mapping[str, Any]) -> Grid:
         raise EncoreError("no benchmark or no numbers of GPUs given", expected="encore sweep BENCHMARK --gpus 1,2,4")
     data, cluster, python = (options.as_path(given[name]) for name in ("data_folder", "cluster", "python"))
     precision = given["precision"]
-    same = ("global_batch", "runs", "system", "seed", "drop_caches", "runtime", "image")
+    same = ("full_nodes", "global_batch", "runs", "system", "seed", "drop_caches", "runtime", "image")
     return Grid(
         benchmark=catalogue.choose(given["benchmark"]).name,
         gpus=_numbers("--gpus", given["gpus"] or str(len(node.this_node().gpus) or 1)),
         nodes=_numbers("--nodes", given["nodes"]),
         precisions=_names(precision),
         images=_names(given["images"]),
+        hosts=_names(given["hosts"]),
         mode="strong" if given["strong"] else "weak",
         round=given["round_name"],
         data=str(data.absolute()) if data else None,
@@ -172,8 +184,8 @@ def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
     for point in points(grid):
         request = request_of(grid, point, study.folder(point) if study else paths.default_results())
         state = study.state(point) if study else "to do"
-        # A point of several nodes is planned by the scheduler's side.
-        plan = planning.make_plan(request) if point.nodes == 1 else None
+        # Without hosts a point of several nodes is planned by the scheduler's side.
+        plan = None if sweeps.is_submitted(grid, point, False) else planning.make_plan(request)
         batch = describe_scale(plan.configuration) if plan else ""
         rows.append((point.key, batch, " ".join(request.settings), state))
     if as_json:
@@ -187,7 +199,7 @@ def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
     print_fitted(console(), table)
 
 
-def _here(screen: Console, limits: Limits) -> Here:
+def here(screen: Console, limits: Limits) -> Here:
     """Report runs on this machine line by line, under the name of their point."""
 
     def hooks_of(point: GridPoint, folder: RunFolder | None) -> Hooks:
@@ -200,7 +212,7 @@ def _here(screen: Console, limits: Limits) -> Here:
 
 def _run(screen: Console, study: Study, limits: Limits, submit: bool, predict: tuple[int, ...], as_json: bool) -> None:
     screen.print(f"study folder: {study.path}")
-    code = sweeps.run(study, _here(screen, limits), submitter(study.grid), submit)
+    code = sweeps.run(study, here(screen, limits), submitter(study.grid), submit)
     if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
         screen.print(
             f"resume with: {hints.command('sweep', '--resume', study.path.absolute())}", markup=False, highlight=False

@@ -22,6 +22,7 @@ from encore.errors import EncoreError
 from encore.machine import node
 from encore.run import planning
 from encore.run.planning import Request
+from encore.ssh import hosts
 
 Mode = Literal["strong", "weak"]
 
@@ -35,7 +36,11 @@ class Grid:
     """GPUs of each node; ranks where there are none."""
     nodes: tuple[int, ...] = (1,)
     precisions: tuple[str, ...] = ()
-    """Empty: as the system has it."""
+    """Each such as fp16, or fp16:128 with the batch of a rank, of weak scaling; empty: as the system has it."""
+    full_nodes: bool = False
+    """Of several nodes only points with the most GPUs that are named."""
+    hosts: tuple[str, ...] = ()
+    """``n1:4``: where points of several nodes run over ssh, the first ones of these; empty: a scheduler runs them."""
     images: tuple[str, ...] = ()
     """Releases of the base of the benchmark's image, the first one to be compared with; empty: no such axis."""
     mode: Mode = "strong"
@@ -65,6 +70,8 @@ class GridPoint:
     precision: str | None = None
     image: str | None = None
     """Release of the image's base."""
+    batch: int | None = None
+    """Of a rank, where the precision brings one along."""
 
     @property
     def gpus(self) -> int:
@@ -88,23 +95,38 @@ def points(grid: Grid) -> list[GridPoint]:
                 expected=f"numbers from 1 to {planning.MAX_GPUS}",
                 remedy=f"such as {name} 1,2,4",
             )
+    batches = dict(_precision(each, grid.mode) for each in grid.precisions)
     found = [
-        GridPoint(nodes=nodes, gpus_per_node=gpus, precision=precision, image=image)
+        GridPoint(nodes, gpus, precision, image, batches.get(precision))
         for nodes, gpus, precision, image in itertools.product(
             dict.fromkeys(grid.nodes),
             dict.fromkeys(grid.gpus),
-            dict.fromkeys(grid.precisions or (None,)),
+            dict.fromkeys(batches or (None,)),
             dict.fromkeys(grid.images or (None,)),
         )
+        if nodes == 1 or not grid.full_nodes or gpus == max(grid.gpus)
     ]
     return sorted(found, key=lambda point: (point.gpus, point.nodes, point.precision or ""))
+
+
+def _precision(text: str, mode: Mode) -> tuple[str | None, int | None]:
+    """Split ``fp16:128`` into the precision and the batch of a rank."""
+    name, colon, batch = text.partition(":")
+    if not colon:
+        return name, None
+    if not batch.isdecimal() or int(batch) < 1:
+        raise EncoreError(f"--precision {text}", expected="a batch from 1 on", remedy=f"--precision {name}:64")
+    if mode == "strong":
+        raise EncoreError(f"--precision {text} with strong scaling", remedy="add --weak: a batch is that of a rank")
+    return name, int(batch)
 
 
 def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
     """Return the run of a point, whose folder goes into ``results``."""
     _refuse_settings(grid)
     system = _system(grid, point)
-    precision = (f"precision={point.precision}",) if point.precision else ()
+    precision = [f"precision={point.precision}"] if point.precision else []
+    precision += [f"batch_size={point.batch}"] if point.batch else []
     rates = catalogue.choose(grid.benchmark).benchmark.rates
     batch = batch_settings(system, point, grid.mode, grid.global_batch, rates)
     return Request(
@@ -124,7 +146,22 @@ def request_of(grid: Grid, point: GridPoint, results: Path) -> Request:
         image=_image(grid, point),
         python=Path(grid.python) if grid.python else None,
         cluster=Path(grid.cluster) if grid.cluster else None,
+        hosts=hosts_of(grid, point),
     )
+
+
+def hosts_of(grid: Grid, point: GridPoint) -> tuple[hosts.Host, ...]:
+    """Return the hosts of a point of several nodes; EncoreError where they are too few. One node is this machine."""
+    if point.nodes == 1 or not grid.hosts:
+        return ()
+    found = hosts.parse(",".join(grid.hosts))
+    if len(found) < point.nodes or min(each.slots for each in found[: point.nodes]) < point.gpus_per_node:
+        raise EncoreError(
+            f"--hosts {','.join(grid.hosts)} for {point.nodes} nodes of {point.gpus_per_node} GPUs",
+            expected="as many hosts as the most nodes, with as many GPUs as the most of a node",
+            remedy="name more hosts, or fewer --nodes",
+        )
+    return tuple(hosts.Host(each.name, point.gpus_per_node) for each in found[: point.nodes])
 
 
 def _image(grid: Grid, point: GridPoint) -> str | None:
@@ -151,6 +188,7 @@ def _refuse_settings(grid: Grid) -> None:
     names = {setting.partition("=")[0].strip() for setting in grid.settings}
     for name, wrong, option in (
         ("batch_size", grid.mode == "strong", "--global-batch, or --weak"),
+        ("batch_size", any(":" in each for each in grid.precisions), "--precision NAME:BATCH"),
         ("precision", bool(grid.precisions), "--precision"),
     ):
         if wrong and name in names:

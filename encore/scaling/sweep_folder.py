@@ -131,13 +131,13 @@ def refuse(grid: Grid, results: Path, submitter: Submitter | None, submit_all: b
     """Refuse a grid with a point that cannot be run; return the warnings of the points for this machine."""
     warnings = []
     for point in points(grid):
-        if point.nodes > 1 or submit_all:
+        if is_submitted(grid, point, submit_all):
             if submitter is None:
                 wanted = f"a point of {point.nodes} nodes" if point.nodes > 1 else "--submit"
                 raise EncoreError(
                     f"{wanted} needs a scheduler, and there is no Slurm here",
                     expected="points on this machine, or a login node of a cluster",
-                    remedy="leave out --nodes and --submit, and give the GPUs of this machine: --gpus",
+                    remedy="leave out --nodes and --submit, or name the nodes: --hosts n1:4,n2:4",
                 )
             submitter.check(point, request_of(grid, point, results))
             continue
@@ -151,6 +151,11 @@ def refuse(grid: Grid, results: Path, submitter: Submitter | None, submit_all: b
     return warnings
 
 
+def is_submitted(grid: Grid, point: GridPoint, submit_all: bool) -> bool:
+    """Return whether a scheduler runs a point: of several nodes without hosts, or every one."""
+    return submit_all or (point.nodes > 1 and not grid.hosts)
+
+
 def run(study: Study, here: Here, submitter: Submitter | None, submit_all: bool = False) -> ExitCode:
     """Run or submit every point that has not ended; continue after a point that fails, stop when interrupted."""
     failed = False
@@ -159,7 +164,7 @@ def run(study: Study, here: Here, submitter: Submitter | None, submit_all: bool 
             if study.state(point) == "done":
                 continue
             # What a job has begun only a job resumes: this machine may be a login node.
-            if point.nodes > 1 or submit_all or point.key in study.jobs():
+            if is_submitted(study.grid, point, submit_all) or point.key in study.jobs():
                 _submit(study, point, submitter)
                 continue
             code = _run_here(study, point, here)

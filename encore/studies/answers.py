@@ -12,7 +12,12 @@ from encore.results.tables import Table
 from encore.studies.definition import Question, Study, Value
 from encore.studies.results import Ours, Result, beside, bounds, chosen, grouped, ratio
 
-_PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "ours", "from", "to", "difference")
+_PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
+
+
+Parts = tuple[str, Table, Sequence[Figure], list[Ours]]
+Row = tuple[Any, ...]
+Lines = dict[str, list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -28,28 +33,36 @@ class Answer:
 
 def answer(study: Study, question: Question, results: Sequence[Result], number: int) -> Answer:
     """Return the answer to the question with this number."""
-    ours = chosen(results, question.where)
-    sentence, table, figures, values = _KINDS[question.kind](study, question, ours, f"question-{number}")
+    points = chosen(results, question.where)
+    sentence, table, figures, values = _KINDS[question.kind](study, question, points, f"question-{number}")
     tables = [table]
-    rows = beside(study, question.quantity, values)
-    if rows:
-        compared = [row for row in rows if row[5] is not None]
-        beyond = [row for row in compared if str(row[-1]).startswith("beyond")]
-        sentence += (
-            f" Of {len(rows)} printed figures {len(compared)} are of points that were measured here;"
-            f" {len(beyond)} of them are beyond our interval."
-            if compared
-            else f" None of the {len(rows)} printed figures is of a point that was measured here."
-        )
-        tables.append(Table(title="The study's printed figures", columns=_PUBLISHED, rows=tuple(rows)))
+    for quantity in dict.fromkeys(each.quantity or question.quantity for each in values or [_NOTHING]):
+        ours = [each for each in values if (each.quantity or question.quantity) == quantity]
+        rows = beside(study, quantity, ours)
+        if rows:
+            sentence += _compared(quantity, rows)
+            title = f"The study's printed figures: {quantity.replace('_', ' ')}"
+            tables.append(Table(title=title, columns=_PUBLISHED, rows=tuple(rows)))
     if not table.rows:
         sentence = "None of the points that answer this is measured yet."
+    if question.kind == "memory":
+        tables += largest_batches(study, results)
     return Answer(question.text, sentence, tuple(tables), tuple(figures), question.why)
 
 
-Parts = tuple[str, Table, Sequence[Figure], list[Ours]]
-Row = tuple[Any, ...]
-Lines = dict[str, list[tuple[float, float]]]
+_NOTHING = Ours({}, 0.0, None, None)
+
+
+def _compared(quantity: str, rows: Sequence[Row]) -> str:
+    """Return how many of the printed figures are compared, and what comes of it."""
+    words = quantity.replace("_", " ")
+    compared = [str(row[-1]) for row in rows if row[5] is not None]
+    if not compared:
+        return f" None of the {len(rows)} printed figures ({words}) is of a point that was measured here."
+    found = f" Of {len(rows)} printed figures ({words}) {len(compared)} are of points that were measured here"
+    if all(each.startswith("no interval") for each in compared):
+        return f"{found}, once each: no interval says how far off they may be."
+    return f"{found}; {sum(each.startswith('beyond') for each in compared)} of them are beyond our interval."
 
 
 def _name(values: Sequence[Value], series: Sequence[str]) -> str:
@@ -200,31 +213,44 @@ def _stages(study: Study, question: Question, results: Sequence[Result], key: st
         for each in sorted(line, key=lambda one: _x(one, question)):
             both, wu = each.stage("step"), each.stage("wu")
             parts = each.stage("fp_bp") + wu
+            operators = [_times(each.operators(name), each.steps()) for name in ("fp", "bp", "wu")]
             rows.append((
                 *series, _whole(_x(each, question)), each.stage("fp_bp") * each.steps(), wu * each.steps(),
-                100 * wu / parts, 100 * parts / both, 100 * (1 - each.step.estimate / both),
-                each.stage("metric") * each.steps(),
+                100 * wu / parts, 100 * parts / both, 100 * each.step.estimate / parts,
+                parts * each.steps() - each.step.estimate * each.steps(), each.stage("metric") * each.steps(),
+                *operators,
             ))  # fmt: skip
             lines.setdefault(_name(series, question.series), []).append((_x(each, question), 100 * wu / parts))
     columns = (
-        *question.series, question.x, "FP + BP, s per epoch", "WU, s per epoch", "WU, %", "parts of the step, %",
-        "saved without waits, %", "metric, s per epoch",
+        *question.series, question.x, "FP + BP, s per epoch", "WU, s per epoch", "WU, %",
+        "parts over the step with waits, %", "step without waits over the parts, %", "saved by overlap, s per epoch",
+        "metric, s per epoch", "FP operators, s per epoch", "BP operators, s per epoch", "WU operators, s per epoch",
     )  # fmt: skip
-    note = (
-        "Stages are steps with a wait after each; what plain steps save against them is the overlap of WU with BP"
-        " (below zero: the machine's drift is larger)."
-    )
-    table = Table(title="FP + BP and WU", columns=columns, rows=tuple(rows), note=note)
+    table = Table(title="FP + BP and WU", columns=columns, rows=tuple(rows), note=_STAGES_NOTE)
     sentence = ""
     if rows:
-        low, high = min(rows, key=lambda row: row[-4]), max(rows, key=lambda row: row[-4])
-        count = len(question.series)
+        first = len(question.series)
+        low, high = min(rows, key=lambda row: row[first + 3]), max(rows, key=lambda row: row[first + 3])
+        waited, plain = ([row[first + place] for row in rows] for place in (4, 5))
         sentence = (
-            f"WU is from {low[-4]:.0f} % of a step ({_name(low[:count], question.series)} on {low[count]}) to"
-            f" {high[-4]:.0f} % ({_name(high[:count], question.series)} on {high[count]}); both parts add up to"
-            f" {min(row[-3] for row in rows):.1f} to {max(row[-3] for row in rows):.1f} % of the step that they are of."
+            f"WU is from {low[first + 3]:.0f} % of a step ({_name(low[:first], question.series)} on {low[first]}) to"
+            f" {high[first + 3]:.0f} % ({_name(high[:first], question.series)} on {high[first]}). FP + BP and WU add up"
+            f" to {min(waited):.1f} to {max(waited):.1f} % of the step with a wait after each; a step without waits"
+            f" takes {min(plain):.1f} to {max(plain):.1f} % of their sum, and what is below 100 % is saved by the"
+            " overlap of WU with BP."
         )
     return sentence, table, _plots(key, question, "Share of WU", lines, table, "WU, % of a step"), []
+
+
+_STAGES_NOTE = (
+    "FP + BP and WU are of steps with a wait after each; steps without waits are measured in blocks of their own. Above"
+    " 100 % the machine's drift between the two is larger than the overlap. Operators are those of MXNet's profiler:"
+    " sums, in which two that run at once count twice, and what runs between operators does not count."
+)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def _memory(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
@@ -242,7 +268,7 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
             before = each.memory("before_training")[0]
             rows.append((*series, _whole(_x(each, question)), before, first, others, more, growth))
             lines.setdefault(_name(series, question.series), []).append((_x(each, question), first))
-            values.append(Ours(each.axes, first, first, first))
+            values += _memory_values(each, more, growth)
     columns = (
         *question.series, question.x, "before, GB", "training, first, GB", "training, others, GB",
         "first over others, %", "growth, %",
@@ -257,14 +283,52 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
             f" ({low[0]}) to {high[-1]:.1f} % ({high[0]}); before training there is"
             f" {min(row[-5] for row in rows):.2f} to {max(row[-5] for row in rows):.2f} GB in use."
         )
-    # A single reading has no interval: printed figures of the first device are shown next to the table.
     return sentence, table, _plots(key, question, "Memory in training", lines, table, "GB"), values
 
 
 _MEMORY_NOTE = (
-    "On GPUs what the device has in use; on CPUs resident memory of the process, in which a key-value store has all"
-    " devices and Horovod one."
+    "One reading, which has no interval. On GPUs what CUDA has in use on the device (cudaMemGetInfo), other programs"
+    " included; on CPUs resident memory of the process, in which a key-value store has all devices and Horovod one."
 )
+
+
+def _memory_values(result: Result, more: float | None, growth: float | None) -> list[Ours]:
+    """Return what the printed figures of GPU 0 and of the others are held against: single readings."""
+    before, training = result.memory("before_training"), result.memory("training")
+    found = {
+        ("memory_before_training", "others"): before[1],
+        ("memory_training", "first"): training[0],
+        ("memory_training", "others"): training[1],
+        ("memory_gpu0_more_percent", ""): more,
+        ("memory_growth_percent", ""): growth,
+    }
+    return [
+        Ours({**result.axes, "reading": reading}, value, None, None, quantity)
+        for (quantity, reading), value in found.items()
+        if value is not None
+    ]
+
+
+def largest_batches(study: Study, results: Sequence[Result]) -> list[Table]:
+    """Return the table of searches for the largest batch that fits, if there were any, and the printed ones."""
+    rows: list[Row] = []
+    values = []
+    for each in results:
+        if "largest_batch" in each.found:
+            found = each.found["largest_batch"]
+            rows.append(
+                (_name(list(each.axes.values()), list(each.axes)), each.ranks, found["fits"], found["does_not"])
+            )
+            axes = {name: value for name, value in each.axes.items() if name != study.epoch.batch}
+            values.append(Ours(axes, found["fits"], None, None))
+    if not rows:
+        return []
+    note = "Doubled until a step no longer fits: the largest is from the first figure to below the second."
+    columns = ("point", "devices", "fits", "does not fit")
+    tables = [Table(title="Largest batch of a device", columns=columns, rows=tuple(rows), note=note)]
+    printed = beside(study, "largest_batch", values)
+    title = "The study's printed figures: largest batch"
+    return [*tables, Table(title=title, columns=_PUBLISHED, rows=tuple(printed))] if printed else tables
 
 
 def _weak(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -101,6 +101,9 @@ class Part(_Strict):
     values: dict[str, dict[str, dict[str, Value]]] = Field(default_factory=dict)
     questions: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """By the number of a question, from 1: what it has in place of its own."""
+    skip: tuple[dict[str, Value], ...] = ()
+    """In addition to the study's."""
+    more: tuple[dict[str, tuple[Value, ...]], ...] = ()
     seconds: float | None = None
 
 
@@ -117,6 +120,8 @@ class Study(_Strict):
     """Axis, value, and what else the configuration has with it."""
     skip: tuple[dict[str, Value], ...] = ()
     """Combinations that are not measured."""
+    more: tuple[dict[str, tuple[Value, ...]], ...] = ()
+    """Grids of points next to the first one: values of its axes, and of any key of the configuration."""
     epoch: Epoch
     published: Published | None = None
     links: str = ""
@@ -135,8 +140,9 @@ class Point:
 
     @property
     def key(self) -> str:
-        """Return the name of the point's folder: the values of the axes in their order."""
-        return "-".join(str(value).replace("/", "_") for value in self.axes.values())
+        """Return the name of the point's folder: the values of the axes in their order, of a switch its name."""
+        words = [axis if value is True else str(value).replace("/", "_") for axis, value in self.axes.items()]
+        return "-".join(words)
 
 
 def known() -> list[str]:
@@ -189,7 +195,8 @@ def _reduced(study: Study) -> Study:
     program = study.program.model_copy(update={"seconds": part.seconds or study.program.seconds})
     changes = {
         "base": {**study.base, **part.base}, "grid": {**study.grid, **part.grid}, "values": values,
-        "questions": questions, "program": program, "is_small": True,
+        "questions": questions, "program": program, "skip": (*study.skip, *part.skip), "more": part.more,
+        "is_small": True,
     }  # fmt: skip
     return study.model_copy(update=changes)
 
@@ -202,6 +209,10 @@ def _check(study: Study) -> None:
     for axis in sorted(axes):
         if axis not in study.grid:
             raise names.unknown(f"axis in the study {study.name}", axis, study.grid)
+    for each in study.more:
+        absent = sorted(set(study.grid) - set(each))
+        if absent:
+            raise EncoreError(f"[[more]] of the study {study.name} does not say {', '.join(absent)}")
     fields = configuration.field_types(folder(study))
     for point in points(study):
         for name in point.config:
@@ -231,15 +242,30 @@ def folder(study: Study) -> Path:
     return paths.ROOT.joinpath(*study.program.module.split(".")[:-1])
 
 
+def changed(study: Study, settings: Sequence[str]) -> Study:
+    """Return the study with other values in its base, each ``key=value``; EncoreError for an axis or an unknown key."""
+    if not settings:
+        return study
+    fields = configuration.field_types(folder(study))
+    values = dict(configuration.parse_setting(each, fields) for each in settings)
+    axes = sorted(set(values) & set(study.grid))
+    if axes:
+        raise EncoreError(f"--set {axes[0]}: the study's grid sets it", remedy="write a study of your own")
+    found = study.model_copy(update={"base": {**study.base, **values}})
+    _check(found)
+    return found
+
+
 def points(study: Study) -> list[Point]:
     """Return every point, those with few devices first, so that a study that is cut short has the whole of them."""
     found = []
-    for combination in itertools.product(*study.grid.values()):
-        axes = dict(zip(study.grid, combination, strict=True))
-        if any(all(axes.get(name) == value for name, value in each.items()) for each in study.skip):
-            continue
-        more: dict[str, Value] = {}
-        for axis, value in axes.items():
-            more.update(study.values.get(axis, {}).get(str(value), {}))
-        found.append(Point(axes, {**study.base, **more, **axes}))
+    for grid in (study.grid, *study.more):
+        for combination in itertools.product(*grid.values()):
+            axes = dict(zip(grid, combination, strict=True))
+            if any(all(axes.get(name) == value for name, value in each.items()) for each in study.skip):
+                continue
+            more: dict[str, Value] = {}
+            for axis, value in axes.items():
+                more.update(study.values.get(axis, {}).get(str(value), {}))
+            found.append(Point(axes, {**study.base, **more, **axes}))
     return sorted(found, key=lambda point: float(point.axes[study.program.ranks]))

@@ -120,8 +120,10 @@ def command(folder: Folder, point: Point, python: Path | None) -> Command:
     one = any(point.axes.get(axis) in values for axis, values in program.one_process.items())
     launch = launchers.on_one_node(program.framework, 1 if one else ranks, str(output))
     on_cpu = point.config.get("device") == "cpu"
-    # Contexts of one process have threads of their own, as processes do.
-    variables = {"OMP_NUM_THREADS": str(max(1, node.cores() // ranks))} if on_cpu else {}
+    # Contexts of one process have threads of their own, as processes do. Threads that spin while they wait take the
+    # cores of the others, and of other programs.
+    threads = {"OMP_NUM_THREADS": str(max(1, node.cores() // ranks)), "OMP_WAIT_POLICY": "PASSIVE"}
+    variables = threads if on_cpu else {}
     job = Job(
         argv=(
             *launch.inner,

@@ -26,6 +26,11 @@ class Result:
         return int(self.axes[self.study.program.ranks])
 
     @property
+    def is_timed(self) -> bool:
+        """Whether steps were timed; a search for the largest batch times none."""
+        return "step_seconds" in self.found
+
+    @property
     def step(self) -> Sample:
         """Seconds of a step, by its blocks."""
         return Sample.of(self.found["step_seconds"])
@@ -45,6 +50,11 @@ class Result:
         """Return the mean seconds of a stage of a step: fp_bp, wu, step (both, with waits), metric."""
         return Sample.of(self.found["stages"][name]).estimate
 
+    def operators(self, name: str) -> float | None:
+        """Return seconds of the operators of a stage in a step of one device: fp, bp, wu; None: not profiled."""
+        found = self.found.get("operators")
+        return float(found[name]) if found else None
+
     def memory(self, when: str) -> tuple[float, float | None]:
         """Return memory in GB of device 0 and the mean of the others (None: there are none, or one process has all)."""
         first, *others = self.found["memory_mib"][when]
@@ -61,14 +71,18 @@ class Result:
 def read(folder: Folder) -> list[Result]:
     """Return every point that is done."""
     done = [point for point in folder.points() if folder.state(point) == "done"]
-    found = [Result(folder.study, point.axes, folder.measurement(point)) for point in done]
-    # What looked for the largest batch has no times.
-    return [each for each in found if "step_seconds" in each.found]
+    return [Result(folder.study, point.axes, folder.measurement(point)) for point in done]
 
 
 def chosen(results: Sequence[Result], where: Mapping[str, Value]) -> list[Result]:
-    """Return the results with these values."""
-    return [each for each in results if all(each.axes.get(name) == value for name, value in where.items())]
+    """Return the timed results with these values; of points outside of the grid only those that ``where`` names."""
+    return [
+        each
+        for each in results
+        if each.is_timed
+        and all(each.axes.get(name) == value for name, value in where.items())
+        and set(each.axes) <= {*each.study.grid, *where}
+    ]
 
 
 def grouped(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Value, ...], list[Result]]:
@@ -99,8 +113,11 @@ class Ours:
 
     axes: Mapping[str, Value]
     value: float
-    low: float
-    high: float
+    low: float | None
+    """None, as ``high``: a single reading, which has no interval."""
+    high: float | None
+    quantity: str = ""
+    """Of the printed figures; empty: the question's."""
 
 
 Wanted = Callable[[StudyFigure], bool]
@@ -111,7 +128,7 @@ def beside(
 ) -> list[tuple[Any, ...]]:
     """Return rows of the printed figures of a quantity, each with our value where the point is the same.
 
-    Columns: model, GPUs, batch, context, printed, ours, from, to, difference.
+    Columns: model, GPUs, batch, context, printed, our point, ours, from, to, difference.
     """
     if study.published is None or not quantity:
         return []
@@ -123,15 +140,19 @@ def beside(
         printed = f"{'' if figure.relation == '=' else figure.relation + ' '}{figure.printed} {figure.unit}".strip()
         place = (figure.model, figure.gpus, figure.batch, figure.context)
         if same is None:
-            rows.append((*place, printed, None, None, None, "not measured here"))
+            rows.append((*place, printed, None, None, None, None, "not measured here"))
         else:
-            rows.append((*place, printed, same.value, same.low, same.high, difference(figure, same)))
+            point = ", ".join(map(str, same.axes.values()))
+            rows.append((*place, printed, point, same.value, same.low, same.high, difference(figure, same)))
     return rows
 
 
 def difference(figure: StudyFigure, ours: Ours) -> str:
-    """Return how a printed figure lies to our interval."""
+    """Return how a printed figure compares with our interval, or with our value where that has none."""
     low, high, value = ours.low, ours.high, figure.value
+    if low is None or high is None:
+        ratio_words = f"ours is {ours.value / value:.2f} times the printed" if value else f"printed is {value:g}"
+        return f"no interval: {ratio_words}"
     if figure.relation in ("<", "<="):
         return "agrees" if low <= value else f"beyond the interval: ours is above {value:g}"
     if figure.relation in (">", ">="):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,12 +140,29 @@ def classes_table(measured: Measured) -> Table:
 def kernels_table(measured: Measured, most: int = _KERNELS) -> Table:
     """Return the longest kernels of each step."""
     rows = tuple(
-        (title_of(step), each["name"], each["class"], each["share"], each["calls"], each["seconds"] * 1e3)
+        (title_of(step), short_kernel(each["name"]), each["class"], each["share"], each["calls"], each["seconds"] * 1e3)
         for step in measured.steps
         for each in step["kernels"][:most]
     )
     columns = ("step", "kernel", "class", "share of the time", "calls", "ms")
-    return Table(title="Longest kernels", columns=columns, formats={"share of the time": ".1%"}, rows=rows)
+    note = "Names without namespaces and arguments, cut; whole in the JSON files."
+    return Table(title="Longest kernels", columns=columns, formats={"share of the time": ".1%"}, rows=rows, note=note)
+
+
+def short_kernel(name: str) -> str:
+    """Return the name of a kernel without return type, namespaces and arguments, of at most 60 characters."""
+    bare = _NAMESPACES.sub("", name)
+    depth = 0
+    for place, letter in enumerate(bare):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0:
+            bare = bare[:place]
+            break
+    return bare if len(bare) <= _NAME else f"{bare[: _NAME - 1]}…"
+
+
+_NAMESPACES = re.compile(r"^void |\(anonymous namespace\)::|\b(?:at|native|c10|std|cuda|cudnn|cutlass|pytorch_flash)::")
+_NAME = 60
 
 
 def roofline_figure(measured: Measured) -> Figure | None:
@@ -167,14 +185,30 @@ def roofline_figure(measured: Measured) -> Figure | None:
         start = max(x[0], y[0] / measured.bandwidth)
         panel.line([(start, start * measured.bandwidth), (roof / measured.bandwidth, roof), (x[1], roof)], "level")
     panel.clip(end=True)
-    for name, roof in roofs.items():
-        panel.text(panel.right, panel.y(roof) - 4, f"{name} {_short(roof)}", "end halo")
+    for height, words in _labels(roofs, panel):
+        panel.text(panel.right, height - 4, words, "end halo")
     for number, (step, spot) in enumerate(zip(measured.steps, spots, strict=False), 1):
         panel.marks([spot], number)
         panel.name(number, title_of(step))
     panel.name(None, f"measured ceilings, {measured.bandwidth / 1e9:.4g} GB/s")
     title = "Roofline" + (" of this machine's CPU" if measured.is_cpu else f" of {measured.peaks['name']}")
     return Figure("roofline", title, panel.svg(title), roofline_table(measured))
+
+
+def _labels(roofs: Mapping[str, float], panel: Panel) -> list[tuple[float, str]]:
+    """Return heights and texts of the ceilings, one text for those whose own would cover each other."""
+    found: list[tuple[float, str]] = []
+    for name, roof in sorted(roofs.items(), key=lambda item: -item[1]):
+        height, words = panel.y(roof), f"{name} {_short(roof)}"
+        if found and height - found[-1][0] < _LETTER:
+            found[-1] = (found[-1][0], f"{found[-1][1]}, {words}")
+        else:
+            found.append((height, words))
+    return found
+
+
+_LETTER = 14.0
+"""Height of a line of text."""
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:

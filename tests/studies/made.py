@@ -34,6 +34,7 @@ def measurement(point: Point, seconds: float, spread: float = 0.01) -> dict[str,
             "fp_bp": [0.7 * each for each in blocks], "wu": [0.3 * each for each in blocks], "step": blocks,
             "metric": [0.2 * each for each in blocks],
         },
+        "operators": {"fp": 0.2 * seconds, "bp": 0.4 * seconds, "wu": 0.2 * seconds},
         "memory_mib": {"empty": [200.0] * ranks, "before_training": [400.0] * ranks, "training": memory},
         "wall_seconds": 5.0,
     }  # fmt: skip

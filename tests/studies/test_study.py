@@ -10,7 +10,7 @@ import pytest
 from encore.errors import EncoreError
 from encore.results.studies import BARC, checks
 from encore.studies import measuring, page, traffic
-from encore.studies.definition import Point, load, parse, points
+from encore.studies.definition import Point, changed, load, parse, points
 from tests.studies import made
 
 OWN = """
@@ -48,7 +48,11 @@ between = ["local", "horovod"]
 def follows(point: Point) -> float | None:
     """The study's own NCCL overhead of 16.4 %, half the linear speed-up, and Inception-v3 not measured on 8 GPUs."""
     ranks, batch = int(point.axes["ranks"]), int(point.axes["batch_size"])
-    if point.axes["precision"] == "fp16" or (point.axes["network"] == "inception-v3" and ranks == 8):
+    if (
+        point.axes["precision"] == "fp16"
+        or "largest_batch" in point.axes
+        or (point.axes["network"] == "inception-v3" and ranks == 8)
+    ):
         return None
     return 0.001 * batch * (1 + ranks) / 2 * (1.164 if point.axes["way"] == "nccl" else 1.0)
 
@@ -63,13 +67,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[measuring.Folder, p
 
 def test_the_grid_is_the_study_s() -> None:
     study = load("multi-gpu")
-    assert len(points(study)) == 5 * 3 * 3 * 4 * 2
+    assert len(points(study)) == 5 * 3 * 3 * 4 * 2 + 5
     assert study.epoch.images == 256_000
     assert len(study.questions) == 7
     small = load("multi-gpu", small=True)
     assert {point.axes["network"] for point in points(small)} == {point.axes["network"] for point in points(study)}
     assert {point.config["device"] for point in points(small)} == {"cpu"}
-    assert [point.axes["ranks"] for point in points(small)] == [1] * 20 + [2] * 20
+    assert [point.axes["ranks"] for point in points(small)] == [1] * 16 + [2] * 15
 
 
 def test_a_study_of_one_s_own(tmp_path: Path) -> None:
@@ -129,6 +133,47 @@ def test_printed_figures_stand_beside_ours(built: tuple[measuring.Folder, page.P
     assert scaling["lenet", 8, 16, "P2P"][-1] == "beyond the interval: ours is smaller"
     assert scaling["inception-v3", 8, 16, "P2P"][-1] == "not measured here"
     assert (report / "question_2_2.csv").read_text("utf-8").count("\n") == 1 + 15 + 2
+
+
+def test_memory_of_the_first_device_and_of_the_others_is_compared_without_an_interval(
+    built: tuple[measuring.Folder, page.Page, Path],
+) -> None:
+    memory = built[1].answers[5]
+    assert "once each" in memory.sentence
+    assert "beyond" not in memory.sentence
+    tables = {table.title.rpartition(": ")[2]: table for table in memory.tables[1:]}
+    training = {
+        row[:4]: dict(zip(tables["memory training"].columns, row, strict=True))
+        for row in tables["memory training"].rows
+    }
+    gb = 2**20 / 1e9
+    assert training["lenet", None, 16, "GPU0"]["ours"] == pytest.approx(1160 * gb)
+    assert training["lenet", None, 16, "GPUx"]["ours"] == pytest.approx(1060 * gb)
+    # 1.216 GB of ours, 2.76 printed.
+    assert training["lenet", None, 16, "GPU0"]["difference"] == "no interval: ours is 0.44 times the printed"
+    assert {row[2] for row in tables["memory before training"].rows} == {16, 32, 64}
+    assert tables["memory before training"].rows[0][6] == pytest.approx(400 * gb)
+
+
+def test_largest_batches_are_printed_next_to_the_study_s(tmp_path: Path) -> None:
+    study = load("multi-gpu")
+    folder = made.folder(study, tmp_path, lambda point: 0.01 if point.axes["ranks"] == 1 else None)
+    for point in folder.points():
+        if "largest_batch" in point.axes:
+            found = {"largest_batch": {"fits": 128, "does_not": 256}, "network": folder.measurement(point)["network"]}
+            (folder.at(point) / measuring.MEASUREMENT).write_text(json.dumps(found), encoding="utf-8")
+    found, printed = page.build(folder).answers[5].tables[-2:]
+    assert found.rows[0] == ("lenet, device, batch size 64, ranks 1, fp32, largest batch True", 1, 128, 256)
+    by_model = {row[0]: row[-1] for row in printed.rows}
+    assert by_model["inception-v3"] == "no interval: ours is 2.00 times the printed"
+    assert by_model["resnet"] == "no interval: ours is 1.00 times the printed"
+
+
+def test_a_setting_of_the_base_and_none_of_an_axis() -> None:
+    study = changed(load("multi-gpu"), ["records=/data/train.rec"])
+    assert {point.config["records"] for point in points(study)} == {"/data/train.rec"}
+    with pytest.raises(EncoreError, match="--set ranks"):
+        changed(study, ["ranks=4"])
 
 
 def test_the_study_s_own_figures_are_recomputed() -> None:

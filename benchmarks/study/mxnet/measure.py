@@ -21,7 +21,7 @@ import mxnet as mx
 from benchmarks.common import configuration
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.stopping import end_process
-from benchmarks.study.mxnet import data, memory
+from benchmarks.study.mxnet import data, memory, operators
 from benchmarks.study.mxnet.config import Config
 from benchmarks.study.mxnet.largest import largest_batch
 from benchmarks.study.mxnet.training import (
@@ -118,6 +118,8 @@ def measured(config: Config) -> Dict[str, Any]:
         found["largest_batch"] = largest_batch(training, train_step)
     else:
         found.update(timed(training, batches))
+        found["operators"] = operators.seconds_by_stage(training, lambda: train_step(training, batches()))
+        found["memory_read_by"] = memory.read_by(place.contexts)
         found["memory_mib"] = {
             "empty": gathered(before, training),
             "before_training": gathered(built, training),

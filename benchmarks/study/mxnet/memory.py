@@ -1,4 +1,7 @@
-"""Memory of each device: of a GPU by CUDA, as nvidia-smi shows it; of a CPU the process's resident memory."""
+"""Memory of each device: of a GPU what CUDA has in use on it; of a CPU the process's resident memory.
+
+CUDA's figure (cudaMemGetInfo) is that of the whole device, as NVML's is: contexts and other programs are in it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,11 @@ def used_mib(contexts: List[Any]) -> List[float]:
         free, total = mx.context.gpu_memory_info(context.device_id)
         found.append((total - free) / _MIB)
     return found
+
+
+def read_by(contexts: List[Any]) -> str:
+    """Return the name of what gives the figures."""
+    return "cudaMemGetInfo" if contexts[0].device_type == "gpu" else "VmRSS"
 
 
 def resident_mib() -> float:

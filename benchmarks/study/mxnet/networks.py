@@ -4,9 +4,10 @@
     facts = describe(build("googlenet", 1000, 224), (1, 3, 224, 224))
     print(facts["convolutions"], facts["weights"])
 
-Layers and widths are those of the files of MXNet 1.1 and 1.2. Two things differ: the last pooling of GoogLeNet and
-Inception-v3 is over the whole plane, which is the same at their own sizes of image and lets smaller ones through, and
-a network ends at its logits. The cifar form of ResNet is the only one in which its file has 110 layers.
+Held against the files in MXNet 1.3.1's tree (the study's release, that of NGC's 18.04, was not at hand): operators
+and the shapes of all arrays are equal. Two things differ: the last pooling of Inception-v3 is over the whole plane,
+which is the same at its own size of image and lets smaller ones through, and a network ends at its logits. The cifar
+form of ResNet is the only one in which its file has 110 layers.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _alexnet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> m
 
     def reduced(convolved: mx.sym.Symbol) -> mx.sym.Symbol:
         pooled = _pool(_relu(convolved), "max", 3, 2)
-        return mx.sym.LRN(pooled, alpha=0.0001, beta=0.75, knorm=1, nsize=5)
+        return mx.sym.LRN(pooled, alpha=0.0001, beta=0.75, knorm=2, nsize=5)
 
     data = reduced(_conv(data, 96, (11, 11), stride=(4, 4)))
     data = reduced(_conv(data, 256, (5, 5), pad=(2, 2)))
