@@ -232,7 +232,7 @@ def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Di
             "train with --set checkpoint_interval=1: the model that a run ends with is kept too",
         )
     path = found[-1]
-    state = _read_state(path)
+    state = {**_read_state(path), "trained": path.name.startswith("trained")}
     names = [SHARED_FILE, *(f"rank_{rank}" for rank in range(state["ranks"]))]
     problems = list(filter(None, (_damage_of(path / name) for name in (STATE_FILE, *names))))
     if problems:

@@ -148,7 +148,8 @@ def evaluated(experiment: Path, state: Mapping[str, Any]) -> Dict[str, float]:
     if state["evaluated"] != state["step"]:
         return {}
     with open(experiment / "metrics.jsonl", "rb") as file:
-        lines = file.read(state["log_lengths"][METRICS]).splitlines()
+        # An evaluator may have ended after the logs were last measured: a run that has ended has its whole log.
+        lines = file.read(-1 if state["trained"] else state["log_lengths"][METRICS]).splitlines()
     found = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
     return dict(found[-1]["qualities"]) if found else {}
 

@@ -70,9 +70,10 @@ def test_run_on_two_ranks_reaches_the_target(framework: str, reached: Reached) -
 def test_exported_model_is_the_one_that_reached_the_target(
     framework: str, reached: Reached, encore: Encore, tmp_path: Path
 ) -> None:
-    if framework != "pytorch":
+    formats = {"pytorch": "torch-export", "tensorflow": "saved-model"}
+    if framework not in formats:
         pytest.skip(f"resnet-{framework} has no export")
-    assert exported(encore, reached.folder, tmp_path / "exported")["reached"]
+    assert exported(encore, reached.folder, tmp_path / "exported", formats[framework])["reached"]
 
 
 def test_two_ranks_agree_with_one(framework: str, reached: Reached, digits: Path, tmp_path: Path) -> None:

@@ -46,12 +46,9 @@ def refused(request: exporting.Request) -> EncoreError:
     return caught.value
 
 
-@pytest.mark.parametrize("format_name", ["onnx", "torch-export"])
-def test_exported_model_is_the_one_that_reached_the_target(
-    encore: Encore, run: Path, tmp_path: Path, format_name: str
-) -> None:
+def test_exported_model_is_the_one_that_reached_the_target(encore: Encore, run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "models" / "ncf"
-    content = exported(encore, run, folder, format_name)
+    content = exported(encore, run, folder, "onnx")
     assert content == json.loads((folder / "export.json").read_text(encoding="utf-8"))
     last = evaluations(run / "experiment_0" / "metrics.jsonl")[-1]
     assert content["reached"] and content["quality"] == {"hit_rate": quality(last)}
