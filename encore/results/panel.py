@@ -24,6 +24,7 @@ _LETTER = 6.9
 """Width of a letter at 12 px, on average."""
 _ROW = 17.0
 _LOGARITHMIC_FROM = 16
+_HALF_DIGIT = 3.5
 _TICKS_APART = 30.0
 _TOLERANCE = 0.6
 # Each series has a colour and a marker of its own, so that neither print nor colour vision hides which is which.
@@ -79,7 +80,7 @@ class Panel:
         marks = self._apart(at) if at else ticks(*x)
         self._path("axis", f"M{_n(self.left)} {_n(self.bottom)}H{_n(self.right)}")
         for value in marks:
-            self.text(self.x(value), self.bottom + 15, written(value, marks), "mid")
+            self._below(value, written(value, marks))
         if y is not None:
             self.y = Scale(*y, self.bottom, self.top)
             levels = ticks(*y)
@@ -89,6 +90,11 @@ class Panel:
         self.text(self.right, self.bottom + 31, x_label, "end quiet")
         if y_label:
             self.text(0, 12, y_label, "quiet")
+
+    def _below(self, value: float, words: str) -> None:
+        """Write a tick's value below the axis, at the edge of the picture where it would be cut."""
+        cut = self.x(value) + _HALF_DIGIT * len(words) > self.width
+        self.text(self.width if cut else self.x(value), self.bottom + 15, words, "end" if cut else "mid")
 
     def _apart(self, at: Sequence[float]) -> list[float]:
         kept = list(at[:1])
