@@ -70,6 +70,7 @@ class Config:
     seed: int = 7
     batch_size: int = 4
     log_interval: int = 1
+    checkpoint_interval: int = 0
     round: str = "v0.7"
 
 
