@@ -46,7 +46,6 @@ _MOST = 200
 
 def class_of(name: str) -> str:
     """Return the class of a kernel of a GPU or of an operator such as ``aten::mm``."""
-    # What Inductor fused carries the operators in its name: its products are cuBLAS's or templates.
     text = name.lower()
     return next((title for title, pattern in _COMPILED if pattern.search(text)), OTHER)
 

@@ -27,7 +27,7 @@ from benchmarks.common.stopping import end_process
 
 SIZES = {"cuda": (1 << 16, 1 << 20, 1 << 24, 1 << 28), "cpu": (1 << 14, 1 << 18, 1 << 22, 1 << 25)}
 """Bytes of the array of a rank, by type of device."""
-MEGABYTES_A_MEASUREMENT = 1 << 28
+BYTES_A_MEASUREMENT = 1 << 28
 _MOST_CALLS = 200
 REPEATS = 3
 
@@ -87,7 +87,7 @@ def _pair(ranks: Ranks, size: int, sender: int, receiver: int) -> Optional[float
 def slowest(call: Callable[[], Any], device: torch.device, size: int) -> float:
     """Return the seconds of one call on the slowest rank, in the fastest of several measurements."""
     call()
-    count = max(1, min(_MOST_CALLS, MEGABYTES_A_MEASUREMENT // max(size, 1)))
+    count = max(1, min(_MOST_CALLS, BYTES_A_MEASUREMENT // max(size, 1)))
     found = []
     for _ in range(REPEATS):
         pytorch.synchronize()

@@ -13,9 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from encore import __version__
-from encore.errors import EncoreError, ExitCode
 from encore.names import unknown
+from encore.results import pages
 from encore.results.compare import WITHIN, compare
 from encore.results.compliance import score_and_check
 from encore.results.detections import KEY, drawing
@@ -27,11 +26,9 @@ from encore.results.published import load_published, load_studies
 from encore.results.score import existing, no_log
 from encore.results.sections import Section, section, summary
 from encore.results.sides import Side, side_of
-from encore.results.statistics import LEVEL
 from encore.results.studies import MICROWAY, findings
 from encore.results.studies import tables as study_tables
 from encore.results.tables import Table, all_tables
-from encore.results.words import percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,51 +126,19 @@ def write_report(paths: Sequence[Path], folder: Path, **options: Any) -> list[Pa
 
 def write_files(report: Report, folder: Path) -> list[Path]:
     """Write a report that was built into ``folder``; return the files."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        files = {"report.html": render(report, "report.html.j2"), "report.md": render(report, "report.md.j2")}
-        for figure in report.figures:
-            files[f"{figure.key}.csv"] = figure.table.as_csv()
-            files[f"{figure.key}.svg"] = figure.alone()
-        for number, table in enumerate(report.tables, 1):
-            files[f"table_{number}.csv"] = table.as_csv()
-        for number, section in enumerate(report.sections, 1):
-            files.update({f"detections_{number}_{each.name}.svg": drawing(each) for each in section.detections})
-            if section.game is not None:
-                files[f"game_{number}.svg"] = board(section.game)
-        for file, content in files.items():
-            (folder / file).write_text(content, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise EncoreError(
-            f"the report cannot be written to {folder}: {error.strerror or error}",
-            remedy="give a folder that you may write to: -o DIR",
-            exit_code=ExitCode.FAILED,
-        ) from error
-    return [folder / file for file in files]
+    files = {"report.html": render(report, "report.html.j2"), "report.md": render(report, "report.md.j2")}
+    for figure in report.figures:
+        files[f"{figure.key}.csv"] = figure.table.as_csv()
+        files[f"{figure.key}.svg"] = figure.alone()
+    for number, table in enumerate(report.tables, 1):
+        files[f"table_{number}.csv"] = table.as_csv()
+    for number, part in enumerate(report.sections, 1):
+        files.update({f"detections_{number}_{each.name}.svg": drawing(each) for each in part.detections})
+        if part.game is not None:
+            files[f"game_{number}.svg"] = board(part.game)
+    return pages.write(files, folder)
 
 
 def render(report: Report, template: str) -> str:
     """Return the report through one of the templates of this package."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
-    def part(file: str) -> Markup:
-        return Markup((Path(__file__).parent / "templates" / file).read_text("utf-8"))
-
-    environment = Environment(
-        loader=PackageLoader("encore.results", "templates"),
-        autoescape=template.endswith("html.j2"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["level"] = percent(LEVEL)
-    environment.globals["detections_key"] = KEY
-    environment.filters["plain"] = _plain
-    environment.filters["breakable"] = lambda name: Markup("_<wbr>").join(str(name).split("_"))
-    return environment.get_template(template).render(report=report, part=part, version=__version__, svg=Markup)
-
-
-def _plain(text: object) -> str:
-    """Return a log's text on one line of Markdown."""
-    return " ".join(str(text).split()).replace("|", "/").replace("<", "&lt;")
+    return pages.render(pages.TEMPLATES, template, report=report, detections_key=KEY)

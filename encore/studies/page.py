@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from encore import __version__, files
-from encore.errors import EncoreError, ExitCode
-from encore.results import report as results_report
-from encore.results.statistics import LEVEL
+from encore import files
+from encore.errors import EncoreError
+from encore.results import pages
 from encore.results.studies import checks
 from encore.results.tables import Table, shown
-from encore.results.words import percent
 from encore.studies import traffic
 from encore.studies.answers import Answer, answer
 from encore.studies.definition import Study
@@ -119,33 +117,9 @@ def write(page: Page, folder: Path) -> list[Path]:
             contents[f"{figure.key}.svg"] = figure.alone()
     for number, table in enumerate(page.why, 1):
         contents[f"why_{number}.csv"] = table.as_csv()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            (folder / name).write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise EncoreError(
-            f"the report cannot be written to {folder}: {error.strerror or error}", exit_code=ExitCode.FAILED
-        ) from error
-    return [folder / name for name in contents]
+    return pages.write(contents, folder)
 
 
 def render(page: Page, template: str) -> str:
     """Return the page through one of the templates of this package."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    styles = Path(results_report.__file__).parent / "templates"
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=template.endswith("html.j2"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-    def part(file: str) -> Markup:
-        return Markup((styles / file).read_text("utf-8"))
-
-    level = percent(LEVEL)
-    return environment.get_template(template).render(page=page, part=part, version=__version__, svg=Markup, level=level)
+    return pages.render(TEMPLATES, template, page=page)

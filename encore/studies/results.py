@@ -107,9 +107,9 @@ def in_percent(value: float | None) -> float | None:
     return None if value is None else 100 * (value - 1)
 
 
-def bounds(sample: Sample) -> tuple[float, float]:
-    """Return the interval of a sample; without a spread the value."""
-    return interval(sample) or (sample.estimate, sample.estimate)
+def bounds(sample: Sample) -> tuple[float | None, float | None]:
+    """Return the interval of a sample, which is None and None without a spread."""
+    return interval(sample) or (None, None)
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         example=(ones, ones, ones, np.zeros((2, data.max_predictions), np.int64)),
         evaluate=lambda infer: evaluate(config, data, infer),
         preprocessing={
-            "tokens": "WordPiece, lower case",
-            "vocabulary": "vocabulary.txt of the data set",
+            **serving.TOKENS,
             "sequence_length": data.sequence_length,
             "max_predictions": data.max_predictions,
         },

@@ -88,8 +88,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         example=(ones, ones, ones),
         evaluate=lambda infer: evaluate(config, data, infer),
         preprocessing={
-            "tokens": "WordPiece, lower case",
-            "vocabulary": "vocabulary.txt of the data set",
+            **serving.TOKENS,
             "sequence_length": config.sequence_length,
             "longest_answer": config.longest_answer,
         },

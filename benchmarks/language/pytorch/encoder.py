@@ -123,10 +123,14 @@ class Layer(nn.Module):
         parts = self.qkv(hidden).view(len(hidden), 3, shape.heads, -1).unbind(1)
         attend = IMPLEMENTATIONS[attention]
         attended = attend(*parts, offsets, longest, shape.attention_dropout if trains else 0.0).flatten(1)
+        return self.behind_attention(attended, hidden, dropout)
+
+    def behind_attention(self, attended: torch.Tensor, hidden: torch.Tensor, dropout: float) -> torch.Tensor:
+        """Return the layer's output (..., width) from its attention's and its input of the same shape."""
         norm = self.attention_norm
         gelu, add = self.pieces["gelu"], self.pieces["norm"]
         hidden = add(self.out(attended), hidden, norm.weight, norm.bias, dropout)
-        inner = gelu(self.pieces["product"](self.inner, hidden), self.inner.bias, shape.gelu)
+        inner = gelu(self.pieces["product"](self.inner, hidden), self.inner.bias, self.shape.gelu)
         after: torch.Tensor = add(self.outer(inner), hidden, self.norm.weight, self.norm.bias, dropout)
         return after
 

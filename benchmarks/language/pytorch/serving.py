@@ -13,6 +13,9 @@ from torch.nn import functional
 
 from benchmarks.language.pytorch.encoder import Encoder, Layer, Rows, rows_of
 
+TOKENS = {"tokens": "WordPiece, lower case", "vocabulary": "vocabulary.txt of the data set"}
+"""What a client does to its text, as facts."""
+
 
 def hidden_states(encoder: Encoder, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return (B, L, width) of tokens, segments and mask (B, L), int64; the mask is 1 where a token is."""
@@ -26,15 +29,10 @@ def hidden_states(encoder: Encoder, tokens: torch.Tensor, segments: torch.Tensor
 
 def _layer(layer: Layer, hidden: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
     count, length, width = hidden.shape
-    heads, norm = layer.shape.heads, layer.attention_norm
+    heads = layer.shape.heads
     q, k, v = layer.qkv(hidden).view(count, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=there)
-    attended = attended.transpose(1, 2).reshape(count, length, width)
-    gelu, add = layer.pieces["gelu"], layer.pieces["norm"]
-    hidden = add(layer.out(attended), hidden, norm.weight, norm.bias, 0.0)
-    inner = gelu(layer.pieces["product"](layer.inner, hidden), layer.inner.bias, layer.shape.gelu)
-    found: torch.Tensor = add(layer.outer(inner), hidden, layer.norm.weight, layer.norm.bias, 0.0)
-    return found
+    return layer.behind_attention(attended.transpose(1, 2).reshape(count, length, width), hidden, 0.0)
 
 
 def table(rows: Rows, length: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:

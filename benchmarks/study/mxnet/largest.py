@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable, Dict
 
 import mxnet as mx
@@ -27,7 +28,7 @@ def largest_batch(training: Training, step: Callable[[Training, Batch], None]) -
 
 def _fits(training: Training, batch: int, step: Callable[[Training, Batch], None]) -> bool:
     config = training.config
-    resized = type(config)(**{**vars(config), "batch_size": batch})
+    resized = replace(config, batch_size=batch)
     try:
         for _ in range(2):
             step(training._replace(config=resized), synthetic(resized, training.place))

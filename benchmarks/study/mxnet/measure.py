@@ -9,6 +9,7 @@ configuration cannot be measured here; else: failed.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -95,7 +96,7 @@ def timed(training: Training, batches: Next) -> Dict[str, Any]:
 
 
 def gathered(values: List[float], training: Training) -> List[float]:
-    """Return one value for each process on rank 0's behalf: those of rank 0 and the mean of the others."""
+    """Return a value of each device, on every rank: of one process its own, of several one of each by rank."""
     place = training.place
     if place.processes == 1:
         return values
@@ -132,8 +133,6 @@ def measured(config: Config) -> Dict[str, Any]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    import argparse
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="the point (JSON)")
     parser.add_argument("--output", type=Path, required=True, help="folder for measurement.json")
