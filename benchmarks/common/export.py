@@ -82,6 +82,8 @@ Writer = Callable[[Subject, Path], Tuple[str, Infer]]
 """Writes a subject's model into a folder; returns the name that it got there, and the model as it is read back."""
 Prepare = Callable[[Any, Mapping[str, Any], Path], Subject]
 """Takes the configuration, the content of a checkpoint and the folder of the data set."""
+Read = Callable[[Path, Any], Tuple[Dict[str, Any], Dict[str, Any]]]
+"""Takes an experiment's folder and a module of benchmarks/common/frameworks; as checkpoints.read_for_inference."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,11 @@ def largest_difference(found: np.ndarray, wanted: np.ndarray) -> float:
     distance = np.where(same, 0.0, np.where(np.isfinite(distance), distance, np.inf))
     magnitudes = np.abs(wanted[np.isfinite(wanted)].astype(np.float64))
     return float(distance.max() / max(1.0, magnitudes.max() if magnitudes.size else 0.0))
+
+
+def newest(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Return the state and the content of what the run ended with."""
+    return read_for_inference(experiment / "checkpoint", framework)
 
 
 def evaluated(experiment: Path, state: Mapping[str, Any]) -> Dict[str, float]:
@@ -227,9 +234,14 @@ def export(subject: Subject, writer: Writer, original: Infer, folder: Path) -> D
     }
 
 
-def main(description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare) -> NoReturn:
-    """Run the command line that every export.py has: the last line of its output is the passport or a problem."""
-    end_process(lambda: _main(description, config_class, tools, prepare))
+def main(
+    description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare, read: Read = newest
+) -> NoReturn:
+    """Run the command line that every export.py has: the last line of its output is the passport or a problem.
+
+    ``read`` is given where the model that counts is not the one that the run ended with.
+    """
+    end_process(lambda: _main(description, config_class, tools, prepare, read))
 
 
 def _arguments(description: Optional[str], formats: Sequence[str]) -> argparse.Namespace:
@@ -243,11 +255,11 @@ def _arguments(description: Optional[str], formats: Sequence[str]) -> argparse.N
     return parser.parse_args()
 
 
-def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare) -> int:
+def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare, read: Read) -> int:
     arguments = _arguments(description, list(tools.writers))
     try:
         content = _export(
-            arguments, configuration.load(config_class, arguments.experiment / "config.json"), tools, prepare
+            arguments, configuration.load(config_class, arguments.experiment / "config.json"), tools, prepare, read
         )
     except Problem as problem:
         print(problem, file=sys.stderr)
@@ -258,8 +270,8 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
     return 0
 
 
-def _export(arguments: argparse.Namespace, config: Any, tools: Tools, prepare: Prepare) -> Dict[str, Any]:
-    state, saved = read_for_inference(arguments.experiment / "checkpoint", tools.module)
+def _export(arguments: argparse.Namespace, config: Any, tools: Tools, prepare: Prepare, read: Read) -> Dict[str, Any]:
+    state, saved = read(arguments.experiment, tools.module)
     quality = evaluated(arguments.experiment, state)
     if not arguments.below_target:
         refuse_below_target(quality, config.targets)

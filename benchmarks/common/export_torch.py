@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import numpy as np
 import torch
 
-from benchmarks.common.data.problem import Problem
+from benchmarks.common import export_onnx
 from benchmarks.common.export import Arrays, Infer, Subject, Tools
 from benchmarks.common.frameworks import pytorch
 
@@ -73,16 +72,8 @@ def write_torch_export(subject: Subject, folder: Path) -> Tuple[str, Infer]:
 
 def write_onnx(subject: Subject, folder: Path) -> Tuple[str, Infer]:
     """Write model.onnx; Problem where this Python has no onnxscript or onnxruntime."""
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise Problem(
-            f"this Python has no {error.name}",
-            "onnx, onnxscript and onnxruntime for --format onnx",
-            f"{sys.executable} -m pip install --no-deps -r requirements/export.txt; or --format torch-export",
-        ) from None
-    path = folder / "model.onnx"
+    export_onnx.require("onnx", "onnxscript")
+    path = folder / export_onnx.FILE
     weights = sum(tensor.nbytes for tensor in subject.model.state_dict().values())
     with _quiet():
         torch.onnx.export(
@@ -95,21 +86,7 @@ def write_onnx(subject: Subject, folder: Path) -> Tuple[str, Infer]:
             dynamo=True,
             verbose=False,
         )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return path.name, _running(session, subject)
-
-
-def _running(session: Any, subject: Subject) -> Infer:
-    taken = {each.name for each in session.get_inputs()}
-    outputs = [each.name for each in subject.outputs]
-
-    def infer(*inputs: np.ndarray) -> Arrays:
-        named = {each.name: array for each, array in zip(subject.inputs, inputs)}
-        return tuple(session.run(outputs, {name: array for name, array in named.items() if name in taken}))
-
-    return infer
+    return path.name, export_onnx.read(path, subject)
 
 
 TOOLS = Tools(

@@ -143,7 +143,10 @@ def _environment(request: Request, choice: Choice, chosen: str, on_step: Callabl
     more = []
     if not given and chosen in catalogue.framework(PROGRAM).exports:
         made = environment.ensure_environment(PROGRAM, on_step)
-        more = [str(folder) for folder in made.parent.parent.glob("lib/python*/site-packages")]
+        # Behind the framework's own: what both have, as NumPy, is the one that the framework needs.
+        more = [
+            str(folder) for each in (python, made) for folder in each.parent.parent.glob("lib/python*/site-packages")
+        ]
     search = os.pathsep.join([command.environment["PYTHONPATH"], *more])
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(node.cores()))}
     return {**command.environment, "PYTHONPATH": search, "ENCORE_PYTHON": str(python), **threads}

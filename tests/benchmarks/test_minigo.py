@@ -24,7 +24,9 @@ from encore.errors import EncoreError
 from encore.results.compliance import check
 from encore.results.generations import game_of, generations_table, last_moves
 from tests.conftest import Encore, logged, only_run, records
-from tests.trainings import InFramework, Started, result, settings, wait_until, write_small_config
+from tests.trainings import (
+    InFramework, Started, exported, result, settings, wait_until, write_small_config,
+)  # fmt: skip
 
 SMALL = {"epochs": "2", "games": "40", "concurrent_games": "8", "readouts": "16", "first_readouts": "8"}
 EVALUATION = {"eval_games": "12", "eval_readouts": "8", "eval_first_model": "false", "quality_target": "1.0"}
@@ -330,6 +332,14 @@ def test_the_report_finds_generations_and_a_game(broken: Path) -> None:
     black, white = (sum(stone == colour for stone in game.stones) for colour in (1, 2))
     assert 0 < black + white <= len(game.moves)
     assert set(last_moves(game)) == {point for point, stone in enumerate(game.stones) if stone}
+
+
+def test_exported_model_wins_the_games_that_the_run_evaluated(encore: Encore, broken: Path, tmp_path: Path) -> None:
+    content = exported(encore, broken.parent, tmp_path / "exported", "saved-model", "--below-target")
+    assert content["step"] == content["preprocessing"]["generation"] == 2 and not content["reached"]
+    stored = np.load(tmp_path / "exported" / "example.npz")
+    assert stored["planes"].shape[1:] == (5, 5, 17)
+    assert stored["policy"].sum(axis=1) == pytest.approx(1)
 
 
 def test_findings_about_a_small_run_are_those_of_its_size(broken: Path) -> None:

@@ -70,9 +70,7 @@ def test_run_on_two_ranks_reaches_the_target(framework: str, reached: Reached) -
 def test_exported_model_is_the_one_that_reached_the_target(
     framework: str, reached: Reached, encore: Encore, tmp_path: Path
 ) -> None:
-    formats = {"pytorch": "torch-export", "tensorflow": "saved-model"}
-    if framework not in formats:
-        pytest.skip(f"resnet-{framework} has no export")
+    formats = {"mxnet": "onnx", "pytorch": "torch-export", "tensorflow": "saved-model"}
     assert exported(encore, reached.folder, tmp_path / "exported", formats[framework])["reached"]
 
 

@@ -1,0 +1,133 @@
+"""Minigo for a server: planes of positions to the probabilities of moves and the value.
+
+    $ python -m benchmarks.minigo.tensorflow.export --experiment RUN/experiment_0 --data DATA --to DIR
+
+The model is that of the generation that met the target, else of the last one. The search is the client's: it asks for
+some hundred positions a move.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Mapping, Tuple
+
+import numpy as np
+
+from benchmarks.common import export
+from benchmarks.common.export import Infer, Subject, Value, on_cpu
+from benchmarks.common.export_tensorflow import TOOLS
+from benchmarks.common.ranks import Ranks
+from benchmarks.minigo import models
+from benchmarks.minigo.data_set import GoGames
+from benchmarks.minigo.engine import Evaluate
+from benchmarks.minigo.selfplay import MatchWorker
+from benchmarks.minigo.tensorflow import data, model
+from benchmarks.minigo.tensorflow.config import Config
+from benchmarks.minigo.tensorflow.generations import EVALUATIONS, open_target
+from benchmarks.minigo.tensorflow.training import Evaluator
+
+import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
+
+ALONE = Ranks(0, 1, 0, 1, "/CPU:0")
+PLANES = {
+    "agz": "0 or 1 at each point; 2k: stones of the side to move k moves ago, 2k + 1: the other side's, k = 0..7; "
+    "16: whether black is to move",
+    "mlperf07": "0 or 1 at each point; 2k: stones of the side to move k moves ago, 2k + 1: the other side's, k = 0..3; "
+    "8: whether black is to move; 9, 10, 11: strings with 1, 2, 3 or more liberties; 12: a move there captures",
+}
+POLICY = "probability of each move: row x board_size + column, the last one is a pass"
+VALUE = "what the side to move may expect: -1 is a loss, 1 a win"
+
+
+@dataclass(frozen=True)
+class Served:
+    """The network as it plays."""
+
+    network: model.Network
+
+    @property
+    def variables(self) -> Dict[str, tf.Variable]:
+        """All of its weights."""
+        return self.network.variables
+
+    def __call__(self, planes: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+        """(B, N x N + 1) and (B,) of (B, N, N, planes)."""
+        logits, value = self.network(planes, training=False)
+        return tf.nn.softmax(logits), value
+
+
+def read(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Return the state, and the model file of the generation that counts.
+
+    A run that has ended evaluated its generations in their order, and none behind the one that met the target.
+    """
+    state, _ = export.newest(experiment, framework)
+    matches = experiment / EVALUATIONS
+    if state["trained"] and matches.exists():
+        last = json.loads(matches.read_text(encoding="utf-8").splitlines()[-1])["generation"]
+        state = {**state, "step": last, "evaluated": last}
+    path = experiment / "models" / f"{state['step']:06d}.npz"
+    return state, {"model": models.load(path), "generation": state["step"]}
+
+
+def won(config: Config, infer: Infer, other: Evaluate, seed: int) -> float:
+    """Return the share of the evaluation's games that a model wins, of those that Generations.match plays."""
+
+    def evaluate(planes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        if not len(planes):
+            return other(planes)  # of no position, nothing
+        policy, value = infer(planes)
+        return policy, value
+
+    games = range(config.eval_games)
+    worker = MatchWorker(config, (evaluate, other), games, config.seed + seed)
+    while worker.missing:
+        worker.play()
+    return worker.wins / len(games)
+
+
+def predicted(config: Config, games: GoGames, infer: Infer) -> float:
+    """Return the share of the held-out professional moves that a model finds best."""
+    batches, total = data.held_out(config, games, ALONE)
+    hits = 0
+    for planes, moves, valid in batches:
+        policy, _ = infer(planes.numpy()[:valid])
+        hits += int((policy.argmax(axis=1) == moves[:valid]).sum())
+    return hits / max(1, total)
+
+
+def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
+    """Build what is exported."""
+    config = on_cpu(config)
+    network = model.build(config, *saved["model"])
+    games = GoGames(folder, config.board_size)
+
+    def evaluate(infer: Infer) -> Dict[str, float]:
+        # In each round: positions of real games are the samples that a client is given.
+        share = predicted(config, games, infer)
+        if config.round == "v0.5":
+            return {"win_rate": share}
+        return {"win_rate": won(config, infer, open_target(folder, config), saved["generation"])}
+
+    planes = models.PLANES[config.features]
+    return Subject(
+        model=Served(network),
+        inputs=(Value("planes", PLANES[config.features]),),
+        outputs=(Value("policy", POLICY), Value("value", VALUE)),
+        example=(np.zeros((2, config.board_size, config.board_size, planes), np.uint8),),
+        evaluate=evaluate,
+        preprocessing={
+            "board_size": config.board_size,
+            "komi": config.komi,
+            "features": config.features,
+            "layout": "NHWC",
+            "generation": saved["generation"],
+        },
+        original=Evaluator(network, config.inference_batch),
+    )
+
+
+if __name__ == "__main__":
+    export.main(__doc__, Config, TOOLS, prepare, read)
