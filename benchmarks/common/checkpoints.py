@@ -218,7 +218,8 @@ def load_arrays(path: Path) -> Dict[str, Any]:
 def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return the state and the content of the newest checkpoint in ``folder``, of any number of ranks.
 
-    What the run ended with comes before what it could resume from. The content has what rank 0 kept for all ranks,
+    What the run ended with comes before what it could resume from, unless training went on while an evaluator worked,
+    and the checkpoint that it evaluated last is there. The content has what rank 0 kept for all ranks,
     and below "rank_0", "rank_1" ... what each kept for itself.
 
     Raises:
@@ -232,7 +233,11 @@ def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Di
             "train with --set checkpoint_interval=1: the model that a run ends with is kept too",
         )
     path = found[-1]
-    state = {**_read_state(path), "trained": path.name.startswith("trained")}
+    trained, state = path.name.startswith("trained"), _read_state(path)
+    judged = folder / f"step_{state['evaluated']:08d}"
+    if trained and state["evaluated"] != state["step"] and judged.exists():
+        path, state = judged, _read_state(judged)
+    state["trained"] = trained
     names = [SHARED_FILE, *(f"rank_{rank}" for rank in range(state["ranks"]))]
     problems = list(filter(None, (_damage_of(path / name) for name in (STATE_FILE, *names))))
     if problems:

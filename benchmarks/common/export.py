@@ -1,8 +1,10 @@
 """Write a trained model for a server, read it back, and check it on the evaluation set, for any framework.
 
-An implementation's ``export.py`` says what is exported as a :class:`Subject`; how a format is written and read is in
-``export_<framework>.py``. The folder gets the model, ``example.npz`` (inputs and outputs of some samples, by name) and
-``export.json``, the passport. Everything runs on the CPU and in fp32, the type in which weights are kept.
+An implementation's ``export.py`` says what is exported as a :class:`Subject`, or as :class:`Parts`; how a format is
+written and read is in ``export_<framework>.py``. The folder gets the model, ``example.npz`` (inputs and outputs of some
+samples, by name) and ``export.json``, the passport; of parts, each has such a folder, and the passport lists them.
+Everything runs on the CPU and in fp32, the type in which weights are kept. With ``--through`` the same check is made of
+the model in a server (``export_served.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 
@@ -64,10 +66,11 @@ class Subject:
     outputs: Sequence[Value]
     example: Arrays
     """Inputs by which the model is traced; two samples or more where it is batched."""
-    evaluate: Callable[[Infer], Mapping[str, float]]
-    """Passes the evaluation set through a model; returns the quality as the log names it, empty if it judges none."""
     preprocessing: Mapping[str, Any]
     """What a client does to its data before, as facts."""
+    evaluate: Optional[Callable[[Infer], Mapping[str, float]]] = None
+    """Passes the evaluation set through a model; returns the quality as the log names it, empty if it judges none.
+    None: one of several parts, which are evaluated together."""
     original: Optional[Infer] = None
     """The training code's own way to the outputs, where it is not ``model`` itself."""
     batched: bool = True
@@ -78,9 +81,21 @@ class Subject:
     """Of an output's difference, divided by the largest magnitude of that output in the batch if that is above 1."""
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Models that a client calls one after the other, such as an encoder and a decoder's step."""
+
+    subjects: Mapping[str, Subject]
+    """By the name of the part, which is that of its folder."""
+    evaluate: Callable[[Mapping[str, Infer]], Mapping[str, float]]
+    """Passes the evaluation set through all of them; returns the quality, see `Subject`."""
+
+
+WHOLE = ""
+"""The part that is all of a model."""
 Writer = Callable[[Subject, Path], Tuple[str, Infer]]
 """Writes a subject's model into a folder; returns the name that it got there, and the model as it is read back."""
-Prepare = Callable[[Any, Mapping[str, Any], Path], Subject]
+Prepare = Callable[[Any, Mapping[str, Any], Path], Union[Subject, Parts]]
 """Takes the configuration, the content of a checkpoint and the folder of the data set."""
 Read = Callable[[Path, Any], Tuple[Dict[str, Any], Dict[str, Any]]]
 """Takes an experiment's folder and a module of benchmarks/common/frameworks; as checkpoints.read_for_inference."""
@@ -200,38 +215,84 @@ def save_example(subject: Subject, checked: Checked, path: Path) -> None:
     np.savez(path, **kept)
 
 
-def export(subject: Subject, writer: Writer, original: Infer, folder: Path) -> Dict[str, Any]:
-    """Write and check; return the passport's fields of the model.
+def as_parts(prepared: Union[Subject, Parts]) -> Parts:
+    """Return parts; a model alone is one."""
+    if isinstance(prepared, Parts):
+        return prepared
+    evaluate = prepared.evaluate
+    return Parts({WHOLE: prepared}, lambda infer: evaluate(infer[WHOLE]) if evaluate else {})
+
+
+def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Dict[str, Checked], Dict[str, float]]:
+    """Evaluate models that were made of ``parts``; return what each found, and the quality.
 
     Raises:
         Problem: the outputs differ by more than the tolerance.
     """
-    name, exported = writer(subject, folder)
-    checked = Checked(subject, exported, original)
-    quality = subject.evaluate(checked)
-    if not checked.difference <= subject.tolerance:
-        raise Problem(
-            f"the exported model's outputs differ by {checked.difference:.2g} from the training code's",
-            f"at most {subject.tolerance:.2g}, over {checked.samples} samples of the evaluation set",
-            "try another --format",
-            FAILED,
-        )
-    save_example(subject, checked, folder / EXAMPLE)
-    found: Dict[str, Any] = {
+    checked = {
+        name: Checked(subject, exported[name], subject.original or tools.infer(subject))
+        for name, subject in parts.subjects.items()
+    }
+    quality = dict(parts.evaluate(checked))
+    for name, subject in parts.subjects.items():
+        found = checked[name]
+        if not found.difference <= subject.tolerance:
+            raise Problem(
+                f"the outputs of the exported {name or 'model'} differ by {found.difference:.2g} "
+                "from the training code's",
+                f"at most {subject.tolerance:.2g}, over {found.samples} samples of the evaluation set",
+                "try another --format",
+                FAILED,
+            )
+    return checked, quality
+
+
+def figures(subject: Subject, checked: Checked) -> Dict[str, Any]:
+    """Return what a check found of a model."""
+    return {
         "samples": checked.samples,
         "largest_difference": checked.difference,
         "tolerance": subject.tolerance,
     }
-    if quality:
-        found["quality"] = dict(quality)
+
+
+def joint(found: Sequence[Mapping[str, Any]], quality: Mapping[str, float]) -> Dict[str, Any]:
+    """Return what a check found of all parts: that part's figures which are nearest to their tolerance."""
+    nearest = max(found, key=lambda each: each["largest_difference"] / (each["tolerance"] or 1.0))
+    return {**nearest, "quality": dict(quality)} if quality else dict(nearest)
+
+
+def fields(subject: Subject, model: str, checked: Checked) -> Dict[str, Any]:
+    """Return the passport's fields of a model, which is in the file ``model``."""
     return {
-        "model": name,
+        "model": model,
         "inputs": describe(subject.inputs, checked.first[0], subject),
         "outputs": describe(subject.outputs, checked.first[1], subject),
         "batched": subject.batched,
         "preprocessing": dict(subject.preprocessing),
-        "checked": found,
+        "checked": figures(subject, checked),
     }
+
+
+def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[str, Any]:
+    """Write and check; return the passport's fields, with those of each part in ``parts`` if there are several.
+
+    Raises:
+        Problem: the outputs differ by more than the tolerance.
+    """
+    files, exported = {}, {}
+    for name, subject in parts.subjects.items():
+        (folder / name).mkdir(exist_ok=True)
+        files[name], exported[name] = tools.writers[format_name](subject, folder / name)
+    checked, quality = check(parts, exported, tools)
+    found = {}
+    for name, subject in parts.subjects.items():
+        save_example(subject, checked[name], folder / name / EXAMPLE)
+        found[name] = fields(subject, files[name], checked[name])
+    together = joint([each["checked"] for each in found.values()], quality)
+    if list(found) == [WHOLE]:
+        return {**found[WHOLE], "checked": together}
+    return {"parts": found, "checked": together}
 
 
 def main(
@@ -248,44 +309,60 @@ def _arguments(description: Optional[str], formats: Sequence[str]) -> argparse.N
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiment", type=Path, required=True, help="folder of an experiment, with checkpoint/")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
-    parser.add_argument("--to", type=Path, required=True, help="an empty folder")
+    parser.add_argument("--to", type=Path, help="an empty folder")
     parser.add_argument("--format", choices=formats, default=formats[0])
     parser.add_argument("--facts", type=json.loads, default={}, help="fields for the passport (JSON)")
     parser.add_argument("--below-target", action="store_true", help="export a model that did not reach its target")
-    return parser.parse_args()
+    parser.add_argument("--through", metavar="URL", help="HOST:PORT of a server: check the model there, write nothing")
+    parser.add_argument("--exported", type=Path, metavar="DIR", help="with --through: what the server's model is of")
+    arguments = parser.parse_args()
+    if (arguments.to is None) == (arguments.through is None) or (arguments.through and not arguments.exported):
+        parser.error("expected --to DIR, or --through URL with --exported DIR")
+    return arguments
 
 
 def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare, read: Read) -> int:
     arguments = _arguments(description, list(tools.writers))
     try:
-        content = _export(
-            arguments, configuration.load(config_class, arguments.experiment / "config.json"), tools, prepare, read
-        )
+        config = configuration.load(config_class, arguments.experiment / "config.json")
+        state, saved = read(arguments.experiment, tools.module)
+        quality = evaluated(arguments.experiment, state)
+        if arguments.through is None and not arguments.below_target:
+            refuse_below_target(quality, config.targets)
+        data = passport.read(arguments.data)
+        parts = as_parts(prepare(on_cpu(config), saved, arguments.data))
+        if arguments.through is not None:
+            # What asks servers is in one environment alone.
+            from benchmarks.common.export_served import check_served
+
+            content = check_served(parts, tools, arguments.through, arguments.exported)
+        else:
+            content = {
+                "schema": SCHEMA,
+                **arguments.facts,
+                "format": arguments.format,
+                **export(parts, tools, arguments.format, arguments.to),
+                "data": {"name": data["name"], "id": data["id"]},
+                "step": state["step"],
+                "quality": quality,
+                "reached": has_reached(quality, config.targets),
+            }
+            write_passports(content, arguments.to)
     except Problem as problem:
         print(problem, file=sys.stderr)
         print(json.dumps({"problem": problem.as_dict()}))
         return problem.code
-    (arguments.to / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(content))
     return 0
 
 
-def _export(arguments: argparse.Namespace, config: Any, tools: Tools, prepare: Prepare, read: Read) -> Dict[str, Any]:
-    state, saved = read(arguments.experiment, tools.module)
-    quality = evaluated(arguments.experiment, state)
-    if not arguments.below_target:
-        refuse_below_target(quality, config.targets)
-    data = passport.read(arguments.data)
-    subject = prepare(on_cpu(config), saved, arguments.data)
-    original = subject.original or tools.infer(subject)
-    found = export(subject, tools.writers[arguments.format], original, arguments.to)
-    return {
-        "schema": SCHEMA,
-        **arguments.facts,
-        "format": arguments.format,
-        **found,
-        "data": {"name": data["name"], "id": data["id"]},
-        "step": state["step"],
-        "quality": quality,
-        "reached": has_reached(quality, config.targets),
-    }
+def write_passports(content: Mapping[str, Any], folder: Path) -> None:
+    """Write export.json: of the model, or of each part, called NAME-PART, and of all."""
+    shared = {name: value for name, value in content.items() if name != "parts"}
+    for part, own in content.get("parts", {}).items():
+        _write({**shared, **own, "name": f"{content['name']}-{part}"}, folder / part)
+    _write({**content, "parts": list(content["parts"])} if "parts" in content else content, folder)
+
+
+def _write(content: Mapping[str, Any], folder: Path) -> None:
+    (folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -55,12 +55,14 @@ def export(
     if as_json:
         write_json(content)
         return
-    table = plain_table(f"{content['name']} as {content['format']}", "", "name", "type", "shape", "meaning")
-    for kind in ("inputs", "outputs"):
-        for each in content[kind]:
-            shape = " x ".join("any" if size < 0 else str(size) for size in each["shape"]) or "one number"
-            table.add_row(kind[:-1], text(each["name"]), each["type"], shape, text(each["about"]))
-    print_fitted(screen, table)
+    for part, model in content.get("parts", {"": content}).items():
+        title = " ".join(filter(None, (content["name"], part, "as", content["format"])))
+        table = plain_table(title, "", "name", "type", "shape", "meaning")
+        for kind in ("inputs", "outputs"):
+            for each in model[kind]:
+                shape = " x ".join("any" if size < 0 else str(size) for size in each["shape"]) or "one number"
+                table.add_row(kind[:-1], text(each["name"]), each["type"], shape, text(each["about"]))
+        print_fitted(screen, table)
     for line in _summary(content):
         say(screen, text(line))
     say(screen, text(f"in {to}"))

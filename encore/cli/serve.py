@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +17,10 @@ from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
+from encore.serving import evaluation, server, serving
 from encore.serving import export as exports
 from encore.serving import repository as repositories
-from encore.serving import server, serving
-from encore.serving.export import Export
+from encore.serving.export import Export, Model
 from encore.serving.model_config import Settings, config_text
 from encore.serving.repository import Repository
 from encore.serving.server import Ports
@@ -32,6 +34,8 @@ Examples:
   encore serve DIR --to /models/resnet --runtime docker
 
   encore serve DIR --runtime host --check
+
+  encore serve DIR --runtime host --evaluate results/20260101T120000Z-ncf-pytorch-cpu
 
   encore serve DIR --runtime host --bench --batches 1,8,32 --clients 1,4
 
@@ -59,6 +63,13 @@ def serve(
     ready_seconds: Annotated[float, typer.Option(min=1.0, help="Time to load the model.")] = 300.0,
     check: Annotated[bool, typer.Option("--check", help="Ask over HTTP and gRPC, compare, and end.")] = False,
     bench: Annotated[bool, typer.Option("--bench", help="Measure throughput and latency, and end.")] = False,
+    run: Annotated[
+        Path | None,
+        typer.Option("--evaluate", metavar="RUN", help="Pass the evaluation set of the model's run through, and end."),
+    ] = None,
+    data_folder: Annotated[
+        Path | None, typer.Option("--data", help="With --evaluate: the run's data set; default: where the run had it.")
+    ] = None,
     batches: Annotated[str, typer.Option(help="With --bench: samples of a request.")] = "1,8",
     clients: Annotated[str, typer.Option(help="With --bench: clients at a time.")] = "1,4",
     requests: Annotated[int, typer.Option(min=1, help="With --bench: requests of each measurement.")] = 200,
@@ -67,37 +78,44 @@ def serve(
 ) -> None:
     """Serve an exported model: write a model repository, and start Triton Inference Server on it."""
     screen = console(stderr=as_json)
-    export = exports.read(source)
+    models = exports.read(source)
+
+    def on_step(words: str) -> None:
+        say(screen, text(words))
+
     settings = Settings(max_batch=max_batch, delay_us=delay, instances=instances, device=_device(runtime, device))
     ports = Ports(http_port, grpc_port, metrics_port)
     load = Load(batches=_numbers("--batches", batches), clients=_numbers("--clients", clients), requests=requests)
-    repository = repositories.plan(source, export, (folder or source / "triton").absolute())
-    place = _place(screen, runtime, export, repository, settings, ports, image, python, dry_run)
+    target = (folder or source / "triton").absolute()
+    planned = [repositories.plan(model, target) for model in models]
+    # Parts have one format and one framework.
+    place = _place(screen, runtime, models[0].export, planned[0], settings, ports, image, python, dry_run)
     if dry_run:
-        _show(
-            screen,
-            config_text(export, place.backend, settings, exports.example_inputs(source, export)),
-            repository,
-            place,
-            as_json,
-        )
+        _show(screen, models, planned, settings, place, as_json)
         return
     if place.problem is not None:
         raise place.problem
-    repositories.write(source, export, repository, place.backend, settings)
-    serving.prepare(place, repository)
-    say(screen, f"model repository: {repository.models} ({export.name}, version {repository.version})")
-    log = repository.folder / "server.log"
+    planned_evaluation = None if run is None else evaluation.plan(source, run, data_folder)
+    repositories.write(source, models, target, place.backend, settings)
+    serving.prepare(place, planned[0])
+    for each in planned:
+        say(screen, f"model repository: {each.models} ({each.name}, version {each.version})")
+    log = target / "server.log"
     found: dict[str, Any] = {}
-    with server.running(place.command, ports, export.name, log, ready_seconds) as child:
+    with server.running(place.command, ports, [each.name for each in planned], log, ready_seconds) as child:
         say(screen, f"ready: http 127.0.0.1:{ports.http}, grpc 127.0.0.1:{ports.grpc}; output in {log}")
-        if check or bench:
-            own = serving.client_python(python, lambda words: say(screen, words))
-            found["check"] = serving.ask(own, repository, ports)
+        if check or bench or planned_evaluation:
+            own = serving.client_python(python, on_step)
+            found["check"] = serving.ask(own, target, ports)
+            if planned_evaluation:
+                url = f"127.0.0.1:{ports.http}"
+                found["evaluation"] = evaluation.evaluate(planned_evaluation, url, None, on_step)
             if bench:
-                found["bench"] = serving.measure(own, source, export, repository, ports, load)
+                folders = [repositories.client_folder(source, model, target) for model in models]
+                measured = [serving.measure(own, *each, ports, load) for each in zip(models, folders, strict=True)]
+                found["bench"] = [cell for cells in measured for cell in cells]
         else:
-            say(screen, shlex.join(["python", str(repository.folder / "client.py"), "--url", f"127.0.0.1:{http_port}"]))
+            say(screen, shlex.join(["python", str(target / "client.py"), "--url", f"127.0.0.1:{http_port}"]))
             with suppress(KeyboardInterrupt):
                 child.wait()
                 raise server.explain(log, f"the server ended with exit code {child.returncode}")
@@ -135,18 +153,30 @@ def _place(
     return place
 
 
-def _show(screen: Console, config: str, repository: Repository, place: Place, as_json: bool) -> None:
+def _show(
+    screen: Console, models: Sequence[Model], planned: Sequence[Repository], settings: Settings, place: Place,
+    as_json: bool,
+) -> None:  # fmt: skip
+    configs = [
+        config_text(each.export, place.backend, settings, exports.example_inputs(each.folder, each.export))
+        for each in models
+    ]
     if as_json:
         write_json(
             {
-                "repository": str(repository.models), "model": repository.name, "version": repository.version,
-                "backend": place.backend.name, "image": place.image, "config": config,
+                "repository": str(planned[0].models),
+                "models": [
+                    {"model": each.name, "version": each.version, "config": config}
+                    for each, config in zip(planned, configs, strict=True)
+                ],
+                "backend": place.backend.name, "image": place.image,
                 "command": list(place.command.argv), "problem": str(place.problem or ""),
             }
         )  # fmt: skip
         return
-    say(screen, f"would write {repository.models}: {repository.name}, version {repository.version}, with config.pbtxt:")
-    screen.print(config, markup=False, highlight=False, soft_wrap=True)
+    for each, config in zip(planned, configs, strict=True):
+        say(screen, f"would write {each.models}: {each.name}, version {each.version}, with config.pbtxt:")
+        screen.print(config, markup=False, highlight=False, soft_wrap=True)
     screen.print(shlex.join(place.command.argv), markup=False, highlight=False, soft_wrap=True)
     if place.problem is not None:
         say(screen, "[yellow]cannot be started here[/]:", text(place.problem.found))
@@ -160,23 +190,33 @@ def _report(screen: Console, found: dict[str, Any], as_json: bool) -> None:
         return
     if not as_json:
         _print_check(screen, found["check"])
-    if "bench" in found and not as_json:
-        _print_bench(screen, found["bench"])
-    if not all(each["same"] for each in found["check"].values()):
+        if "evaluation" in found:
+            _print_evaluation(screen, found["evaluation"])
+        for model, cells in groupby(found.get("bench", []), key=lambda cell: str(cell["model"])):
+            _print_bench(screen, model, list(cells))
+    if not all(each["same"] for checked in found["check"].values() for each in checked):
         raise EncoreError("the server's outputs differ from the export's", exit_code=ExitCode.FAILED)
 
 
-def _print_check(screen: Console, checked: dict[str, dict[str, Any]]) -> None:
-    for protocol, each in checked.items():
-        largest = max(each["differences"].values())
-        verdict = "[green]the same outputs[/]" if each["same"] else "[red]other outputs[/]"
-        say(screen, f"{protocol}: {each['samples']} samples, {verdict}: largest difference {largest:.3g}, "
-            f"tolerance {each['tolerance']:.3g}")  # fmt: skip
+def _print_check(screen: Console, checked: dict[str, list[dict[str, Any]]]) -> None:
+    for protocol, models in checked.items():
+        for each in models:
+            largest = max(each["differences"].values())
+            verdict = "[green]the same outputs[/]" if each["same"] else "[red]other outputs[/]"
+            say(screen, f"{protocol}, {each['model']}: {each['samples']} samples, {verdict}: "
+                f"largest difference {largest:.3g}, tolerance {each['tolerance']:.3g}")  # fmt: skip
 
 
-def _print_bench(screen: Console, cells: list[dict[str, Any]]) -> None:
+def _print_evaluation(screen: Console, found: dict[str, Any]) -> None:
+    say(screen, f"evaluation set through the server: {found['samples']} samples, largest difference "
+        f"{found['largest_difference']:.3g}, tolerance {found['tolerance']:.3g}")  # fmt: skip
+    for name, value in found.get("quality", {}).items():
+        say(screen, text(f"{name} through the server: {value:.5g}"))
+
+
+def _print_bench(screen: Console, model: str, cells: list[dict[str, Any]]) -> None:
     columns = ("batch", "clients", "requests/s", "p50 ms", "p90 ms", "p99 ms", "directly", "ratio")
-    table = plain_table("through the server, and the model called directly", *columns, numbers=columns)
+    table = plain_table(f"{model} through the server, and called directly", *columns, numbers=columns)
     for cell in cells:
         through, direct = cell["server"], cell.get("direct")
         latencies = [f"{through[f'p{each}_ms']:.2f}" for each in (50, 90, 99)]

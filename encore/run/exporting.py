@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,14 @@ def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
     passport = run.passport()
     choice = exportable(passport["name"])
     chosen = _format(request.format, choice)
-    experiment = _experiment(run, request.experiment)
-    folder = _data_set(request, passport["data"], choice)
+    experiment = chosen_experiment(run, request.experiment)
+    folder = data_set(request.data, passport["data"], choice)
     if request.to.exists():
         raise EncoreError(
             f"{request.to} exists", expected="a new folder", remedy="name another one, or remove it: --to DIR"
         )
-    variables = _environment(request, choice, chosen, on_step)
+    beside = [PROGRAM] if chosen in catalogue.framework(PROGRAM).exports else []
+    variables = variables_of(choice, request.python, beside, on_step)
     try:
         request.to.absolute().parent.mkdir(parents=True, exist_ok=True)
         writing = Path(tempfile.mkdtemp(prefix=f".{request.to.name}.", dir=request.to.absolute().parent))
@@ -73,7 +74,7 @@ def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
         options = ("--format", chosen, "--facts", json.dumps(facts), *(["--below-target"] * request.below_target))
         places = ("--experiment", str(experiment.folder.absolute()), "--data", str(folder), "--to", str(writing))
         on_step(f"exporting {experiment.folder} as {chosen}")
-        content = _run(choice, (*places, *options), variables)
+        content = call(choice, (*places, *options), variables)
         writing.chmod(0o755)
         writing.rename(request.to)
     finally:
@@ -103,7 +104,8 @@ def _format(wanted: str | None, choice: Choice) -> str:
     return wanted or known[0]
 
 
-def _experiment(run: RunFolder, number: int | None) -> Experiment:
+def chosen_experiment(run: RunFolder, number: int | None) -> Experiment:
+    """Return an experiment that has ended: this one, or the first that reached its target, or the first."""
     experiments = run.experiments()
     found = [each for each in experiments if number in (None, each.number)]
     if not found:
@@ -119,9 +121,9 @@ def _experiment(run: RunFolder, number: int | None) -> Experiment:
     return chosen
 
 
-def _data_set(request: Request, trained_on: Mapping[str, Any], choice: Choice) -> Path:
-    """Return the folder of the data set that the run was trained on, wherever it is now."""
-    folder = (request.data or Path(trained_on["folder"])).absolute()
+def data_set(wanted: Path | None, trained_on: Mapping[str, Any], choice: Choice) -> Path:
+    """Return the folder of the data set that the run was trained on: ``wanted``, or where the run had it."""
+    folder = (wanted or Path(trained_on["folder"])).absolute()
     found = data.check_data(folder, choice.benchmark.name)
     if found.id != trained_on["id"]:
         raise EncoreError(
@@ -132,24 +134,26 @@ def _data_set(request: Request, trained_on: Mapping[str, Any], choice: Choice) -
     return folder
 
 
-def _environment(request: Request, choice: Choice, chosen: str, on_step: Callable[[str], None]) -> dict[str, str]:
-    """Return variables in which the program finds the framework, and what the format needs."""
-    framework = choice.implementation.framework
-    given = request.python is not None
-    if request.python is not None and not request.python.expanduser().is_file():
-        raise EncoreError(f"--python {request.python}: no such file", expected="a Python that has the framework")
-    python = (request.python or environment.ensure_environment(framework, on_step)).expanduser().absolute()
-    command = host.render(Job(argv=(), environment={}, mounts=(), ranks=1, gpus=0), python, os.environ, given=given)
-    more = []
-    if not given and chosen in catalogue.framework(PROGRAM).exports:
-        made = environment.ensure_environment(PROGRAM, on_step)
-        # Behind the framework's own: what both have, as NumPy, is the one that the framework needs.
-        more = [
-            str(folder) for each in (python, made) for folder in each.parent.parent.glob("lib/python*/site-packages")
-        ]
+def variables_of(
+    choice: Choice, python: Path | None, beside: Sequence[str], on_step: Callable[[str], None]
+) -> dict[str, str]:
+    """Return variables for `call`, by which the program finds the framework, and the packages of ``beside``.
+
+    Packages of the environments ``beside`` are put next to the framework's; a user's own ``python`` has them itself.
+    """
+    if python is not None and not python.expanduser().is_file():
+        raise EncoreError(f"--python {python}: no such file", expected="a Python that has the framework")
+    chosen = python or environment.ensure_environment(choice.implementation.framework, on_step)
+    chosen = chosen.expanduser().absolute()
+    job = Job(argv=(), environment={}, mounts=(), ranks=1, gpus=0)
+    command = host.render(job, chosen, os.environ, given=python is not None)
+    made = [] if python is not None else [environment.ensure_environment(name, on_step) for name in beside]
+    # Behind the framework's own: what both have, as NumPy, is the one that the framework needs.
+    both = [chosen, *made] if made else []
+    more = [str(folder) for each in both for folder in each.parent.parent.glob("lib/python*/site-packages")]
     search = os.pathsep.join([command.environment["PYTHONPATH"], *more])
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(node.cores()))}
-    return {**command.environment, "PYTHONPATH": search, "ENCORE_PYTHON": str(python), **threads}
+    return {**command.environment, "PYTHONPATH": search, "ENCORE_PYTHON": str(chosen), **threads}
 
 
 def _facts(run: RunFolder, passport: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
@@ -166,9 +170,9 @@ def _facts(run: RunFolder, passport: Mapping[str, Any], experiment: Experiment) 
     }
 
 
-def _run(choice: Choice, options: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
-    python = variables.pop("ENCORE_PYTHON")
-    command = [python, "-m", f"{choice.implementation.module}.{PROGRAM}", *options]
+def call(choice: Choice, options: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Run the implementation's export.py; return what it printed, or raise the problem that it met."""
+    command = [variables["ENCORE_PYTHON"], "-m", f"{choice.implementation.module}.{PROGRAM}", *options]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     last = (done.stdout.splitlines() or [""])[-1]
     content: dict[str, Any] = json.loads(last) if last.startswith("{") else {}
@@ -178,7 +182,7 @@ def _run(choice: Choice, options: tuple[str, ...], variables: dict[str, str]) ->
         raise EncoreError(problem["found"], expected=problem["expected"], remedy=problem["remedy"], exit_code=code)
     if done.returncode != 0 or not content:
         raise EncoreError(
-            f"the export failed with exit code {done.returncode}:\n{done.stderr[-4000:]}",
+            f"export.py failed with exit code {done.returncode}:\n{done.stderr[-4000:]}",
             remedy="try another --format, or report this",
             exit_code=ExitCode.FAILED,
         )

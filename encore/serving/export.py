@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,9 +24,15 @@ TYPES = {
 AGAIN = "write the folder again: encore export RUN --to DIR"
 
 
+PART = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
 class _Read(BaseModel):
     # What else the file has is for readers of other commands.
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+R = TypeVar("R", bound=_Read)
 
 
 class Tensor(_Read):
@@ -43,8 +51,24 @@ class Checked(_Read):
     """The largest difference of an output, divided by its largest magnitude where that is above 1."""
 
 
+class _Run(_Read):
+    name: str = ""
+    id: str = ""
+    experiment: int = 0
+
+
+class Whole(_Read):
+    """export.json of a model or of parts that belong together, as far as it is the same."""
+
+    schema_: Literal[1] = Field(1, alias="schema")
+    parts: tuple[str, ...] = ()
+    """Folders of models that a client calls one after the other; empty: the model is in this folder."""
+    run: _Run = _Run()
+    """The run that it was exported from."""
+
+
 class Export(_Read):
-    """export.json, as far as a server needs it."""
+    """export.json of a model, as far as a server needs it."""
 
     schema_: Literal[1] = Field(1, alias="schema")
     name: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]*$")
@@ -59,8 +83,29 @@ class Export(_Read):
     reached: bool = True
 
 
-def read(folder: Path) -> Export:
-    """Return what ``folder`` holds; EncoreError if it is no export, or one that is damaged."""
+@dataclass(frozen=True)
+class Model:
+    """One model of an export."""
+
+    folder: Path
+    export: Export
+
+
+def read(folder: Path) -> tuple[Model, ...]:
+    """Return the models that ``folder`` holds; EncoreError if it is no export, or one that is damaged."""
+    whole = read_whole(folder)
+    for part in whole.parts:
+        if not PART.fullmatch(part):
+            raise EncoreError(f"{folder / PASSPORT} has a part {part!r}", expected="the name of a folder", remedy=AGAIN)
+    return tuple(_read_model(folder / part) for part in whole.parts or ("",))
+
+
+def read_whole(folder: Path) -> Whole:
+    """Return what export.json says of a model or of all its parts."""
+    return _validated(Whole, folder)
+
+
+def _validated(kind: type[R], folder: Path) -> R:
     passport = folder / PASSPORT
     if not passport.is_file():
         raise EncoreError(
@@ -69,13 +114,17 @@ def read(folder: Path) -> Export:
             remedy=f"encore export RUN --to {folder}",
         )
     try:
-        export = Export.model_validate(files.read_json(passport))
+        return kind.model_validate(files.read_json(passport))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise EncoreError(f"{passport}: {where}: {first['msg']}", remedy=AGAIN) from error
+
+
+def _read_model(folder: Path) -> Model:
+    export = _validated(Export, folder)
     _check(folder, export)
-    return export
+    return Model(folder, export)
 
 
 def _check(folder: Path, export: Export) -> None:

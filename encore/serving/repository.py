@@ -4,6 +4,8 @@ FOLDER/model_repository/NAME/config.pbtxt
 FOLDER/model_repository/NAME/VERSION/MODEL      and model.py, for the Python backend
 FOLDER/model_repository/NAME/warmup/INPUT       a sample to warm up with
 FOLDER/client.py, export.json, example.npz      python client.py asks the server
+
+A model in parts has a model of the repository, and a folder for its client, for each of them.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from __future__ import annotations
 import filecmp
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from encore import paths
 from encore.errors import EncoreError
-from encore.serving.export import EXAMPLE, PASSPORT, Export, example_inputs
+from encore.serving.export import EXAMPLE, PASSPORT, Model, example_inputs
 from encore.serving.model_config import PYTHON_BACKEND, Backend, Settings, config_text, largest_batch, warm_up_file
 
 SERVED = paths.BENCHMARKS / "common" / "serving"
@@ -42,44 +45,54 @@ class Repository:
         return self.models / self.name
 
 
-def plan(source: Path, export: Export, folder: Path) -> Repository:
+def plan(model: Model, folder: Path) -> Repository:
     """Return the repository that `write` makes: a model that is not in it yet gets the next number."""
     if folder.exists() and not folder.is_dir():
         raise EncoreError(f"{folder} is no folder", remedy="--to FOLDER, a new one or an earlier repository")
-    versions = folder / "model_repository" / export.name
+    name, file = model.export.name, model.export.model
+    versions = folder / "model_repository" / name
     numbers = sorted(int(path.name) for path in versions.glob("*") if path.name.isdigit())
-    if numbers and _is_same(source / export.model, versions / str(numbers[-1]) / export.model):
-        return Repository(folder, export.name, numbers[-1])
-    return Repository(folder, export.name, (numbers[-1] if numbers else 0) + 1)
+    if numbers and _is_same(model.folder / file, versions / str(numbers[-1]) / file):
+        return Repository(folder, name, numbers[-1])
+    return Repository(folder, name, (numbers[-1] if numbers else 0) + 1)
 
 
-def write(source: Path, export: Export, repository: Repository, backend: Backend, settings: Settings) -> None:
-    """Write the repository; EncoreError if the disk does not take it."""
+def client_folder(source: Path, model: Model, folder: Path) -> Path:
+    """Return where a client of a model of the export ``source`` finds its passport and example."""
+    return folder / model.folder.relative_to(source)
+
+
+def write(source: Path, models: Sequence[Model], folder: Path, backend: Backend, settings: Settings) -> None:
+    """Write the repository with all models of ``source``; EncoreError if the disk does not take it."""
     try:
-        _write(source, export, repository, backend, settings)
+        for model in models:
+            _write_model(model, plan(model, folder), backend, settings)
+            place = client_folder(source, model, folder)
+            place.mkdir(exist_ok=True)
+            for name in (PASSPORT, EXAMPLE):
+                shutil.copyfile(model.folder / name, place / name)
+        shutil.copyfile(source / PASSPORT, folder / PASSPORT)
+        shutil.copyfile(SERVED / "client.py", folder / "client.py")
     except OSError as error:
-        raise EncoreError(f"{repository.folder} cannot be written: {error}", remedy="--to FOLDER") from error
+        raise EncoreError(f"{folder} cannot be written: {error}", remedy="--to FOLDER") from error
 
 
-def _write(source: Path, export: Export, repository: Repository, backend: Backend, settings: Settings) -> None:
+def _write_model(model: Model, repository: Repository, backend: Backend, settings: Settings) -> None:
     version = repository.model / str(repository.version)
     version.mkdir(parents=True, exist_ok=True)
     # A large model has its weights in files of their own, named after it.
-    for path in sorted(source.glob(f"{export.model}*")):
+    for path in sorted(model.folder.glob(f"{model.export.model}*")):
         _link(path, version / path.name)
     if backend.name == PYTHON_BACKEND:
         shutil.copyfile(SERVED / "model.py", version / "model.py")
-    inputs = example_inputs(source, export)
+    inputs = example_inputs(model.folder, model.export)
     warm_up = repository.model / "warmup"
     warm_up.mkdir(exist_ok=True)
-    rows = slice(0, 1) if largest_batch(export, settings) else slice(None)
+    rows = slice(0, 1) if largest_batch(model.export, settings) else slice(None)
     for number, values in enumerate(inputs.values()):
         (warm_up / warm_up_file(number)).write_bytes(values[rows].tobytes())
-    text = config_text(export, backend, settings, inputs)
+    text = config_text(model.export, backend, settings, inputs)
     (repository.model / "config.pbtxt").write_text(text, encoding="ascii")
-    shutil.copyfile(SERVED / "client.py", repository.folder / "client.py")
-    for name in (PASSPORT, EXAMPLE):
-        shutil.copyfile(source / name, repository.folder / name)
 
 
 def _is_same(one: Path, other: Path) -> bool:

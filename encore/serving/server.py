@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +38,10 @@ class Ports:
 
 
 @contextlib.contextmanager
-def running(command: Command, ports: Ports, model: str, log: Path, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the server and wait until ``model`` is ready; its output goes to ``log``.
+def running(
+    command: Command, ports: Ports, models: Sequence[str], log: Path, seconds: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the server and wait until all ``models`` are ready; its output goes to ``log``.
 
     EncoreError if it ends or is not ready after ``seconds``.
     """
@@ -58,15 +60,15 @@ def running(command: Command, ports: Ports, model: str, log: Path, seconds: floa
     except OSError as error:
         raise EncoreError(f"{command.argv[0]} does not start: {error}", exit_code=ExitCode.FAILED) from error
     try:
-        _wait(child, ports, model, log, seconds)
+        _wait(child, ports, models, log, seconds)
         yield child
     finally:
         _stop(child, command)
 
 
-def _wait(child: subprocess.Popen[bytes], ports: Ports, model: str, log: Path, seconds: float) -> None:
+def _wait(child: subprocess.Popen[bytes], ports: Ports, models: Sequence[str], log: Path, seconds: float) -> None:
     end = time.monotonic() + seconds
-    while not _is_ready(ports, model):
+    while not all(_is_ready(ports, model) for model in models):
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL_SECONDS)
             raise explain(log, f"the server ended with exit code {child.returncode}")

@@ -17,7 +17,7 @@ from encore.containers.runtimes import Target
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount
 from encore.serving import wheel
-from encore.serving.export import Export
+from encore.serving.export import Export, Model
 from encore.serving.model_config import PYTHON_BACKEND, Backend, Settings
 from encore.serving.repository import SERVED, Repository
 from encore.serving.server import Ports
@@ -136,9 +136,9 @@ def client_python(python: Path | None, report: environment.OnStep) -> Path:
     return python or environment.ensure_environment(ENVIRONMENT, report)
 
 
-def ask(python: Path, repository: Repository, ports: Ports) -> dict[str, dict[str, Any]]:
-    """Return what the client found over HTTP and over gRPC with the export's samples."""
-    client = repository.folder / "client.py"
+def ask(python: Path, folder: Path, ports: Ports) -> dict[str, list[dict[str, Any]]]:
+    """Return what the client found of each model over HTTP and over gRPC, with the export's samples."""
+    client = folder / "client.py"
     return {
         protocol: _json([str(python), str(client), "--json", "--url", url, "--protocol", protocol])
         for protocol, url in (("http", f"127.0.0.1:{ports.http}"), ("grpc", f"127.0.0.1:{ports.grpc}"))
@@ -155,17 +155,18 @@ class Load:
     protocol: str = "grpc"
 
 
-def measure(
-    python: Path, source: Path, export: Export, repository: Repository, ports: Ports, load: Load
-) -> list[dict[str, Any]]:
-    """Return throughput and latency through the server, and of ONNX Runtime called directly where it runs the model."""
+def measure(python: Path, model: Model, folder: Path, ports: Ports, load: Load) -> list[dict[str, Any]]:
+    """Return throughput and latency through the server, and of ONNX Runtime called directly where it runs the model.
+
+    ``folder`` has the example that is sent.
+    """
     port = ports.grpc if load.protocol == "grpc" else ports.http
     words = [str(python), "-m", f"benchmarks.common.{SERVED.name}.measure", "--protocol", load.protocol]
-    words += ["--url", f"127.0.0.1:{port}", "--folder", str(repository.folder.absolute())]
+    words += ["--url", f"127.0.0.1:{port}", "--folder", str(folder.absolute())]
     words += ["--batches", ",".join(map(str, load.batches)), "--clients", ",".join(map(str, load.clients))]
     words += ["--requests", str(load.requests)]
-    if export.format == PORTABLE:
-        words += ["--model", str((source / export.model).absolute())]
+    if model.export.format == PORTABLE:
+        words += ["--model", str((model.folder / model.export.model).absolute())]
     found: list[dict[str, Any]] = _json(words)
     return found
 

@@ -24,9 +24,7 @@ from encore.errors import EncoreError
 from encore.results.compliance import check
 from encore.results.generations import game_of, generations_table, last_moves
 from tests.conftest import Encore, logged, only_run, records
-from tests.trainings import (
-    InFramework, Started, exported, result, settings, wait_until, write_small_config,
-)  # fmt: skip
+from tests.trainings import InFramework, Started, exported, result, settings, wait_until, write_small_config
 
 SMALL = {"epochs": "2", "games": "40", "concurrent_games": "8", "readouts": "16", "first_readouts": "8"}
 EVALUATION = {"eval_games": "12", "eval_readouts": "8", "eval_first_model": "false", "quality_target": "1.0"}

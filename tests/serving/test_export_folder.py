@@ -50,6 +50,12 @@ def write(folder: Path, **changed: Any) -> Path:
     return folder
 
 
+def read(folder: Path) -> exports.Export:
+    """Return the one model of an export."""
+    (model,) = exports.read(folder)
+    return model.export
+
+
 CONFIG = r"""name: "small"
 backend: "onnxruntime"
 max_batch_size: 16
@@ -83,14 +89,14 @@ instance_group {
 
 
 def test_config_has_shapes_types_batching_and_instances(tmp_path: Path) -> None:
-    export = exports.read(write(tmp_path / "a"))
+    export = read(write(tmp_path / "a"))
     settings = Settings(max_batch=16, instances=2, device="gpu")
     assert config_text(export, Backend("onnxruntime"), settings) == CONFIG
 
 
 def test_a_fixed_batch_is_served_as_it_is(tmp_path: Path) -> None:
     fixed = [{"name": "image", "type": "FP32", "shape": [1, 2, 3]}]
-    export = exports.read(write(tmp_path / "a", inputs=fixed))
+    export = read(write(tmp_path / "a", inputs=fixed))
     text = config_text(export, Backend("onnxruntime"), Settings())
     assert "max_batch_size: 0\n" in text
     assert "dims: 1\n  dims: 2\n  dims: 3\n" in text
@@ -104,12 +110,12 @@ def test_text_format_is_escaped() -> None:
 
 def test_versions_are_numbered(tmp_path: Path) -> None:
     source, folder = write(tmp_path / "a"), tmp_path / "served"
-    export = exports.read(source)
+    models = exports.read(source)
 
     def serve() -> int:
-        repository = repositories.plan(source, export, folder)
-        repositories.write(source, export, repository, Backend("python"), Settings())
-        return repository.version
+        version = repositories.plan(models[0], folder).version
+        repositories.write(source, models, folder, Backend("python"), Settings())
+        return version
 
     assert [serve(), serve()] == [1, 1]
     (source / "model.onnx").unlink()
@@ -173,7 +179,7 @@ def test_dry_run_prints_the_command_of_a_container(
     assert f"type=bind,source={folder}/triton/model_repository,target=/models,readonly" in words
     assert {"--user", "--rm", "--model-repository=/models", "--http-port=9000"} <= {*words}
     assert "nvidia.com/gpu=all" in words or "--gpus" in words
-    assert "model_warmup" in found["config"]
+    assert "model_warmup" in found["models"][0]["config"]
 
 
 def test_each_format_has_the_image_that_serves_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -183,7 +189,7 @@ def test_each_format_has_the_image_that_serves_it(capsys: pytest.CaptureFixture[
     assert ("own:1" in own["command"], "has no PyTorch" in own["problem"]) == (True, False)
     saved = dry_run(capsys, write(tmp_path / "saved", format="saved-model"))
     assert saved["image"] == "nvcr.io/nvidia/tritonserver:25.02-py3"
-    assert 'platform: "tensorflow_savedmodel"' in saved["config"]
+    assert 'platform: "tensorflow_savedmodel"' in saved["models"][0]["config"]
     with pytest.raises(EncoreError, match="unknown format 'onx'"):
         dry_run(capsys, write(tmp_path / "other", format="onx"))
 

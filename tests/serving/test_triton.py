@@ -95,7 +95,7 @@ def test_the_evaluation_samples_give_the_same_outputs(served: Served, protocol: 
     """40 samples are more than the server's largest batch of 32: the client sends two requests."""
     done = served.ask(protocol)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    (found,) = json.loads(done.stdout)
     assert (found["samples"], found["same"]) == (40, True)
     assert max(found["differences"].values()) <= found["tolerance"] == 1e-5
 
@@ -144,7 +144,7 @@ def test_a_bad_request_leaves_the_others_alone(served: Served, tmp_path: Path) -
 def test_other_outputs_are_noticed(served: Served, tmp_path: Path) -> None:
     """A difference counts in parts of the output's largest magnitude, as `encore export` counts it."""
     done = served.ask("http", changed_export(served, tmp_path / "changed", sum="a * 1.5"))
-    found = json.loads(done.stdout)
+    (found,) = json.loads(done.stdout)
     assert (done.returncode, found["same"]) == (1, False)
     assert found["differences"]["sum"] == pytest.approx(1 / 3, rel=1e-3)
 

@@ -4,7 +4,8 @@
     python client.py --url localhost:8000
     python client.py --url localhost:8001 --protocol grpc
 
-example.npz and export.json are looked for next to this file. Ends with 0 if each output is within the tolerance of
+example.npz and export.json are looked for next to this file; of a model in parts, each has a folder with both. Ends
+with 0 if each output is within the tolerance of
 export.json, with 1 if not, and with 2 if the server does not answer or refuses the samples.
 """
 
@@ -40,6 +41,7 @@ class Server:
         self.triton = triton
         self.url, self.passport = url, passport
         self.client = triton.InferenceServerClient(url)
+        self.known: Dict[str, Any] = {}
 
     def is_ready(self) -> bool:
         """Return whether the server answers and has loaded the model."""
@@ -59,10 +61,17 @@ class Server:
             time.sleep(POLL_SECONDS)
 
     def settings(self) -> Dict[str, Any]:
-        """Return the model's configuration, with its largest batch and the sizes that it expects."""
-        if hasattr(self.triton, "service_pb2"):
-            return self.client.get_model_config(self.passport["name"], as_json=True)["config"]
-        return self.client.get_model_config(self.passport["name"])
+        """Return the model's configuration, with its largest batch and the sizes that it expects; asked for once."""
+        name = self.passport["name"]
+        if not self.known:
+            try:
+                if hasattr(self.triton, "service_pb2"):
+                    self.known = self.client.get_model_config(name, as_json=True)["config"]
+                else:
+                    self.known = self.client.get_model_config(name)
+            except Exception as error:
+                raise RefusedError(str(error)) from None
+        return self.known
 
     def ask(self, inputs: Arrays) -> Arrays:
         """Return the outputs for one request; RefusedError with the server's words."""
@@ -83,11 +92,17 @@ class Server:
         return {each["name"]: answer.as_numpy(each["name"]) for each in self.passport["outputs"]}
 
 
-def as_sent(passport: Dict[str, Any], settings: Dict[str, Any], inputs: Arrays) -> Arrays:
-    """Return the inputs as the server takes them: a single value of a sample is one of size 1."""
-    if not largest_batch(settings):
-        return inputs
-    return {name: each.reshape(-1, 1) if each.ndim == 1 else each for name, each in inputs.items()}
+def as_sent(settings: Dict[str, Any], inputs: Arrays) -> Arrays:
+    """Return the inputs as the server takes them: a single value, of a sample or of all, is one of size 1."""
+    single = 1 if largest_batch(settings) else 0
+    return {name: each[..., np.newaxis] if each.ndim == single else each for name, each in inputs.items()}
+
+
+def as_exported(passport: Dict[str, Any], settings: Dict[str, Any], outputs: Arrays) -> Arrays:
+    """Return the server's outputs as the exported model has them."""
+    single = 1 if largest_batch(settings) else 0
+    ranks = {each["name"]: len(each["shape"]) for each in passport["outputs"]}
+    return {name: each[..., 0] if ranks[name] == single < each.ndim else each for name, each in outputs.items()}
 
 
 def largest_batch(settings: Dict[str, Any]) -> int:
@@ -95,20 +110,18 @@ def largest_batch(settings: Dict[str, Any]) -> int:
     return int(settings.get("max_batch_size", 0))
 
 
-def predict(server: Server, example: Arrays) -> Arrays:
-    """Return the outputs for the example's samples, in as many requests as the server's largest batch needs."""
+def predict(server: Server, given: Arrays) -> Arrays:
+    """Return the outputs for the inputs in ``given``, in as many requests as the server's largest batch needs."""
     passport, settings = server.passport, server.settings()
-    inputs = {each["name"]: example[each["name"]] for each in passport["inputs"]}
-    inputs = as_sent(passport, settings, inputs)
-    samples = len(next(iter(inputs.values())))
-    step = largest_batch(settings) or max(samples, 1)
-    starts = range(0, samples, step) if largest_batch(settings) else [0]
+    inputs = as_sent(settings, {each["name"]: given[each["name"]] for each in passport["inputs"]})
+    largest = largest_batch(settings)
+    if not largest:
+        return as_exported(passport, settings, server.ask(inputs))
     answers: List[Arrays] = []
-    for start in starts:
-        batch = slice(start, start + step) if largest_batch(settings) else slice(None)
-        answers.append(server.ask({name: each[batch] for name, each in inputs.items()}))
-    joined = {name: np.concatenate([each[name] for each in answers]) for name in answers[0]} if step < samples else {}
-    return {name: each.reshape(example[name].shape) for name, each in (joined or answers[0]).items()}
+    for start in range(0, max(len(next(iter(inputs.values()))), 1), largest):
+        answers.append(server.ask({name: each[start : start + largest] for name, each in inputs.items()}))
+    joined = {name: np.concatenate([each[name] for each in answers]) for name in answers[0]}
+    return as_exported(passport, settings, joined)
 
 
 def difference(found: np.ndarray, expected: np.ndarray) -> float:
@@ -133,12 +146,19 @@ def compare(server: Server, example: Arrays) -> Dict[str, Any]:
     tolerance = float(server.passport.get("checked", {}).get("tolerance", 0.0))
     differences = {name: difference(each, example[name]) for name, each in found.items()}
     return {
+        "model": server.passport["name"],
         "samples": len(next(iter(example.values()))),
         "differences": differences,
         "tolerance": tolerance,
         "same": all(each <= tolerance for each in differences.values()),
         "first": {name: [float(each) for each in values.ravel()[:SHOWN]] for name, values in found.items()},
     }
+
+
+def models(folder: Path) -> List[Path]:
+    """Return the folder of each model: that of its parts, or ``folder`` itself."""
+    passport = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    return [folder / part for part in passport.get("parts", [])] or [folder]
 
 
 def load(folder: Path) -> "tuple[Dict[str, Any], Arrays]":
@@ -162,23 +182,31 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(arguments)
-    passport, example = load(args.folder)
+    compared = []
     try:
-        server = Server(args.url, args.protocol, passport)
-        server.wait(args.wait)
-        compared = compare(server, example)
+        for folder in models(args.folder):
+            passport, example = load(folder)
+            server = Server(args.url, args.protocol, passport)
+            server.wait(args.wait)
+            compared.append(compare(server, example))
     except (RefusedError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps(compared))
     else:
-        for name, largest in compared["differences"].items():
-            values = " ".join(f"{each:g}" for each in compared["first"][name])
-            print(f"{name}: {values} ...  largest difference {largest:g}")
-        print(f"{compared['samples']} samples, tolerance {compared['tolerance']:g}: ", end="")
-        print("the same outputs" if compared["same"] else "OTHER OUTPUTS")
-    return 0 if compared["same"] else 1
+        for each in compared:
+            show(each)
+    return 0 if all(each["same"] for each in compared) else 1
+
+
+def show(compared: Dict[str, Any]) -> None:
+    """Print what `compare` found of a model."""
+    for name, largest in compared["differences"].items():
+        values = " ".join(f"{each:g}" for each in compared["first"][name])
+        print(f"{name}: {values} ...  largest difference {largest:g}")
+    print(f"{compared['model']}: {compared['samples']} samples, tolerance {compared['tolerance']:g}: ", end="")
+    print("the same outputs" if compared["same"] else "OTHER OUTPUTS")
 
 
 if __name__ == "__main__":

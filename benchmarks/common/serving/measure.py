@@ -84,7 +84,7 @@ def cells(args: argparse.Namespace) -> List[Dict[str, Any]]:
     found = []
     for batch in [each for each in args.batches if each <= largest] if largest else [0]:
         inputs = samples(example, names, batch) if batch else {name: example[name] for name in names}
-        sent = client.as_sent(passport, settings, inputs)
+        sent = client.as_sent(settings, inputs)
 
         def through_server(sent: Arrays = sent) -> Call:
             # A connection of its own for each client.
@@ -95,7 +95,11 @@ def cells(args: argparse.Namespace) -> List[Dict[str, Any]]:
             return lambda: direct(inputs) if direct else None
 
         for clients in args.clients:
-            cell: Dict[str, Any] = {"batch": batch or len(example[names[0]]), "clients": clients}
+            cell: Dict[str, Any] = {
+                "model": passport["name"],
+                "batch": batch or len(example[names[0]]),
+                "clients": clients,
+            }
             cell["server"] = timed(through_server, clients, args.requests)
             if direct is not None:
                 cell["direct"] = timed(directly, clients, args.requests)
