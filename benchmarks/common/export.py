@@ -79,6 +79,8 @@ class Subject:
     """Further axes of inputs and outputs, by name, that have any size."""
     tolerance: float = 1e-4
     """Of an output's difference, divided by the largest magnitude of that output in the batch if that is above 1."""
+    turned: float = 0.0
+    """Share of the samples that may differ by more: a last bit turns a decision of a model that chooses by itself."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,8 @@ class Checked:
         self._subject, self._exported, self._original = subject, exported, original
         self.samples = 0
         self.difference = 0.0
+        self.turned = 0
+        """Samples that differ by more than the tolerance, where some may; they are not in ``difference``."""
         self.first: Tuple[Arrays, Arrays] = ((), ())
 
     def __call__(self, *inputs: np.ndarray) -> Arrays:
@@ -138,11 +142,23 @@ class Checked:
             if found.shape != wanted.shape or found.dtype != wanted.dtype:
                 kinds = [f"{each.dtype} {list(each.shape)}" for each in (found, wanted)]
                 raise Problem(f"the exported model's {value.name} is {kinds[0]}", kinds[1], code=FAILED)
-            self.difference = max(self.difference, largest_difference(found, wanted))
+            if not self._subject.turned:
+                self.difference = max(self.difference, largest_difference(found, wanted))
+        if self._subject.turned:
+            self._compare_samples(outputs, expected)
         if not self.samples:
             self.first = (inputs, outputs)
         self.samples += len(inputs[0]) if self._subject.batched else 1
         return outputs
+
+    def _compare_samples(self, outputs: Arrays, expected: Arrays) -> None:
+        for sample in range(len(outputs[0])):
+            pairs = ((found[sample], wanted[sample]) for found, wanted in zip(outputs, expected))
+            difference = max(largest_difference(found, wanted) for found, wanted in pairs)
+            if difference <= self._subject.tolerance:
+                self.difference = max(self.difference, difference)
+            else:
+                self.turned += 1
 
 
 def largest_difference(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -236,6 +252,14 @@ def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Di
     quality = dict(parts.evaluate(checked))
     for name, subject in parts.subjects.items():
         found = checked[name]
+        if found.turned > subject.turned * found.samples:
+            raise Problem(
+                f"{found.turned} samples of {found.samples} differ from the training code's by more than "
+                f"{subject.tolerance:.2g}",
+                f"at most {subject.turned:.0%}, of which a last bit turned a decision",
+                "try another --format",
+                FAILED,
+            )
         if not found.difference <= subject.tolerance:
             raise Problem(
                 f"the outputs of the exported {name or 'model'} differ by {found.difference:.2g} "
@@ -253,6 +277,7 @@ def figures(subject: Subject, checked: Checked) -> Dict[str, Any]:
         "samples": checked.samples,
         "largest_difference": checked.difference,
         "tolerance": subject.tolerance,
+        **({"turned": checked.turned} if subject.turned else {}),
     }
 
 

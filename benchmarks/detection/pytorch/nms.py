@@ -93,7 +93,7 @@ def _keep(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.T
     sides = [each.contiguous() for each in boxes.unbind(-1)]
     for start in range(0, boxes.shape[1], BLOCK):
         end = min(start + BLOCK, boxes.shape[1])
-        above = _above(sides, start, end, threshold)
+        above = overlapping(sides, start, end, threshold)
         block = _greedy(alive[:, start:end], above[:, :, : end - start].triu(1))
         alive[:, start:end] = block
         alive[:, end:] &= ~(above[:, :, end - start :] & block[:, :, None]).any(1)
@@ -114,7 +114,7 @@ def _greedy(alive: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
         kept = found
 
 
-def _above(sides: Sequence[torch.Tensor], start: int, end: int, threshold: float) -> torch.Tensor:
+def overlapping(sides: Sequence[torch.Tensor], start: int, end: int, threshold: float) -> torch.Tensor:
     """Bool (G, B, M): which of the boxes from ``start`` on overlap those before ``end`` by more than ``threshold``.
 
     Without a division: both / (one + other - both) > t is both > t / (1 + t) * (one + other).

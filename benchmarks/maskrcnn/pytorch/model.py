@@ -44,7 +44,7 @@ class ProposalHead(nn.Module):
         for level in levels:
             x = functional.relu(self.conv(level), inplace=True)
             scores.append(self.scores(x).permute(0, 2, 3, 1).flatten(1))
-            offsets.append(self.offsets(x).permute(0, 2, 3, 1).reshape(len(x), -1, 4))
+            offsets.append(self.offsets(x).permute(0, 2, 3, 1).reshape(x.shape[0], -1, 4))
         return Scored(scores, offsets)
 
 
@@ -68,7 +68,7 @@ class BoxHead(nn.Module):
         # In the memory order of channels_last, which costs no copy.
         x = functional.relu(self.first(pooled.permute(0, 2, 3, 1).flatten(1)), inplace=True)
         x = functional.relu(self.second(x), inplace=True)
-        return self.scores(x), self.offsets(x).view(len(x), -1, 4)
+        return self.scores(x), self.offsets(x).view(x.shape[0], -1, 4)
 
 
 class MaskHead(nn.Module):

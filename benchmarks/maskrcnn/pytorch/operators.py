@@ -130,7 +130,7 @@ def _axis_taps(
     """
     size = (high - low).clamp(min=1)
     fractions = (torch.arange(bins * SAMPLES, device=low.device, dtype=low.dtype) + 0.5) / (bins * SAMPLES)
-    points = (low.unsqueeze(-1) + size.unsqueeze(-1) * fractions).view(len(low), bins, SAMPLES)
+    points = (low.unsqueeze(-1) + size.unsqueeze(-1) * fractions).view(low.shape[0], bins, SAMPLES)
     last = (length - 1)[..., None, None]
     outside = (points < -1) | (points > last + 1)
     points = torch.minimum(points.clamp(min=0), last.to(points.dtype))

@@ -45,15 +45,15 @@ def propose(
     As rpn/inference.py of the submissions has it: in training the limit is one of the batch, not of each image.
 
     Args:
-        scores: logits (B, A) of each level.
+        scores: logits (B, A) of each level, of which the first one has the most.
         offsets: (B, A, 4) of each level.
         anchors: (A, 4) of each level.
         sizes: (B, 2), width and height of the images.
         limits: how many.
         suppress: implementation of the suppression.
     """
-    batch = len(sizes)
-    most = min(limits.candidates, max(each.shape[1] for each in scores))
+    batch = sizes.shape[0]
+    most = min(limits.candidates, scores[0].shape[1])
     kept_boxes: List[torch.Tensor] = []
     kept_scores: List[torch.Tensor] = []
     for score, offset, anchor in zip(scores, offsets, anchors):

@@ -1,0 +1,133 @@
+"""Mask R-CNN for a server: images and their sizes to boxes, scores, classes and masks.
+
+    $ python -m benchmarks.maskrcnn.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+
+Suppression and the choice of detections are in the model: see served.py. Drawing a mask in its image is the client's,
+as masks.paste does it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Tuple
+
+import numpy as np
+import torch
+
+from benchmarks.common import export
+from benchmarks.common.export import Arrays, Infer, Subject, Value, on_cpu
+from benchmarks.common.export_torch import TOOLS, as_tensors
+from benchmarks.common.ranks import Ranks
+from benchmarks.detection.annotations import DataSet, open_data
+from benchmarks.detection.detections import empty, joined
+from benchmarks.detection.evaluation import coco_ap
+from benchmarks.maskrcnn.order import STRIDE, all_shapes
+from benchmarks.maskrcnn.pytorch.choice import Chosen
+from benchmarks.maskrcnn.pytorch.config import Config
+from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, evaluation_input
+from benchmarks.maskrcnn.pytorch.evaluation import in_images
+from benchmarks.maskrcnn.pytorch.masks import THRESHOLD
+from benchmarks.maskrcnn.pytorch.proposals import Found
+from benchmarks.maskrcnn.pytorch.served import Served
+from benchmarks.maskrcnn.pytorch.train import QUALITIES
+from benchmarks.maskrcnn.pytorch.training import Training
+
+ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
+INPUTS = (
+    Value("images", "0..255; right of the image and below it the mean colour, so that both sides are multiples of 32"),
+    Value("sizes", "width and height of each image in it, in pixels"),
+)
+OUTPUTS = (
+    Value("boxes", "left, top, right, bottom in pixels of the input, by falling score"),
+    Value("scores", "0 where there is no detection"),
+    Value("labels", "place of the class in `classes`, from 1; 0 where there is no detection"),
+    Value("masks", "probability of the object in each cell of a grid over its box"),
+)
+
+
+def trained(config: Config, saved: Mapping[str, Any], data: DataSet) -> Training:
+    """Return the training code with a checkpoint's network."""
+    training = Training(config, len(data.categories) + 1, ALONE, "plain", Chosen({}), None)
+    training.network.load_state_dict(saved["network"])
+    training.network.eval()
+    return training
+
+
+def padded(found: Found, masks: torch.Tensor, batch: int, limit: int) -> Arrays:
+    """Return the training code's detections in the form of the exported model's."""
+    counts = found.images.bincount(minlength=batch)
+    place = torch.arange(len(found.images)) - (counts.cumsum(0) - counts)[found.images]
+    outputs = []
+    for values in (found.boxes, found.scores, found.labels, masks):
+        output = torch.zeros(batch, limit, *values.shape[1:], dtype=values.dtype)
+        output[found.images, place] = values
+        outputs.append(output.numpy())
+    return tuple(outputs)
+
+
+def detections(outputs: Arrays) -> Tuple[Found, np.ndarray]:
+    """Return what an exported model found as the training code has it."""
+    boxes, scores, labels, masks = as_tensors(outputs)
+    there = labels > 0
+    images = there.nonzero()[:, 0]
+    return Found(images, boxes[there], scores[there], labels[there]), masks[there].numpy()
+
+
+def original(training: Training) -> Infer:
+    """Return the training code as a function of the exported model's inputs."""
+
+    def infer(*inputs: np.ndarray) -> Arrays:
+        images, sizes = as_tensors(inputs)
+        found, masks = training.detect(EvaluationBatch(images, sizes, np.zeros(0, np.int64)))
+        return padded(found, masks, len(images), training.config.detections)
+
+    return infer
+
+
+def evaluate(config: Config, data: DataSet) -> Callable[[Infer], Dict[str, float]]:
+    """Return what gives COCO's average precision of boxes and masks over all validation images."""
+
+    def qualities(infer: Infer) -> Dict[str, float]:
+        parts = [empty(masks=True)]
+        for batch in evaluation_input(config, data, ALONE):
+            outputs = infer(batch.images.contiguous().numpy(), batch.sizes.numpy())
+            parts.append(in_images(data, batch, *detections(outputs)))
+        found = coco_ap(data, joined(parts), tuple(QUALITIES))
+        return {name: found[kind] for kind, name in QUALITIES.items()}
+
+    return qualities
+
+
+def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
+    """Build what is exported."""
+    config = on_cpu(config)
+    data = open_data(folder)
+    training = trained(config, saved, data)
+    height, width = all_shapes(config.short_side, config.long_side, config.bucket_step)[-1]
+    return Subject(
+        model=Served(training.network, config).eval(),
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        # Two sides that differ: axes of one size might be taken for the same.
+        example=(np.zeros((2, 3, height, width + STRIDE), np.uint8), np.full((2, 2), height, np.float32)),
+        evaluate=evaluate(config, data),
+        preprocessing={
+            "resize_shorter": config.short_side,
+            "longest": config.long_side,
+            "pad_to_multiple": config.bucket_step,
+            "pad_colour": list(config.pixel_mean),
+            "colours": "BGR" if config.bgr else "RGB",
+            "scale": "0..255",
+            "layout": "NCHW",
+            "mask_threshold": THRESHOLD,
+            "classes": [each.name for each in data.categories],
+        },
+        original=original(training),
+        any_size={"images": (2, 3)},
+        tolerance=1e-3,
+        turned=0.02,
+    )
+
+
+if __name__ == "__main__":
+    export.main(__doc__, Config, TOOLS, prepare)
