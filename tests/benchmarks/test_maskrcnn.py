@@ -20,7 +20,7 @@ from encore import catalogue, configuration, data, paths
 from encore.results.compliance import check
 from tests import trainings
 from tests.conftest import Encore, logged, losses, only_run, records
-from tests.trainings import PATIENCE, InFramework, finish, result, trained_once, write_small_config
+from tests.trainings import PATIENCE, InFramework, exported, finish, result, trained_once, write_small_config
 
 SCENES, GLOBAL_BATCH = 96, 8
 STEPS = SCENES // GLOBAL_BATCH
@@ -95,6 +95,13 @@ def test_every_precision_trains_and_detects(parts: dict[str, Any]) -> None:
 
 def test_fixed_shapes_of_gpus_give_the_same_losses(parts: dict[str, Any]) -> None:
     assert parts["fixed_shapes"] < 1e-5
+
+
+def test_program_of_fixed_shapes_finds_what_the_training_code_finds(parts: dict[str, Any]) -> None:
+    for found in parts["served"].values():
+        assert found["difference"] < 1e-4
+    assert parts["served"]["full"]["detections"] == parts["served"]["full"]["places"], "a place for the best ones alone"
+    assert 0 < parts["served"]["sparse"]["detections"] < parts["served"]["sparse"]["places"], "places that are empty"
 
 
 def test_step_on_a_gpu_waits_for_nothing(parts: dict[str, Any]) -> None:
@@ -261,18 +268,29 @@ def test_wrong_backbone_is_refused(pytorch_python: Path, scenes: Path, tmp_path:
     assert "Traceback" not in words
 
 
-def test_small_run_reaches_both_targets_and_passes_the_checker(
-    encore: Encore, pytorch_python: Path, tmp_path: Path
-) -> None:
-    data.prepare("maskrcnn", tmp_path / "data", data.Preparation(), pytorch_python)
-    where = ("--data", str(tmp_path / "data"), "--results", str(tmp_path / "results"), "--seed", "1")
+@pytest.fixture(scope="module")
+def reached(encore: Encore, pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small run, until both targets are reached; its folder."""
+    folder = tmp_path_factory.mktemp("reached")
+    data.prepare("maskrcnn", folder / "data", data.Preparation(), pytorch_python)
+    where = ("--data", str(folder / "data"), "--results", str(folder / "results"), "--seed", "1")
     done = encore("run", "maskrcnn", "2", *where)
     assert done.returncode == 0, done.stdout + done.stderr
-    folder = only_run(tmp_path / "results")
-    assert "0 errors" in encore("check", str(folder)).stdout
-    reached = [each["value"] for each in logged(folder / "result_0.txt") if each["key"] == "eval_accuracy"]
-    assert max(value["BBOX"] for value in reached) >= 0.40
-    assert max(value["SEGM"] for value in reached) >= 0.35
+    return only_run(folder / "results")
+
+
+def test_small_run_reaches_both_targets_and_passes_the_checker(encore: Encore, reached: Path) -> None:
+    assert "0 errors" in encore("check", str(reached)).stdout
+    values = [each["value"] for each in logged(reached / "result_0.txt") if each["key"] == "eval_accuracy"]
+    assert max(value["BBOX"] for value in values) >= 0.40
+    assert max(value["SEGM"] for value in values) >= 0.35
+
+
+def test_exported_model_finds_what_the_run_found(encore: Encore, reached: Path, tmp_path: Path) -> None:
+    content = exported(encore, reached, tmp_path / "exported")
+    assert content["reached"] and set(content["checked"]["quality"]) == {"box_ap", "mask_ap"}
+    assert content["checked"]["samples"] == 120
+    assert content["inputs"][0]["shape"] == [-1, 3, -1, -1], "images of any size"
 
 
 def test_bench_shows_every_kind(encore: Encore, scenes: Path) -> None:

@@ -8,12 +8,15 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from benchmarks.common.export import largest_difference
+from benchmarks.common.export_torch import inferring
 from benchmarks.common.ranks import Ranks
 from benchmarks.detection.pytorch.nms import nms
 from benchmarks.maskrcnn import order
-from benchmarks.maskrcnn.pytorch import backbone, choice, operators
+from benchmarks.maskrcnn.pytorch import backbone, choice, export, operators
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, batch_of, synthetic_batch
+from benchmarks.maskrcnn.pytorch.served import Served
 from benchmarks.maskrcnn.pytorch.train import train_step, whole_step
 from benchmarks.maskrcnn.pytorch.training import EDGES, build, content
 
@@ -101,6 +104,22 @@ def on_a_gpu(precision, saved=None):
     chosen = made.operators
     made.operators = chosen._replace(**{name: as_one_kernel(getattr(chosen, name)) for name in chosen._fields[1:]})
     return made
+
+
+def served():
+    """How far what is exported is from ``detect``, where it finds more than there is room for, and where less."""
+    training, _ = steps()
+    batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
+    inputs = [batch.images.numpy(), batch.sizes.numpy()]
+    found = {}
+    for kind, changes in (("full", {}), ("sparse", {"detections": 60, "score_threshold": 0.2})):
+        training.config = dataclasses.replace(training.config, **changes)
+        wanted = export.original(training)(*inputs)
+        outputs = inferring(Served(training.network, training.config).eval())(*inputs)
+        difference = max(largest_difference(one, other) for one, other in zip(outputs, wanted, strict=True))
+        labels = outputs[2]
+        found[kind] = {"difference": difference, "detections": int((labels > 0).sum()), "places": labels.size}
+    return found
 
 
 def waiting():
@@ -281,5 +300,5 @@ def ordering():
     }  # fmt: skip
 
 
-PARTS = (precisions, fixed_shapes, waiting, captured, doubled, frozen, folded, with_torchvision, resumed, ordering)
+PARTS = (precisions, fixed_shapes, served, waiting, captured, doubled, frozen, folded, with_torchvision, resumed, ordering)
 print(json.dumps({part.__name__: part() for part in PARTS}, default=lambda value: value.item()))
