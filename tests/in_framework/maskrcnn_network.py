@@ -300,5 +300,17 @@ def ordering():
     }  # fmt: skip
 
 
-PARTS = (precisions, fixed_shapes, served, waiting, captured, doubled, frozen, folded, with_torchvision, resumed, ordering)
+PARTS = (
+    precisions,
+    fixed_shapes,
+    served,
+    waiting,
+    captured,
+    doubled,
+    frozen,
+    folded,
+    with_torchvision,
+    resumed,
+    ordering,
+)
 print(json.dumps({part.__name__: part() for part in PARTS}, default=lambda value: value.item()))

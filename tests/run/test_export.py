@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.common import export
+from benchmarks.common.data.problem import Problem
 from encore import catalogue, data
 from encore.errors import EncoreError
 from encore.run import exporting
@@ -126,3 +128,30 @@ def test_benchmark_without_an_export_is_refused() -> None:
         with pytest.raises(EncoreError, match="has no export") as caught:
             exporting.exportable(name)
         assert "resnet-pytorch" in caught.value.expected
+
+
+@pytest.mark.parametrize(
+    ("share", "differ", "problem"), [(0.0, 1, "differ by 1 "), (0.25, 1, ""), (0.25, 2, "2 samples of 4")]
+)
+def test_a_share_of_samples_may_have_decisions_that_a_last_bit_turned(share: float, differ: int, problem: str) -> None:
+    values, turned = np.zeros((4, 3), np.float32), np.zeros((4, 3), np.float32)
+    turned[:differ, 1] = 1
+    subject = export.Subject(
+        model=None,
+        inputs=(export.Value("x", ""),),
+        outputs=(export.Value("y", ""),),
+        example=(values,),
+        preprocessing={},
+        evaluate=lambda infer: {"sum": float(infer(values)[0].sum())},
+        original=lambda x: (x,),
+        turned=share,
+    )
+    parts = export.as_parts(subject)
+    tools = export.Tools(module=None, infer=lambda subject: lambda x: (x,), writers={})
+    if problem:
+        with pytest.raises(Problem, match=problem):
+            export.check(parts, {export.WHOLE: lambda x: (turned,)}, tools)
+        return
+    checked, quality = export.check(parts, {export.WHOLE: lambda x: (turned,)}, tools)
+    found = export.figures(subject, checked[export.WHOLE])
+    assert (found["turned"], found["largest_difference"], quality) == (1, 0.0, {"sum": 1.0})

@@ -17,7 +17,7 @@ import pytest
 from encore import paths
 from encore.machine import processes
 from tests.conftest import TINY, Encore, Study, logged, losses, only_run, records
-from tests.trainings import HANGS, Started, assert_none_left, assert_same_run, resumed_as_printed, train
+from tests.trainings import HANGS, Started, assert_none_left, assert_same_run, exported, resumed_as_printed, train
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,15 @@ def test_log_breaks_no_rule_but_what_small_data_cannot_satisfy(finished: tuple[P
     assert {finding["kind"] for finding in errors} == {"small_data"}
     assert compliance["passed_but_for_data"]
     assert not compliance["passed"]
+
+
+def test_exported_model_is_the_one_that_reached_the_target(
+    finished: tuple[Path, dict[str, Any]], encore: Encore, tmp_path: Path
+) -> None:
+    content = exported(encore, finished[0], tmp_path / "exported", "onnx")
+    assert content["reached"] and content["framework"] == "mxnet"
+    assert [each["name"] for each in (*content["inputs"], *content["outputs"])] == ["images", "logits"]
+    assert content["inputs"][0]["shape"] == [-1, 3, 32, 32]
 
 
 def test_only_rank_0_writes_the_log(finished: tuple[Path, dict[str, Any]]) -> None:
