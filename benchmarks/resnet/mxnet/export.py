@@ -22,17 +22,26 @@ from benchmarks.resnet.mxnet.config import Config
 
 import mxnet as mx  # isort: skip  # after frameworks.mxnet, which settles the order of imports
 
-SAVED = "weights/"
-"""Before the name of a weight in a checkpoint, where each rank's own statistics of batch-norm are those of rank 0."""
+WEIGHTS, STATISTICS = "weights/", "statistics/"
+"""Before the names of what all ranks have in a checkpoint, and of what each has for itself."""
 
 
-def restore(network: mx.gluon.HybridBlock, saved: Mapping[str, Any], layout: str) -> None:
+def arrays_of(saved: Mapping[str, Any]) -> Dict[str, np.ndarray]:
+    """Return a checkpoint's weights in their order; the statistics of batch-norm are the means of the ranks' own."""
+    ranks = [each for name, each in saved.items() if name.startswith("rank_")]
+    arrays = {name[len(WEIGHTS) :]: value for name, value in saved.items() if name.startswith(WEIGHTS)}
+    for name in arrays:
+        if f"{STATISTICS}{name}" in ranks[0]:
+            arrays[name] = np.mean([each[f"{STATISTICS}{name}"] for each in ranks], axis=0)
+    return arrays
+
+
+def restore(network: mx.gluon.HybridBlock, arrays: Mapping[str, np.ndarray], layout: str) -> None:
     """Give a network in NCHW the weights of one in ``layout``, in their order: fused operators name them otherwise.
 
     Raises:
         Problem: they are another network's.
     """
-    arrays = {name: value for name, value in saved.items() if name.startswith(SAVED)}
     parameters = list(network.collect_params().values())
     if len(arrays) != len(parameters):
         raise Problem(f"{len(arrays)} weights", f"{len(parameters)}, as config.json has it", "export another run")
@@ -51,7 +60,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     layout, config = config.layout, on_cpu(config, pad_channels=False, layout="NCHW")
     network = model.build(config)
     model.initialize(network, config, mx.cpu())
-    restore(network, saved, layout)
+    restore(network, arrays_of(saved), layout)
     evaluation = EvaluationInput(data, config, folder, Ranks(0, 1, 0, 1, mx.cpu()))
 
     def evaluate(infer: Infer) -> Dict[str, float]:
