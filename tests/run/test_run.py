@@ -58,7 +58,8 @@ def test_log_breaks_no_rule_but_what_small_data_cannot_satisfy(finished: tuple[P
 def test_exported_model_is_the_one_that_reached_the_target(
     finished: tuple[Path, dict[str, Any]], encore: Encore, tmp_path: Path
 ) -> None:
-    content = exported(encore, finished[0], tmp_path / "exported", "onnx")
+    # Each of the ranks evaluated with its own statistics of batch-norm, and the model has their means.
+    content = exported(encore, finished[0], tmp_path / "exported", "onnx", rel=0.01)
     assert content["reached"] and content["framework"] == "mxnet"
     assert [each["name"] for each in (*content["inputs"], *content["outputs"])] == ["images", "logits"]
     assert content["inputs"][0]["shape"] == [-1, 3, 32, 32]
