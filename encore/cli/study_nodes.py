@@ -83,7 +83,8 @@ def multi_node(
         write_json(tables_as_json(tables))
     else:
         for table in tables:
-            print_table(table)
+            if table.rows:
+                print_table(table)
     if code != ExitCode.REACHED:
         say(screen, text(f"resume with: {hints.command('study', NAME, '--resume', folder)}"))
     raise typer.Exit(code)

@@ -44,7 +44,7 @@ class ServerRun:
 
 
 def load_runs(named: Sequence[str], links: Mapping[str, str] | None = None) -> list[ServerRun]:
-    """Return every set below the folders ``NAME=FOLDER`` or ``FOLDER``; ``links``: NVLink or PCIe by name."""
+    """Return every set below the folders ``NAME=FOLDER`` or ``FOLDER``; ``links``: NVLink or PCIe by server or host."""
     found = []
     for text in named:
         name, _, path = text.partition("=") if "=" in text and not Path(text).exists() else ("", "", text)
@@ -54,7 +54,7 @@ def load_runs(named: Sequence[str], links: Mapping[str, str] | None = None) -> l
             measured = of_side(side)
             server = name or _name(side, measured)
             named_so = replace(measured, label=server, system=server)
-            kind = (links or {}).get(server, "") or _links_of(side)
+            kind = _given(links or {}, server, side) or _links_of(side)
             found.append(ServerRun(server=server, side=side, measured=named_so, links=kind))
     return found
 
@@ -65,11 +65,18 @@ def _name(side: Side, measured: Measurement) -> str:
     return f"{host}, {measured.system}" if host else measured.system
 
 
+def _given(links: Mapping[str, str], server: str, side: Side) -> str:
+    return links.get(server) or links.get(str(side.settings.get("node.hostname")), "")
+
+
 def _links_of(side: Side) -> str:
-    """Return the links that a system description names, or the form of the accelerator shows."""
+    """Return the links that the run found, a system description names, or the form of the accelerator shows."""
     hardware = side.hardware
     if (side.ranks or 0) < 2 or side.is_cpu:
         return ""
+    found = side.passport.get("links")
+    if isinstance(found, dict) and found.get("kind"):
+        return str(found["kind"])
     text = f"{hardware.accelerator_interconnect or ''} {hardware.accelerator or ''}".lower()
     if "nvlink" in text or "nvswitch" in text or "sxm" in text:
         return NVLINK

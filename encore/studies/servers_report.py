@@ -11,13 +11,14 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from encore.machine.links import from_json
 from encore.results.figures import Figure, accuracy_over_epochs, bars, efficiency, time_over_gpus
 from encore.results.report import Report
 from encore.results.sections import summary
 from encore.results.tables import Table
 from encore.studies import roofline, servers
 from encore.studies.gpus_needed import gpus_needed
-from encore.studies.machine_links import FILE, Machine, load_machine, machine_tables, speeds_figure
+from encore.studies.machine_links import Machine, load_machine, machine_tables, speeds_figure
 from encore.studies.published_servers import published_tables
 from encore.studies.server_picture import matrix, picture
 from encore.studies.servers import ServerRun, load_runs
@@ -35,7 +36,7 @@ def servers_report(
     """Read runs, machines and rooflines, and say everything that can be said of them."""
     described = [load_machine(path) for path in machines]
     found = load_runs(runs, {each.server.name: each.server.kind for each in described})
-    described += [load_machine(path) for path in _machines_of(found)]
+    described += _machines_of(found, described)
     measured = [roofline.load(folder) for folder in rooflines]
     tables = [
         *servers.tables(found, base),
@@ -54,10 +55,17 @@ def servers_report(
     )
 
 
-def _machines_of(runs: Sequence[ServerRun]) -> list[Path]:
-    """Return the descriptions that are in run folders."""
-    folders = [run.side.folder for run in runs if run.side.folder is not None]
-    return [folder / FILE for folder in folders if (folder / FILE).is_file()]
+def _machines_of(runs: Sequence[ServerRun], known: Sequence[Machine]) -> list[Machine]:
+    """Return the machines that the runs themselves describe, without those that are known."""
+    found = {each.server.name: each for each in known}
+    for run in runs:
+        try:
+            server = from_json(run.side.passport["links"])
+        except (KeyError, TypeError, AttributeError):
+            # A run of an earlier version of Encore, or somebody else's.
+            continue
+        found.setdefault(server.name, Machine(server))
+    return [each for each in found.values() if each not in known]
 
 
 def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:

@@ -35,8 +35,13 @@ START_S = START_MS / 1000
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of two servers, one five times as fast, each with telemetry before, in and after the timed part."""
+    """Runs of two servers, one five times as fast, each with telemetry before, in and after the timed part.
+
+    The slow one has a passport with its machine's links.
+    """
     found = {}
+    server = parse_topology((TOPOLOGY / "dgx1-v100.txt").read_text(encoding="utf-8"))
+    passport = {"nodes": 1, "ranks_per_node": 8, "links": replace(server, name="box").as_json()}
     for name, minutes in (("old", 50.0), ("new", 10.0)):
         run = tmp_path_factory.mktemp("runs") / name
         folder = run / "experiment_0"
@@ -47,6 +52,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         lines = [json.dumps(reading(*each)) for each in samples]
         (folder / "telemetry.jsonl").write_text("\n".join(lines) + '\n{"time": 1', encoding="utf-8")
         found[name] = run
+    (found["old"] / "experiment_0" / "run.json").write_text(json.dumps(passport), encoding="utf-8")
     return found
 
 
@@ -96,6 +102,10 @@ def test_links_precisions_frameworks_and_batches(runs: list[ServerRun]) -> None:
     assert {row["framework"] for row in found["Frameworks against each other"]} == {"mxnet", "tensorflow"}
     assert [row["speed-up over the smallest"] for row in found["Batch variants"]] == pytest.approx([1.0, 100 / 90])
     assert found["Scaling efficiency"][0]["efficiency"] == pytest.approx(160 / 90 / 2)
+
+
+def test_links_are_those_that_the_run_found(runs: list[ServerRun]) -> None:
+    assert [run.links for run in runs] == ["NVLink", ""]
 
 
 def test_two_epochs_take_less_than_twice_the_first(runs: list[ServerRun]) -> None:
@@ -195,4 +205,5 @@ def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
     assert "<svg" in page
     assert "http" not in page.replace("http://www.w3.org", "")
     assert (out / "server-new.svg").is_file()
+    assert (out / "server-box.svg").is_file()
     assert "Utilisation over the timed part" in (out / "report.md").read_text(encoding="utf-8")
