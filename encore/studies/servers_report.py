@@ -13,6 +13,7 @@ from pathlib import Path
 
 from encore.machine.links import from_json
 from encore.results.figures import Figure, accuracy_over_epochs, bars, efficiency, time_over_gpus
+from encore.results.measurements import Measurement
 from encore.results.report import Report
 from encore.results.sections import summary
 from encore.results.tables import Table
@@ -41,7 +42,7 @@ def servers_report(
     tables = [
         *servers.tables(found, base),
         gpus_needed(found),
-        utilisation_table((run.server, run.measured.benchmark, run.side.logs) for run in found),
+        utilisation_table((run.measured.label, run.measured.benchmark, run.side.logs) for run in found),
     ]
     parts = [machine_report(each) for each in described] + [roofline_report(each) for each in measured]
     figures = [*_figures(found, base), *(figure for part in parts for figure in part.figures)]
@@ -73,7 +74,7 @@ def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
     named = [replace(each, label=f"{each.label}, {each.gpus or '?'}") for each in measured]
     found: list[Figure | None] = [
         *(each for name in dict.fromkeys(m.benchmark for m in named) for each in accuracy_over_epochs(named, name)),
-        *time_over_gpus(measured),
+        *time_over_gpus([replace(each, benchmark=_line(each)) for each in measured]),
         efficiency(measured),
         bars("relative", servers.relative_scores(runs, base), (0, 1, 2), 4, "times as fast as the base"),
         bars("links-speed-up", servers.by_links(runs), label=(0, 1, 3), value=6, axis="speed-up of NVLink, %"),
@@ -82,6 +83,10 @@ def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
         bars("batches", servers.by_batch(runs), label=(0, 1, 3), value=7, axis="speed-up over the smallest batch"),
     ]
     return [figure for figure in found if figure is not None]
+
+
+def _line(each: Measurement) -> str:
+    return ", ".join(filter(None, (each.benchmark, each.system, each.precision)))
 
 
 def machine_report(machine: Machine) -> Report:
@@ -120,8 +125,8 @@ def page(
         created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         summary=summary(()),
         sections=(),
-        tables=tuple(table for table in tables if table.rows),
-        figures=tuple(figures),
+        tables=tuple(table.filled() for table in tables if table.rows),
+        figures=tuple(replace(figure, table=figure.table.filled()) for figure in figures),
         studies=tuple(published),
         title=title,
         notices=(ON_CPUS,) if on_cpus else (),

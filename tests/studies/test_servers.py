@@ -104,6 +104,29 @@ def test_links_precisions_frameworks_and_batches(runs: list[ServerRun]) -> None:
     assert found["Scaling efficiency"][0]["efficiency"] == pytest.approx(160 / 90 / 2)
 
 
+def test_settings_of_one_server_have_names_of_their_own(runs: list[ServerRun]) -> None:
+    every = [
+        variant(runs[0], "box", minutes=60.0, precision="fp32", batch=64.0, gpus=1),
+        variant(runs[0], "box", minutes=50.0, precision="fp32", batch=32.0, gpus=1),
+        variant(runs[0], "box", minutes=30.0, precision="fp16", batch=64.0, gpus=1),
+        variant(runs[0], "box", minutes=40.0, precision="fp32", batch=128.0, gpus=2),
+    ]
+    named = servers._distinct(every)
+    assert [run.measured.label for run in named] == [
+        "box, fp32, batch 64 a GPU", "box, fp32, batch 32 a GPU", "box, fp16, batch 64 a GPU", "box, fp32",
+    ]  # fmt: skip
+    found = {table.title: list(rows(table)) for table in servers.tables(named)}
+    # The first one that was named is the base, and a base has the same batch where it can.
+    assert [row["times as fast"] for row in found["Score relative to box"]] == pytest.approx([1.5, 2.0, 1.2, 1.0])
+    assert [row["efficiency"] for row in found["Scaling efficiency"]] == pytest.approx([0.75])
+    assert [row["saved min"] for row in found["Single against mixed precision"]] == [30.0]
+
+
+def test_page_has_no_empty_columns() -> None:
+    table = Table(title="t", columns=("a", "b", "c"), rows=((1, None, ""), (2, "", 0)), formats={"c": ".1f"})
+    assert (table.filled().columns, table.filled().rows) == (("a", "c"), ((1, ""), (2, 0)))
+
+
 def test_links_are_those_that_the_run_found(runs: list[ServerRun]) -> None:
     assert [run.links for run in runs] == ["NVLink", ""]
 
