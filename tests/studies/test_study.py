@@ -207,6 +207,15 @@ def test_resume_and_array_hold_what_is_missing(built: tuple[measuring.Folder, pa
     assert parse(content) == load("multi-gpu")
 
 
+def test_time_that_is_left(built: tuple[measuring.Folder, page.Page, Path]) -> None:
+    folder = built[0]
+    missing = [point for point in folder.points() if folder.state(point) != "done"]
+    assert folder.seconds_left() == pytest.approx(5.0 * len(missing))
+    known = [(Point({"network": name, "ranks": 1}, {}), seconds) for name, seconds in (("a", 4.0), ("b", 20.0))]
+    assert measuring._seconds_like(Point({"network": "b", "ranks": 2}, {}), known) == 20.0
+    assert measuring._seconds_like(Point({"network": "c", "ranks": 1}, {}), known) == 12.0
+
+
 def test_two_hops_of_a_dgx_1() -> None:
     links = traffic.links_of("dgx1-v100")
     listing = (paths.ROOT / "tests" / "samples" / "topology" / "dgx1-v100.txt").read_text("utf-8")
