@@ -9,6 +9,7 @@ On a GPU a row is a kernel or a copy as the device ran it; on a CPU an operator 
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from typing import Any, Callable, Dict, List, Tuple
@@ -60,6 +61,8 @@ def measure(step: Callable[[], Any], device: torch.device, steps: int = 3) -> Di
     ``busy_seconds`` is the time of one step in which a kernel ran: on a GPU the sum over kernels, which those of
     several streams may take above the step's time.
     """
+    # The profiler reports its own start and stop, and is no part of the result.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with profile(activities=kinds) as profiler:
         for _ in range(steps):

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from encore import paths
+from encore.cli import study_servers
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.machine.links import parse_topology
@@ -200,6 +201,25 @@ def test_share_of_the_roof(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["study", "roofline", "--from", str(tmp_path), "-o", str(tmp_path / "page")])
     assert done.exit_code == 0, done.output
     assert "measured ceilings, 1000 GB/s" in (tmp_path / "page" / "roofline.svg").read_text(encoding="utf-8")
+
+
+def test_steps_that_are_not_counted_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(EncoreError, match="steps of mxnet") as raised:
+        study_servers.measure_roofline(["resnet"], output=tmp_path / "new")
+    assert "resnet-pytorch" in str(raised.value.expected)
+    assert not (tmp_path / "new").exists()
+
+
+def test_ceilings_are_the_fastest_of_one_device(tmp_path: Path) -> None:
+    def peaks(flops: float, copied: float, threads: int = 2) -> dict[str, Any]:
+        speeds = {"flops_per_second": {"fp32": flops}, "bytes_per_second": {"copy": copied}}
+        return {"device": "cpu", "name": "", "library": "2", "threads": threads, **speeds}
+
+    path = tmp_path / roofline.PEAKS
+    assert roofline.fastest(peaks(1.0, 2.0), path) == peaks(1.0, 2.0)
+    path.write_text(json.dumps({"peaks": peaks(3.0, 1.0)}), encoding="utf-8")
+    assert roofline.fastest(peaks(1.0, 2.0), path) == peaks(3.0, 2.0)
+    assert roofline.fastest(peaks(1.0, 2.0, threads=1), path) == peaks(1.0, 2.0, threads=1)
 
 
 def test_kernels_in_common(tmp_path: Path) -> None:
