@@ -84,7 +84,8 @@ def rank_environment(
     variables = {"PYTHONUNBUFFERED": "1", **launch.environment}
     if configuration.get("device") == "cpu":
         threads = max(1, (launch.cores or cores) // configuration.ranks_per_node)
-        variables["OMP_NUM_THREADS"] = str(threads)
+        # Threads that spin while they wait take the cores of the others, and of other programs.
+        variables |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     variables.update({name: each.value for name, each in configuration.environment.items()})
     variables.update(extra)
     return variables

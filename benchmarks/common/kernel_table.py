@@ -9,6 +9,7 @@ On a GPU a row is a kernel or a copy as the device ran it; on a CPU an operator 
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from typing import Any, Callable, Dict, List, Tuple
@@ -31,7 +32,7 @@ CLASSES: Tuple[Tuple[str, str], ...] = (
     (
         "elementwise",
         r"elementwise|vectorized|triton_|\bgelu_|smoothed_rows|reduce|pointwise|foreach|multi_tensor|::(add|sub|mul|div|neg|exp|log|sqrt|rsqrt"
-        r"|addcmul|addcdiv|lerp|relu|gelu|tanh|sigmoid|silu|threshold_backward|hardtanh|where|clamp|maximum|minimum|fill"
+        r"|addcmul|addcdiv|lerp|relu|gelu|tanh|sigmoid|silu|threshold_backward|hardtanh|where|clamp(_min|_max)?|log_sigmoid_(for|back)ward|maximum|minimum|fill"
         r"|zeros?|new_zeros|new_ones|ones|full|zeros_like|ones_like|slice_backward|select_backward|sum|mean|max|min|std|var|pow|abs|sign|bernoulli|dropout|native_dropout|softmax|_softmax|_log_softmax"
         r"|log_softmax|_softmax_backward_data|_log_softmax_backward_data|nll_loss\w*|max_pool2d\w*|avg_pool2d\w*"
         r"|mean_backward|eq|ne|lt|le|gt|ge|bitwise_\w+|logical_\w+|masked_fill|uniform|normal|random|smooth_l1_loss\w*"
@@ -60,6 +61,8 @@ def measure(step: Callable[[], Any], device: torch.device, steps: int = 3) -> Di
     ``busy_seconds`` is the time of one step in which a kernel ran: on a GPU the sum over kernels, which those of
     several streams may take above the step's time.
     """
+    # The profiler reports its own start and stop, and is no part of the result.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with profile(activities=kinds) as profiler:
         for _ in range(steps):

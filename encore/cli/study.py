@@ -151,10 +151,10 @@ def _measure_points(folder: Folder, only: str | None) -> ExitCode:
 def _print_points(folder: Folder, as_json: bool) -> None:
     """Print every point with its command and the time that all will take; make nothing."""
     left = [each for each in folder.points() if folder.state(each) != "done"]
-    minutes = len(left) * folder.seconds() / 60
+    seconds = folder.seconds_left()
     if as_json:
         commands = {each.key: " ".join(measuring.command(folder, each, None).argv) for each in folder.points()}
-        write_json({**measuring.as_json(folder), "minutes": minutes, "commands": commands})
+        write_json({**measuring.as_json(folder), "minutes": seconds / 60, "commands": commands})
         return
     screen = console()
     table = plain_table(folder.study.title, "no.", "point", "state", "command")
@@ -162,7 +162,14 @@ def _print_points(folder: Folder, as_json: bool) -> None:
         argv = measuring.command(folder, each, None).argv
         table.add_row(str(number), each.key, folder.state(each), text(" ".join(argv)))
     print_fitted(screen, table)
-    say(screen, text(f"{len(left)} points of about {folder.seconds():.0f} s: {minutes:.0f} minutes on one machine"))
+    measured = len(folder.points()) - len(left)
+    by = (
+        f"the {measured} measured, each by those that are most like it"
+        if measured
+        else f"{folder.study.program.seconds:.0f} s a point, which the study estimates"
+    )
+    time = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"
+    say(screen, text(f"{len(left)} to measure: about {time} on one machine, by {by}"))
 
 
 def report(folder: FolderArgument, as_json: options.Json = False) -> None:

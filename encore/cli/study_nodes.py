@@ -71,7 +71,7 @@ def multi_node(
     )  # fmt: skip
     grids = _with(grids, images or (), settings or ())
     if dry_run:
-        _print(grids, as_json)
+        _print(grids, (study.small if small else study).seconds, as_json)
         return
     screen = console(stderr=as_json, soft_wrap=True)
     folder = resume or _folder(results)
@@ -83,7 +83,8 @@ def multi_node(
         write_json(tables_as_json(tables))
     else:
         for table in tables:
-            print_table(table)
+            if table.rows:
+                print_table(table)
     if code != ExitCode.REACHED:
         say(screen, text(f"resume with: {hints.command('study', NAME, '--resume', folder)}"))
     raise typer.Exit(code)
@@ -100,8 +101,8 @@ def _with(grids: dict[str, Grid], images: Sequence[str], settings: Sequence[str]
     }
 
 
-def _print(grids: dict[str, Grid], as_json: bool) -> None:
-    """Print every point with its command; a point that Slurm would run has none here."""
+def _print(grids: dict[str, Grid], seconds: float | None, as_json: bool) -> None:
+    """Print every point with its command and the time of all; a point that Slurm would run has no command here."""
     found = []
     for name, grid in grids.items():
         for point in points(grid):
@@ -115,6 +116,8 @@ def _print(grids: dict[str, Grid], as_json: bool) -> None:
     for each in found:
         typer.echo(f"{each['framework']} {each['point']}, {each['batch']} a GPU:")
         typer.echo(f"  {each['command'] or 'a job of the scheduler: encore submit shows it'}")
+    time = f"about {len(found) * seconds / 60:.0f} minutes" if seconds else "how long is known once a point has run"
+    typer.echo(f"{len(found)} points: {time}")
 
 
 def _folder(results: Path | None) -> Path:

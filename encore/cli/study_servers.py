@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from encore import catalogue
 from encore.cli import options
 from encore.cli.data import shown_progress
 from encore.cli.layout import console, say, text, write_json
@@ -36,14 +38,14 @@ Examples:
 ROOFLINE_EPILOG = """
 Examples:
 
-  encore study roofline resnet bert ssd -o roofline
+  encore study roofline resnet-pytorch bert ssd -o roofline
 
   encore study roofline --from roofline                  shown again
 """
 KERNELS_EPILOG = """
 Examples:
 
-  encore study kernels roofline/resnet.json resnet-of-another-framework.csv
+  encore study kernels roofline/resnet-pytorch.json resnet-of-another-framework.csv
 """
 Folder = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write the page into this folder.")]
 
@@ -95,7 +97,9 @@ def machine(
 
 
 def measure_roofline(
-    benchmarks: Annotated[list[str] | None, typer.Argument(metavar="BENCHMARK...", help="Such as resnet.")] = None,
+    benchmarks: Annotated[
+        list[str] | None, typer.Argument(metavar="BENCHMARK...", help="Such as resnet-pytorch.")
+    ] = None,
     system: options.System = None,
     round_name: options.Round = None,
     data_folder: options.Data = None,
@@ -112,20 +116,32 @@ def measure_roofline(
     folder = output or from_
     if folder is None or not (benchmarks or from_):
         raise EncoreError("nothing to measure or show", expected="BENCHMARK... -o DIR, or --from DIR", remedy="--help")
+    _check_counted(benchmarks or ())
     screen = console(stderr=as_json)
-    for number, name in enumerate(benchmarks or ()):
+    device = "gpu" if node.this_node().gpus else "cpu"
+    for name in benchmarks or ():
         request = benching.Request(
             name=name, system=system, round=round_name, data=data_folder, steps=steps, repeats=1,
             settings=tuple(settings or ()), python=python,
         )  # fmt: skip
-        device = ("--peaks", "gpu" if node.this_node().gpus else "cpu") if number == 0 else ()
         with shown_progress(screen) as on_update:
-            what = ("--steps", str(steps), *device)
+            what = ("--steps", str(steps), "--peaks", device)
             result = benching.run_program(request, "benchmarks.common.roofline {module}", what, screen.print, on_update)
-        if "peaks" in result:
-            _keep(folder, roofline.PEAKS, {"peaks": result.pop("peaks")})
+        _keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
         _keep(folder, f"{name}.json", result)
     _show(servers_report.roofline_report(roofline.load(from_ or folder)), output, as_json)
+
+
+def _check_counted(benchmarks: Sequence[str]) -> None:
+    counted = machine_links.own_framework()
+    for name in benchmarks:
+        if (framework := catalogue.choose(name).implementation.framework) != counted:
+            every = [each for each, choice in catalogue.choices().items() if choice.implementation.framework == counted]
+            raise EncoreError(
+                f"{name}: steps of {framework} are not counted",
+                expected=f"a benchmark in {counted}: {', '.join(every)}",
+                remedy="compare its kernels by Nsight Systems: encore study kernels --help",
+            )
 
 
 def kernels(

@@ -165,7 +165,16 @@ def _asked() -> str:
 
 
 def by_nvml() -> Server:
-    """Return the GPUs with the links that the driver reports, where there is no nvidia-smi."""
+    """Return the GPUs with the links that the driver reports, where there is no nvidia-smi; none where it fails."""
+    import pynvml
+
+    try:
+        return _by_nvml()
+    except pynvml.NVMLError:
+        return Server()
+
+
+def _by_nvml() -> Server:
     import pynvml
 
     with nvml.devices() as handles:

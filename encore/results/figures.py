@@ -177,20 +177,21 @@ def precisions(measurements: Sequence[Measurement]) -> Figure | None:
 
 
 def bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) -> Figure | None:
-    """Return bars from 0, each with its name above it, whole."""
+    """Return bars from 0, each with its name above it, whole; of ratios with a line at 1."""
     if not table.rows:
         return None
     rows = table.rows[:_MOST_BARS]
     row = 34
     panel = Panel(WIDTH, row * len(rows) + 46, left=2, right=44, top=6)
     values = [_real(each[value]) for each in rows]
-    panel.axes((0.0, max(*values, 1.0)), None, axis)
+    panel.axes((min(*values, 0.0), max(*values, 1.0)), None, axis)
     for number, (each, length) in enumerate(zip(rows, values, strict=True)):
         top = 6 + row * number
         panel.text(2, top + 11, ", ".join(str(each[column]) for column in label))
         panel.bar((0.0, length), top + 15, 12, 1)
-        panel.text(panel.x(length) + 5, top + 25, f"{length:.2f}")
-    panel.upright(1.0)
+        panel.text(panel.x(max(length, 0.0)) + 5, top + 25, f"{length:.2f}")
+    if not axis.endswith("%"):
+        panel.upright(1.0)
     return Figure(key, table.title, panel.svg(table.title), table)
 
 

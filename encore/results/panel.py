@@ -93,8 +93,11 @@ class Panel:
 
     def _below(self, value: float, words: str) -> None:
         """Write a tick's value below the axis, at the edge of the picture where it would be cut."""
-        cut = self.x(value) + _HALF_DIGIT * len(words) > self.width
-        self.text(self.width if cut else self.x(value), self.bottom + 15, words, "end" if cut else "mid")
+        half, x = _HALF_DIGIT * len(words), self.x(value)
+        if x + half > self.width:
+            self.text(self.width, self.bottom + 15, words, "end")
+        else:
+            self.text(0 if x < half else x, self.bottom + 15, words, "" if x < half else "mid")
 
     def _apart(self, at: Sequence[float]) -> list[float]:
         kept = list(at[:1])

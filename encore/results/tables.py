@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from encore.errors import EncoreError
 from encore.names import unknown
@@ -43,6 +43,12 @@ class Table:
         """Return whether a column holds numbers alone, so that it is aligned to the right."""
         cells = [row[column] for row in self.rows if row[column] is not None]
         return bool(cells) and not any(isinstance(cell, str) for cell in cells)
+
+    def filled(self) -> Table:
+        """Return the table without columns that are empty in every row."""
+        kept = [at for at in range(len(self.columns)) if any(row[at] not in (None, "") for row in self.rows)]
+        rows = tuple(tuple(row[at] for at in kept) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[at] for at in kept), rows=rows)
 
     def as_csv(self) -> str:
         """Return the table as CSV, numbers unrounded."""
@@ -258,13 +264,20 @@ def _growth(base: Measurement, each: Measurement) -> float:
 
 
 def _scaled(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Measurement]]:
-    """Return each measurement with the one on the fewest GPUs of the same kind."""
+    """Return each measurement with the one on the fewest GPUs of the same kind, of several one of the same batch."""
     known = [each for each in measurements if each.gpus and each.minutes]
     pairs = []
     for same in _groups(known, _kind).values():
         ordered = _by_gpus(same)
-        pairs += [(ordered[0], each) for each in ordered[1:] if each.gpus != ordered[0].gpus]
+        bases = [each for each in ordered if each.gpus == ordered[0].gpus]
+        pairs += [(_base_of(each, bases), each) for each in ordered[len(bases) :]]
     return pairs
+
+
+def _base_of(each: Measurement, bases: Sequence[Measurement]) -> Measurement:
+    """Return the base of the same batch, all together or of each GPU; else the fastest."""
+    as_large = [b for b in bases if b.batch and each.batch and b.batch in (each.batch, each.batch / _growth(b, each))]
+    return (as_large or list(bases))[0]
 
 
 def _without_nodes(each: Measurement) -> str:

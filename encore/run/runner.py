@@ -16,7 +16,7 @@ from encore.containers import checks, engines, runtimes
 from encore.containers.renderers import host
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
-from encore.machine import fitness, node, page_cache, preflight, weights
+from encore.machine import fitness, links, node, page_cache, preflight, weights
 from encore.machine.fitness import Need
 from encore.run import log_header, ownership, passport, run_folder, slurm_job
 from encore.run.follow import Progress, read_progress
@@ -121,11 +121,13 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
     data_set = {"id": found.id, "name": found.name, "folder": str(plan.data), "counts": dict(found.counts)}
     seeds = list(plan.seeds)
     trained = weights.as_json(weights.weight_files(plan.configuration, plan.data))
+    server = links.this_server(plan.machine).as_json()
 
     def content(path: Path) -> dict[str, Any]:
         command = render(plan, path / "experiment_0", python)
         target = (plan.target.runtime, plan.target.as_json())
         facts = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
+        facts["links"] = server
         facts["weights"] = trained
         facts["drop_caches"] = plan.drop_caches
         facts["extra_environment"] = passport.redact(plan.extra_environment)

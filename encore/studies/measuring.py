@@ -17,7 +17,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -77,10 +77,26 @@ class Folder:
         """Return what was measured at a point that is done."""
         return files.read_json(self.at(point) / MEASUREMENT)
 
-    def seconds(self) -> float:
-        """Return how long a point takes: the median of those that are done, else what the study says."""
-        found = [self.measurement(each).get("wall_seconds") for each in self.points() if self.state(each) == "done"]
-        return float(statistics.median([each for each in found if each] or [self.study.program.seconds]))
+    def seconds_left(self) -> float:
+        """Return how long the points take that are not done.
+
+        Each as long as the points that were measured and have most values in common with it, in the mean; before any
+        was measured, what the study says.
+        """
+        points = self.points()
+        done = [(each, self.measurement(each)) for each in points if self.state(each) == "done"]
+        known = [(each, found["wall_seconds"]) for each, found in done if found.get("wall_seconds")]
+        left = [each for each in points if self.state(each) != "done"]
+        if not known:
+            return len(left) * self.study.program.seconds
+        return sum(_seconds_like(each, known) for each in left)
+
+
+def _seconds_like(point: Point, known: Sequence[tuple[Point, float]]) -> float:
+    common = [sum(each.axes.get(axis) == value for axis, value in point.axes.items()) for each, _ in known]
+    return statistics.fmean(
+        seconds for (_, seconds), number in zip(known, common, strict=True) if number == max(common)
+    )
 
 
 def create(study: Study, results: Path, place: Place) -> Folder:

@@ -48,6 +48,8 @@ class Points(_Strict):
     precisions: tuple[str, ...]
     """Each with the batch of a GPU: fp32:64."""
     settings: tuple[str, ...]
+    seconds: float | None = None
+    """Of a point, as it was measured; None: nobody knows before one has run."""
 
 
 class NodeStudy(Points):

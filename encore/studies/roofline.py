@@ -66,6 +66,21 @@ def load(folder: Path) -> Measured:
     return Measured(peaks=peaks, steps=tuple(steps))
 
 
+def fastest(peaks: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the ceilings with what was faster in the file ``path``, where that is of the same device and library.
+
+    Other programs slow a measurement down, and nothing makes it faster than the device is.
+    """
+    before = (_read(path) if path.is_file() else {}).get("peaks", {})
+    if any(before.get(name) != peaks[name] for name in ("device", "name", "library", "threads")):
+        return dict(peaks)
+    speeds = ("flops_per_second", "bytes_per_second")
+    return {
+        **peaks,
+        **{kind: {name: max(value, before[kind][name]) for name, value in peaks[kind].items()} for kind in speeds},
+    }
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -76,39 +91,60 @@ def _read(path: Path) -> dict[str, Any]:
 
 def title_of(step: Mapping[str, Any]) -> str:
     """Return the benchmark and precision of a step."""
-    return f"{step['module'].split('.')[1]}, {step['precision']}, batch {step['batch_size']}"
+    return f"{_benchmark(step)}, {step['precision']}, batch {step['batch_size']}"
+
+
+def _benchmark(step: Mapping[str, Any]) -> str:
+    return str(step["module"].split(".")[1])
+
+
+def _names(measured: Measured) -> list[str]:
+    """Return a name for each step: its benchmark, and all of its title where that has several."""
+    benchmarks = list(map(_benchmark, measured.steps))
+    return [
+        title_of(step) if benchmarks.count(name) > 1 else name
+        for step, name in zip(measured.steps, benchmarks, strict=True)
+    ]
+
+
+def _unit(measured: Measured) -> tuple[str, float]:
+    """Return the unit of speeds and its operations per second."""
+    return ("GFLOP/s", 1e9) if measured.is_cpu else ("TFLOP/s", 1e12)
 
 
 def peaks_table(measured: Measured) -> Table:
     """Return the ceilings."""
+    unit, size = _unit(measured)
     rows: list[tuple[Cell, ...]] = [
-        (f"product of matrices, {name}", value / 1e12, "TFLOP/s")
+        (f"product of matrices, {name}", value / size, unit)
         for name, value in measured.peaks["flops_per_second"].items()
     ]
     rows += [(f"memory, {name}", value / 1e9, "GB/s") for name, value in measured.peaks["bytes_per_second"].items()]
     device = measured.peaks["name"] or f"CPU, {measured.peaks['threads']} threads"
     return Table(
         title=f"Ceilings of {device}", columns=("ceiling", "measured", "unit"), rows=tuple(rows),
-        note=f"Measured by {measured.peaks['library']} on this machine, the fastest of several.",
+        note=f"Measured by {measured.peaks['library']} on this machine before each benchmark, the fastest of all.",
     )  # fmt: skip
 
 
 def roofline_table(measured: Measured) -> Table:
     """Return each step with its intensity, what it attains, and the share of what it could."""
     rows = []
+    unit, size = _unit(measured)
     for step in measured.steps:
         seconds, peak = step["seconds"]["median"], measured.peak(step)
         attained, intensity = step["flops"] / seconds, step["flops"] / step["moved"]
         roof = min(peak, intensity * measured.bandwidth) if peak else None
         rows.append(
             (
-                title_of(step), step["flops"] / 1e9, step["moved"] / 1e9, intensity, seconds * 1e3,
-                step["samples_per_step"] / seconds, attained / 1e12, attained / roof if roof else None,
-                attained / peak if peak else None, ", ".join(step["uncounted"]),
+                _benchmark(step), step["precision"], step["batch_size"], step["flops"] / 1e9, step["moved"] / 1e9,
+                intensity, seconds * 1e3, step["samples_per_step"] / seconds, attained / size,
+                attained / roof if roof else None, attained / peak if peak else None, ", ".join(step["uncounted"]),
             )
         )  # fmt: skip
     columns = (
-        "step", "GFLOP", "GB", "FLOP/byte", "ms", "samples/s", "TFLOP/s", "of the roof", "of the peak", "not counted",
+        "step", "precision", "batch", "GFLOP", "GB", "FLOP/byte", "ms", "samples/s", unit, "of the roof",
+        "of the peak", "not counted",
     )  # fmt: skip
     return Table(
         title="Roofline",
@@ -123,11 +159,11 @@ def roofline_table(measured: Measured) -> Table:
 def classes_table(measured: Measured) -> Table:
     """Return the share of the time by class of kernel, with the operations and bytes that were counted of it."""
     rows = []
-    for step in measured.steps:
+    for step, title in zip(measured.steps, _names(measured), strict=True):
         counted = step["by_class"]
         for name, share in sorted(step["classes"].items(), key=lambda item: -item[1]):
             flops, moved = counted.get(name, (0, 0))
-            rows.append((title_of(step), name, share, flops / 1e9, moved / 1e9))
+            rows.append((title, name, share, flops / 1e9, moved / 1e9))
     return Table(
         title="Kernels by class",
         columns=("step", "class", "share of the time", "GFLOP", "GB"),
@@ -140,8 +176,8 @@ def classes_table(measured: Measured) -> Table:
 def kernels_table(measured: Measured, most: int = _KERNELS) -> Table:
     """Return the longest kernels of each step."""
     rows = tuple(
-        (title_of(step), short_kernel(each["name"]), each["class"], each["share"], each["calls"], each["seconds"] * 1e3)
-        for step in measured.steps
+        (title, short_kernel(each["name"]), each["class"], each["share"], each["calls"], each["seconds"] * 1e3)
+        for step, title in zip(measured.steps, _names(measured), strict=True)
         for each in step["kernels"][:most]
     )
     columns = ("step", "kernel", "class", "share of the time", "calls", "ms")

@@ -32,7 +32,7 @@ class ServerRun:
     server: str
     side: Side
     measured: Measurement
-    """Its label and system are the server's name."""
+    """Its system is the server's name; its label also has what sets this one apart from others on this server."""
     links: str = ""
     """PCIe or NVLink between its GPUs; empty where that is not known, or there are fewer than two."""
 
@@ -44,7 +44,7 @@ class ServerRun:
 
 
 def load_runs(named: Sequence[str], links: Mapping[str, str] | None = None) -> list[ServerRun]:
-    """Return every set below the folders ``NAME=FOLDER`` or ``FOLDER``; ``links``: NVLink or PCIe by name."""
+    """Return every set below the folders ``NAME=FOLDER`` or ``FOLDER``; ``links``: NVLink or PCIe by server or host."""
     found = []
     for text in named:
         name, _, path = text.partition("=") if "=" in text and not Path(text).exists() else ("", "", text)
@@ -53,10 +53,38 @@ def load_runs(named: Sequence[str], links: Mapping[str, str] | None = None) -> l
         for side in load_sides(path):
             measured = of_side(side)
             server = name or _name(side, measured)
-            named_so = replace(measured, label=server, system=server)
-            kind = (links or {}).get(server, "") or _links_of(side)
+            batch = measured.batch or _configured_batch(side)
+            named_so = replace(measured, label=server, system=server, batch=batch)
+            kind = _given(links or {}, server, side) or _links_of(side)
             found.append(ServerRun(server=server, side=side, measured=named_so, links=kind))
+    return _distinct(found)
+
+
+def _configured_batch(side: Side) -> float | None:
+    """Return the batch of all ranks by the run's configuration: logs of the first rounds have none."""
+    batch = side.settings.get("configuration.batch_size")
+    return float(batch) * side.ranks if isinstance(batch, int) and side.ranks else None
+
+
+def _distinct(runs: Sequence[ServerRun]) -> list[ServerRun]:
+    """Return the runs with framework, precision and batch in the label where a server has several of them."""
+    grouped = _grouped(runs, lambda run: (run.server, run.measured.benchmark))
+    found = []
+    for run in runs:
+        own, same = _setting(run), grouped[run.server, run.measured.benchmark]
+        # Where a training is scaled strongly, the batch of a GPU follows from their number.
+        as_many = [other for other in same if other.measured.gpus == run.measured.gpus]
+        among = (same, same, as_many)
+        words = [own[at] for at in range(3) if len({_setting(other)[at] for other in among[at]}) > 1]
+        found.append(replace(run, measured=replace(run.measured, label=", ".join([run.server, *filter(None, words)]))))
     return found
+
+
+def _setting(run: ServerRun) -> tuple[str, str, str]:
+    """Return framework, precision and batch of a GPU in words."""
+    each = run.measured
+    batch = f"batch {each.batch / each.gpus:,.0f} a GPU" if each.batch and each.gpus else ""
+    return each.framework or "", each.precision, batch
 
 
 def _name(side: Side, measured: Measurement) -> str:
@@ -65,11 +93,18 @@ def _name(side: Side, measured: Measurement) -> str:
     return f"{host}, {measured.system}" if host else measured.system
 
 
+def _given(links: Mapping[str, str], server: str, side: Side) -> str:
+    return links.get(server) or links.get(str(side.settings.get("node.hostname")), "")
+
+
 def _links_of(side: Side) -> str:
-    """Return the links that a system description names, or the form of the accelerator shows."""
+    """Return the links that the run found, a system description names, or the form of the accelerator shows."""
     hardware = side.hardware
     if (side.ranks or 0) < 2 or side.is_cpu:
         return ""
+    found = side.passport.get("links")
+    if isinstance(found, dict) and found.get("kind"):
+        return str(found["kind"])
     text = f"{hardware.accelerator_interconnect or ''} {hardware.accelerator or ''}".lower()
     if "nvlink" in text or "nvswitch" in text or "sxm" in text:
         return NVLINK
@@ -106,11 +141,14 @@ def tables(runs: Sequence[ServerRun], base: str | None = None) -> list[Table]:
 
 
 def relative_scores(runs: Sequence[ServerRun], base: str | None = None) -> Table:
-    """Return scores relative to the base's on the fewest GPUs that it has of each benchmark; no rows without it."""
+    """Return scores relative to the base's on the fewest GPUs that it has of each benchmark; no rows without it.
+
+    Of several on as few GPUs it is the one that was named first.
+    """
     chosen = base_of(runs, base)
     # Of several of one name the last one counts.
-    ordered = sorted((run.measured for run in runs), key=lambda each: (each.benchmark, -(each.gpus or 0)))
-    if not any(each.minutes and each.label == chosen for each in ordered):
+    ordered = sorted((run.measured for run in reversed(runs)), key=lambda each: (each.benchmark, -(each.gpus or 0)))
+    if not any(each.minutes and each.system == chosen for each in ordered):
         return Table(title=f"Score relative to {chosen}", columns=(), rows=())
     return relative_to(ordered, chosen)
 
@@ -153,19 +191,26 @@ def by_links(runs: Sequence[ServerRun]) -> Table:
 
 
 def by_precision(runs: Sequence[ServerRun]) -> Table:
-    """Return single against mixed precision: percent and minutes of the time to the target."""
+    """Return single against mixed precision: percent and minutes of the time to the target.
+
+    Of equal batches, where a server has such: mixed precision has room for larger ones.
+    """
     rows = []
     for same in _grouped(runs, lambda run: (run.server, *run.where[:3])).values():
-        for single, mixed in _pairs(same, _is_single, lambda run: bool(run.measured.precision) and not _is_single(run)):
+        pairs = list(_pairs(same, _is_single, lambda run: bool(run.measured.precision) and not _is_single(run)))
+        equal = [(single, mixed) for single, mixed in pairs if single.measured.batch == mixed.measured.batch]
+        for single, mixed in equal or pairs:
             slow, fast = single.measured.minutes or 0.0, mixed.measured.minutes or 0.0
             rows.append(
                 (
                     single.measured.benchmark, single.server, single.measured.gpus, mixed.measured.precision, slow,
                     fast, (slow / fast - 1) * 100, slow - fast, (1 - fast / slow) * 100,
+                    _whole(single.measured.batch), _whole(mixed.measured.batch),
                 )
             )  # fmt: skip
     columns = (
         "benchmark", "server", "GPUs", "mixed", "fp32 min", "mixed min", "speed-up %", "saved min", "saved %",
+        "fp32 batch", "mixed batch",
     )  # fmt: skip
     return Table(title="Single against mixed precision", columns=columns, rows=tuple(rows))
 
@@ -177,7 +222,9 @@ def first_epochs(runs: Sequence[ServerRun]) -> Table:
         first, later = run.side.phases.get("first_epoch_s"), run.side.phases.get("epoch_s")
         if first and later:
             two = first + later
-            rows.append((run.measured.benchmark, run.server, run.measured.gpus, first / 60, two / 60, two / first))
+            rows.append(
+                (run.measured.benchmark, run.measured.label, run.measured.gpus, first / 60, two / 60, two / first)
+            )
     columns = ("benchmark", "server", "GPUs", "one epoch min", "two epochs min", "two over one")
     note = (
         "Without evaluations; medians over the runs, the second epoch is the median of all but the first. Below 2 "

@@ -11,13 +11,15 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from encore.machine.links import from_json
 from encore.results.figures import Figure, accuracy_over_epochs, bars, efficiency, time_over_gpus
+from encore.results.measurements import Measurement
 from encore.results.report import Report
 from encore.results.sections import summary
 from encore.results.tables import Table
 from encore.studies import roofline, servers
 from encore.studies.gpus_needed import gpus_needed
-from encore.studies.machine_links import FILE, Machine, load_machine, machine_tables, speeds_figure
+from encore.studies.machine_links import Machine, load_machine, machine_tables, speeds_figure
 from encore.studies.published_servers import published_tables
 from encore.studies.server_picture import matrix, picture
 from encore.studies.servers import ServerRun, load_runs
@@ -35,12 +37,12 @@ def servers_report(
     """Read runs, machines and rooflines, and say everything that can be said of them."""
     described = [load_machine(path) for path in machines]
     found = load_runs(runs, {each.server.name: each.server.kind for each in described})
-    described += [load_machine(path) for path in _machines_of(found)]
+    described += _machines_of(found, described)
     measured = [roofline.load(folder) for folder in rooflines]
     tables = [
         *servers.tables(found, base),
         gpus_needed(found),
-        utilisation_table((run.server, run.measured.benchmark, run.side.logs) for run in found),
+        utilisation_table((run.measured.label, run.measured.benchmark, run.side.logs) for run in found),
     ]
     parts = [machine_report(each) for each in described] + [roofline_report(each) for each in measured]
     figures = [*_figures(found, base), *(figure for part in parts for figure in part.figures)]
@@ -54,10 +56,17 @@ def servers_report(
     )
 
 
-def _machines_of(runs: Sequence[ServerRun]) -> list[Path]:
-    """Return the descriptions that are in run folders."""
-    folders = [run.side.folder for run in runs if run.side.folder is not None]
-    return [folder / FILE for folder in folders if (folder / FILE).is_file()]
+def _machines_of(runs: Sequence[ServerRun], known: Sequence[Machine]) -> list[Machine]:
+    """Return the machines that the runs themselves describe, without those that are known."""
+    found = {each.server.name: each for each in known}
+    for run in runs:
+        try:
+            server = from_json(run.side.passport["links"])
+        except (KeyError, TypeError, AttributeError):
+            # A run of an earlier version of Encore, or somebody else's.
+            continue
+        found.setdefault(server.name, Machine(server))
+    return [each for each in found.values() if each not in known]
 
 
 def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
@@ -65,7 +74,7 @@ def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
     named = [replace(each, label=f"{each.label}, {each.gpus or '?'}") for each in measured]
     found: list[Figure | None] = [
         *(each for name in dict.fromkeys(m.benchmark for m in named) for each in accuracy_over_epochs(named, name)),
-        *time_over_gpus(measured),
+        *time_over_gpus([replace(each, benchmark=_line(each)) for each in measured]),
         efficiency(measured),
         bars("relative", servers.relative_scores(runs, base), (0, 1, 2), 4, "times as fast as the base"),
         bars("links-speed-up", servers.by_links(runs), label=(0, 1, 3), value=6, axis="speed-up of NVLink, %"),
@@ -74,6 +83,10 @@ def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
         bars("batches", servers.by_batch(runs), label=(0, 1, 3), value=7, axis="speed-up over the smallest batch"),
     ]
     return [figure for figure in found if figure is not None]
+
+
+def _line(each: Measurement) -> str:
+    return ", ".join(filter(None, (each.benchmark, each.system, each.precision)))
 
 
 def machine_report(machine: Machine) -> Report:
@@ -112,8 +125,8 @@ def page(
         created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         summary=summary(()),
         sections=(),
-        tables=tuple(table for table in tables if table.rows),
-        figures=tuple(figures),
+        tables=tuple(table.filled() for table in tables if table.rows),
+        figures=tuple(replace(figure, table=figure.table.filled()) for figure in figures),
         studies=tuple(published),
         title=title,
         notices=(ON_CPUS,) if on_cpus else (),

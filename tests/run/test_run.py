@@ -81,6 +81,8 @@ def test_passport_records_everything_and_no_secrets(finished: tuple[Path, dict[s
     assert passport["environment"]["NOTE"] == "plain"
     assert passport["environment"]["OMP_NUM_THREADS"]
     assert passport["rank_environment"]["OMP_NUM_THREADS"] == passport["environment"]["OMP_NUM_THREADS"]
+    assert passport["environment"]["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert passport["links"]["name"] == passport["node"]["hostname"]
     assert "NOTE" not in passport["rank_environment"]  # nothing that the libraries read
     assert "hush" not in "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.json"))
     system = json.loads((folder / "system.json").read_text(encoding="utf-8"))

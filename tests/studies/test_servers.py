@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from encore import paths
+from encore.cli import study_servers
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.machine.links import parse_topology
@@ -35,8 +36,13 @@ START_S = START_MS / 1000
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of two servers, one five times as fast, each with telemetry before, in and after the timed part."""
+    """Runs of two servers, one five times as fast, each with telemetry before, in and after the timed part.
+
+    The slow one has a passport with its machine's links.
+    """
     found = {}
+    server = parse_topology((TOPOLOGY / "dgx1-v100.txt").read_text(encoding="utf-8"))
+    passport = {"nodes": 1, "ranks_per_node": 8, "links": replace(server, name="box").as_json()}
     for name, minutes in (("old", 50.0), ("new", 10.0)):
         run = tmp_path_factory.mktemp("runs") / name
         folder = run / "experiment_0"
@@ -47,6 +53,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         lines = [json.dumps(reading(*each)) for each in samples]
         (folder / "telemetry.jsonl").write_text("\n".join(lines) + '\n{"time": 1', encoding="utf-8")
         found[name] = run
+    (found["old"] / "experiment_0" / "run.json").write_text(json.dumps(passport), encoding="utf-8")
     return found
 
 
@@ -96,6 +103,33 @@ def test_links_precisions_frameworks_and_batches(runs: list[ServerRun]) -> None:
     assert {row["framework"] for row in found["Frameworks against each other"]} == {"mxnet", "tensorflow"}
     assert [row["speed-up over the smallest"] for row in found["Batch variants"]] == pytest.approx([1.0, 100 / 90])
     assert found["Scaling efficiency"][0]["efficiency"] == pytest.approx(160 / 90 / 2)
+
+
+def test_settings_of_one_server_have_names_of_their_own(runs: list[ServerRun]) -> None:
+    every = [
+        variant(runs[0], "box", minutes=60.0, precision="fp32", batch=64.0, gpus=1),
+        variant(runs[0], "box", minutes=50.0, precision="fp32", batch=32.0, gpus=1),
+        variant(runs[0], "box", minutes=30.0, precision="fp16", batch=64.0, gpus=1),
+        variant(runs[0], "box", minutes=40.0, precision="fp32", batch=128.0, gpus=2),
+    ]
+    named = servers._distinct(every)
+    assert [run.measured.label for run in named] == [
+        "box, fp32, batch 64 a GPU", "box, fp32, batch 32 a GPU", "box, fp16, batch 64 a GPU", "box, fp32",
+    ]  # fmt: skip
+    found = {table.title: list(rows(table)) for table in servers.tables(named)}
+    # The first one that was named is the base, and a base has the same batch where it can.
+    assert [row["times as fast"] for row in found["Score relative to box"]] == pytest.approx([1.5, 2.0, 1.2, 1.0])
+    assert [row["efficiency"] for row in found["Scaling efficiency"]] == pytest.approx([0.75])
+    assert [row["saved min"] for row in found["Single against mixed precision"]] == [30.0]
+
+
+def test_page_has_no_empty_columns() -> None:
+    table = Table(title="t", columns=("a", "b", "c"), rows=((1, None, ""), (2, "", 0)), formats={"c": ".1f"})
+    assert (table.filled().columns, table.filled().rows) == (("a", "c"), ((1, ""), (2, 0)))
+
+
+def test_links_are_those_that_the_run_found(runs: list[ServerRun]) -> None:
+    assert [run.links for run in runs] == ["NVLink", ""]
 
 
 def test_two_epochs_take_less_than_twice_the_first(runs: list[ServerRun]) -> None:
@@ -169,6 +203,25 @@ def test_share_of_the_roof(tmp_path: Path) -> None:
     assert "measured ceilings, 1000 GB/s" in (tmp_path / "page" / "roofline.svg").read_text(encoding="utf-8")
 
 
+def test_steps_that_are_not_counted_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(EncoreError, match="steps of mxnet") as raised:
+        study_servers.measure_roofline(["resnet"], output=tmp_path / "new")
+    assert "resnet-pytorch" in str(raised.value.expected)
+    assert not (tmp_path / "new").exists()
+
+
+def test_ceilings_are_the_fastest_of_one_device(tmp_path: Path) -> None:
+    def peaks(flops: float, copied: float, threads: int = 2) -> dict[str, Any]:
+        speeds = {"flops_per_second": {"fp32": flops}, "bytes_per_second": {"copy": copied}}
+        return {"device": "cpu", "name": "", "library": "2", "threads": threads, **speeds}
+
+    path = tmp_path / roofline.PEAKS
+    assert roofline.fastest(peaks(1.0, 2.0), path) == peaks(1.0, 2.0)
+    path.write_text(json.dumps({"peaks": peaks(3.0, 1.0)}), encoding="utf-8")
+    assert roofline.fastest(peaks(1.0, 2.0), path) == peaks(3.0, 2.0)
+    assert roofline.fastest(peaks(1.0, 2.0, threads=1), path) == peaks(1.0, 2.0, threads=1)
+
+
 def test_kernels_in_common(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"step": step()}), encoding="utf-8")
     report = "Processing\n\nTime (%),Total Time (ns),Instances,Name\n45.0,450000000,3,gemm\n55.0,550000000,1,sort\n"
@@ -195,4 +248,5 @@ def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
     assert "<svg" in page
     assert "http" not in page.replace("http://www.w3.org", "")
     assert (out / "server-new.svg").is_file()
+    assert (out / "server-box.svg").is_file()
     assert "Utilisation over the timed part" in (out / "report.md").read_text(encoding="utf-8")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from encore import paths
 from encore.errors import EncoreError
+from encore.machine.links import parse_topology
 from encore.results.studies import BARC, checks
 from encore.studies import measuring, page, traffic
 from encore.studies.definition import Point, changed, load, parse, points
@@ -205,8 +207,20 @@ def test_resume_and_array_hold_what_is_missing(built: tuple[measuring.Folder, pa
     assert parse(content) == load("multi-gpu")
 
 
+def test_time_that_is_left(built: tuple[measuring.Folder, page.Page, Path]) -> None:
+    folder = built[0]
+    missing = [point for point in folder.points() if folder.state(point) != "done"]
+    assert folder.seconds_left() == pytest.approx(5.0 * len(missing))
+    known = [(Point({"network": name, "ranks": 1}, {}), seconds) for name, seconds in (("a", 4.0), ("b", 20.0))]
+    assert measuring._seconds_like(Point({"network": "b", "ranks": 2}, {}), known) == 20.0
+    assert measuring._seconds_like(Point({"network": "c", "ranks": 1}, {}), known) == 12.0
+
+
 def test_two_hops_of_a_dgx_1() -> None:
     links = traffic.links_of("dgx1-v100")
+    listing = (paths.ROOT / "tests" / "samples" / "topology" / "dgx1-v100.txt").read_text("utf-8")
+    found = {tuple(sorted(int(gpu[3:]) for gpu in pair)): n for pair, n in parse_topology(listing).nvlinks.items()}
+    assert found == links.widths
     # A V100 has six links.
     assert [sum(width for pair, width in links.widths.items() if gpu in pair) for gpu in range(8)] == [6] * 8
     assert all(traffic._pair(*pair) in links.widths for pair in zip(links.ring, (*links.ring[1:], 0), strict=True))

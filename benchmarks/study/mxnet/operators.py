@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict
@@ -38,8 +39,9 @@ def seconds_by_stage(training: Training, step: Callable[[], Any]) -> Dict[str, f
     """Profile a few steps; return seconds of a step on one device of this process: fp, bp, wu."""
     mx.nd.waitall()
     # MXNet removes the file that it is given, whatever it is, before it writes the trace: a name of our own, never a
-    # device such as /dev/null.
-    with tempfile.TemporaryDirectory(prefix="encore-profile-") as folder:
+    # device such as /dev/null. It may still be writing it when the folder is removed.
+    folder = tempfile.mkdtemp(prefix="encore-profile-")
+    try:
         trace = str(Path(folder, "trace.json"))
         mx.profiler.set_config(profile_symbolic=True, profile_imperative=True, aggregate_stats=True, filename=trace)
         mx.profiler.set_state("run")
@@ -48,6 +50,8 @@ def seconds_by_stage(training: Training, step: Callable[[], Any]) -> Dict[str, f
         mx.nd.waitall()
         mx.profiler.set_state("stop")
         operators = json.loads(mx.profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     found = {"fp": 0.0, "bp": 0.0, "wu": 0.0}
     for name, each in operators.items():
         found[stage_of(name)] += each["Total"] / 1000 / STEPS / len(training.place.contexts)
