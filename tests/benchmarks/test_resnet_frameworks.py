@@ -72,8 +72,6 @@ def test_exported_model_is_the_one_that_reached_the_target(
 ) -> None:
     """A server's clients get its quality too."""
     formats = {"pytorch": "torch-export", "tensorflow": "saved-model"}
-    if framework not in formats:
-        pytest.skip(f"resnet-{framework} has no export")
     content = exported(encore, reached.folder, tmp_path / "exported", formats[framework])
     assert content["reached"]
     evaluated(encore, tmp_path / "exported", reached.folder, content)
