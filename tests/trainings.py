@@ -224,6 +224,10 @@ def assert_same_run(folder: Path, unbroken: Path) -> None:
     assert logs[0] == logs[1]
 
 
+ATTEMPTS = 5
+"""Free ports are looked up before a server takes them: another program may come first."""
+
+
 def exported(encore: Encore, run: Path, to: Path, format_name: str = "torch-export", *options: str) -> dict[str, Any]:
     """Export a run and return its passport; the model is the training code's, and of the run's quality."""
     done = encore("export", str(run), "--to", str(to), "--format", format_name, "--json", *options)
@@ -236,3 +240,31 @@ def exported(encore: Encore, run: Path, to: Path, format_name: str = "torch-expo
     for name, value in content["quality"].items():
         assert checked["quality"][name] == pytest.approx(value, rel=1e-3)
     return content
+
+
+def free_ports() -> tuple[str, str]:
+    """Return two ports that are free now."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(2)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        one, other = (str(each.getsockname()[1]) for each in sockets)
+    return one, other
+
+
+def served(encore: Encore, folder: Path, run: Path, content: dict[str, Any], *options: str) -> None:
+    """Pass the run's evaluation set through a real Triton server: ``content`` is what `exported` found of the model."""
+    for _ in range(ATTEMPTS):
+        http, grpc = free_ports()
+        ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", "0")
+        words = ("serve", str(folder), "--runtime", "host", "--evaluate", str(run), *ports, "--json", *options)
+        done = encore(*words)
+        if "a port is taken" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert all(each["same"] for models in found["check"].values() for each in models)
+    through, checked = found["evaluation"], content["checked"]
+    assert through["samples"] == checked["samples"]
+    assert through["largest_difference"] <= through["tolerance"] == checked["tolerance"]
+    assert through["quality"] == pytest.approx(checked["quality"], rel=1e-3)

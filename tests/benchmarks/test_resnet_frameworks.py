@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Encore, evaluations, logged, losses, only_run
-from tests.trainings import SEED, Started, assert_none_left, exported
+from tests.trainings import SEED, Started, assert_none_left, exported, served
 
 EPOCH = 24
 """Steps that go over the small data set once."""
@@ -68,12 +68,15 @@ def test_run_on_two_ranks_reaches_the_target(framework: str, reached: Reached) -
 
 
 def test_exported_model_is_the_one_that_reached_the_target(
-    framework: str, reached: Reached, encore: Encore, tmp_path: Path
+    framework: str, reached: Reached, encore: Encore, serving_python: Path, tmp_path: Path
 ) -> None:
+    """A server's clients get its quality too."""
     formats = {"pytorch": "torch-export", "tensorflow": "saved-model"}
     if framework not in formats:
         pytest.skip(f"resnet-{framework} has no export")
-    assert exported(encore, reached.folder, tmp_path / "exported", formats[framework])["reached"]
+    content = exported(encore, reached.folder, tmp_path / "exported", formats[framework])
+    assert content["reached"]
+    served(encore, tmp_path / "exported", reached.folder, content)
 
 
 def test_two_ranks_agree_with_one(framework: str, reached: Reached, digits: Path, tmp_path: Path) -> None:

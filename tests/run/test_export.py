@@ -13,8 +13,9 @@ from encore import catalogue, data
 from encore.errors import EncoreError
 from encore.run import exporting
 from encore.run.run_folder import Experiment, ExperimentState
+from encore.serving import evaluation
 from tests.conftest import Encore, evaluations, only_run, quality
-from tests.trainings import exported
+from tests.trainings import exported, served
 
 # Reached by any model: what is looked at is how a model that reached its target leaves the run.
 SETTINGS = ("layers=[32,16,8]", "factors=8", "epochs=2", "quality_target=0.001")
@@ -46,9 +47,13 @@ def refused(request: exporting.Request) -> EncoreError:
     return caught.value
 
 
-def test_exported_model_is_the_one_that_reached_the_target(encore: Encore, run: Path, tmp_path: Path) -> None:
+def test_exported_model_is_the_one_that_reached_the_target(
+    encore: Encore, serving_python: Path, run: Path, tmp_path: Path
+) -> None:
+    """A server's clients get its quality too."""
     folder = tmp_path / "models" / "ncf"
     content = exported(encore, run, folder, "onnx")
+    served(encore, folder, run, content, "--max-batch", "65536")
     assert content == json.loads((folder / "export.json").read_text(encoding="utf-8"))
     last = evaluations(run / "experiment_0" / "metrics.jsonl")[-1]
     assert content["reached"] and content["quality"] == {"hit_rate": quality(last)}
@@ -65,6 +70,13 @@ def test_exported_model_is_the_one_that_reached_the_target(encore: Encore, run: 
             "scores": "float32",
         }
         assert len(set(example["scores"].tolist())) > 1, "a model that scores all pairs alike shows nothing"
+
+
+def test_export_of_another_run_is_not_evaluated(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "export.json").write_text('{"schema": 1, "run": {"name": "other", "id": "0", "experiment": 0}}')
+    with pytest.raises(EncoreError, match="is not from") as caught:
+        evaluation.plan(tmp_path, run, None)
+    assert caught.value.expected == "the run other"
 
 
 def test_folder_that_is_no_run(tmp_path: Path) -> None:

@@ -127,6 +127,22 @@ def test_versions_are_numbered(tmp_path: Path) -> None:
     assert (model / "warmup" / "input_0").stat().st_size == 2 * 3 * 4
 
 
+def test_parts_are_models_of_one_repository(tmp_path: Path) -> None:
+    source, folder = tmp_path / "a", tmp_path / "served"
+    for part in ("encoder", "decoder"):
+        write(source / part, name=f"small-{part}")
+    (source / "export.json").write_text(json.dumps({**PASSPORT, "parts": ["encoder", "decoder"]}), encoding="utf-8")
+    models = exports.read(source)
+    assert [each.export.name for each in models] == ["small-encoder", "small-decoder"]
+    repositories.write(source, models, folder, Backend("python"), Settings())
+    for part in ("encoder", "decoder"):
+        assert (folder / "model_repository" / f"small-{part}" / "1" / "model.onnx").is_file()
+        assert {path.name for path in (folder / part).iterdir()} == {"export.json", "example.npz"}
+    (source / "export.json").write_text(json.dumps({**PASSPORT, "parts": ["../a"]}), encoding="utf-8")
+    with pytest.raises(EncoreError, match="has a part"):
+        exports.read(source)
+
+
 def without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import signal
@@ -19,10 +18,9 @@ import pytest
 
 from encore import paths
 from tests.conftest import Encore
+from tests.trainings import ATTEMPTS, free_ports
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the server's wheel is for Linux")
-ATTEMPTS = 5
-"""Free ports are looked up before the server takes them: another program may come first."""
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -35,15 +33,6 @@ def exported(serving_python: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     done = run(serving_python, "-m", "tests.in_framework.tiny_export", folder)
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def free_ports() -> tuple[str, str]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(2)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        http, grpc = (str(each.getsockname()[1]) for each in sockets)
-    return http, grpc
 
 
 @dataclass(frozen=True)
