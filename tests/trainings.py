@@ -252,13 +252,19 @@ def free_ports() -> tuple[str, str]:
     return one, other
 
 
-def served(encore: Encore, folder: Path, run: Path, content: dict[str, Any], *options: str) -> None:
-    """Pass the run's evaluation set through a real Triton server: ``content`` is what `exported` found of the model."""
+def served(
+    encore: Encore, folder: Path, run: Path, content: dict[str, Any], *options: str,
+    environment: dict[str, str] | None = None,
+) -> None:  # fmt: skip
+    """Pass the run's evaluation set through a real Triton server: ``content`` is what `exported` found of the model.
+
+    The server is on the host, or where ``options`` say.
+    """
     for _ in range(ATTEMPTS):
         http, grpc = free_ports()
         ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", "0")
-        words = ("serve", str(folder), "--runtime", "host", "--evaluate", str(run), *ports, "--json", *options)
-        done = encore(*words)
+        words = ("serve", str(folder), "--evaluate", str(run), *ports, "--json", *(options or ("--runtime", "host")))
+        done = encore(*words, environment=environment or {})
         if "a port is taken" not in done.stderr:
             break
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,7 +19,7 @@ from encore import catalogue, configuration, data
 from encore.results.compliance import check
 from tests import trainings
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import InFramework, finish, result, write_small_config
+from tests.trainings import InFramework, exported, finish, result, write_small_config
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +244,10 @@ def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, sma
     assert values["eval_accuracy"] >= 0.5
     last = evaluations(small_run / "experiment_0" / "metrics.jsonl")[-1]
     assert quality(last) == pytest.approx(values["eval_accuracy"])
+
+
+def test_exported_model_detects_alike(encore: Encore, small_run: Path, tmp_path: Path) -> None:
+    assert exported(encore, small_run, tmp_path / "exported")["reached"]
 
 
 def test_small_run_learns_throughout(small_run: Path) -> None:

@@ -23,7 +23,17 @@ from encore.machine import processes
 from tests.conftest import Encore, only_run
 from tests.containers.conftest import EngineUnderTest, make
 from tests.containers.samples import RENDERERS
-from tests.trainings import HANGS, PATIENCE
+from tests.trainings import HANGS, PATIENCE, exported, served
+
+SERVER = """
+FROM localhost/encore/standin-pytorch:latest
+RUN apt-get update && apt-get install --yes --no-install-recommends libpython3.11
+COPY pytriton/tritonserver /opt/tritonserver
+COPY nvidia_pytriton.libs /opt/libraries
+RUN cp /opt/tritonserver/python_backend_stubs/3.11/* /opt/tritonserver/backends/python/
+ENV PATH=/opt/tritonserver/bin:$PATH LD_LIBRARY_PATH=/opt/libraries
+"""
+"""A Triton server with PyTorch in its Python backend; Debian's Python is 3.11."""
 
 LONG = ("--set", "epochs=60", "--set", "quality_target=1.0")
 
@@ -200,22 +210,42 @@ def test_image_is_fit_for_use(docker: EngineUnderTest) -> None:
     assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 6
 
 
-def test_pytorch_on_its_stand_in(docker_with_pytorch: EngineUnderTest, encore: Encore, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def trained(docker_with_pytorch: EngineUnderTest, encore: Encore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of NCF in the image on PyTorch's stand-in, and its data, prepared there too."""
+    folder = tmp_path_factory.mktemp("trained")
+    variables, options = docker_with_pytorch.environment, ("--runtime", "docker")
+    done = encore("data", "prepare", "ncf", "--to", str(folder / "ncf"), *options, environment=variables)
+    assert done.returncode == 0, done.stderr
+    options += ("--data", str(folder / "ncf"), "--results", str(folder / "results"))
+    # An epoch or two, as above.
+    options += ("--set", "quality_target=0.1")
+    done = encore("run", "ncf", "2", "--system", "cpu", *options, environment=variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_run(folder / "results")
+
+
+def test_pytorch_on_its_stand_in(docker_with_pytorch: EngineUnderTest, trained: Path) -> None:
     engine = docker_with_pytorch
     output = make("test-image-ncf", "ENGINE=docker", environment=engine.environment)
     assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 7
     assert "compare optimizers (fused, plain on cpu, apex not compared" in output
-    made = tmp_path / "ncf"
-    options = ("--runtime", "docker")
-    done = encore("data", "prepare", "ncf", "--to", str(made), *options, environment=engine.environment)
-    assert done.returncode == 0, done.stderr
-    options += ("--data", str(made), "--results", str(tmp_path / "results"))
-    # An epoch or two, as above.
-    options += ("--set", "quality_target=0.1")
-    done = encore("run", "ncf", "2", "--system", "cpu", *options, environment=engine.environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    content = json.loads(next(tmp_path.glob("results/*/run.json")).read_text(encoding="utf-8"))
+    content = json.loads((trained / "run.json").read_text(encoding="utf-8"))
     assert content["image"]["base"] == "localhost/encore/standin-pytorch:latest"
+    assert engine.left() == []
+
+
+def test_trained_model_is_served_in_a_container(
+    docker_with_pytorch: EngineUnderTest, encore: Encore, trained: Path, serving_python: Path, tmp_path: Path
+) -> None:
+    """The server in an image of one's own, as docs/serving.md says, with the binary of the wheel on the stand-in."""
+    engine = docker_with_pytorch
+    (wheel,) = serving_python.parent.parent.glob("lib/python*/site-packages")
+    (tmp_path / "Dockerfile").write_text(SERVER, encoding="utf-8")
+    engine.ask("build", "--tag", "own-server:1", "--file", str(tmp_path / "Dockerfile"), str(wheel))
+    content = exported(encore, trained, tmp_path / "ncf")
+    options = ("--runtime", "docker", "--image", "own-server:1", "--device", "cpu", "--max-batch", "65536")
+    served(encore, tmp_path / "ncf", trained, content, *options, environment=engine.environment)
     assert engine.left() == []
 
 

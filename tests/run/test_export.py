@@ -53,7 +53,7 @@ def test_exported_model_is_the_one_that_reached_the_target(
     """A server's clients get its quality too."""
     folder = tmp_path / "models" / "ncf"
     content = exported(encore, run, folder, "onnx")
-    served(encore, folder, run, content, "--max-batch", "65536")
+    served(encore, folder, run, content, "--runtime", "host", "--max-batch", "65536")
     assert content == json.loads((folder / "export.json").read_text(encoding="utf-8"))
     last = evaluations(run / "experiment_0" / "metrics.jsonl")[-1]
     assert content["reached"] and content["quality"] == {"hit_rate": quality(last)}

@@ -22,7 +22,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.detection.detections import empty, joined
 from benchmarks.detection.evaluation import coco_ap
-from benchmarks.ssd.pytorch import model
+from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import EvaluationInput
 from benchmarks.ssd.pytorch.default_boxes import default_boxes
@@ -63,7 +63,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     """Build what is exported."""
     config = on_cpu(config, layout="NCHW", bn_group=1)
     data = open_data(folder)
-    network = model.build(config, len(data.categories) + 1, nn.BatchNorm2d)
+    network = model.build(config, len(data.categories) + 1, norms.norm_of(None, ALONE.context))
     network.load_state_dict(saved["network"])
     defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).float()
     side = config.image_size
