@@ -184,6 +184,9 @@ def _decoder(config: Config, written: GNMT, network: GNMT) -> Subject:
             "length_penalty": config.length_penalty,
             "length_constant": config.length_constant,
             "coverage_penalty": config.coverage_penalty,
+            "score": "sum of log_probabilities / ((length_constant + 1 + tokens) / 6) ** length_penalty"
+            " + coverage_penalty * sum over the source of log(min(1, sum of attention))",
+            "ended": "a hypothesis keeps its place in the beam; the search ends when all have",
         },
         original=training_step(network),
         shown=serving.SHOWN_STEP,

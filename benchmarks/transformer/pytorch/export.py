@@ -196,9 +196,12 @@ def _decoder(config: Config, network: Network) -> Subject:
         },
         preprocessing={
             "beam": config.beam,
+            "shortest": 1,
             "longest": f"{config.longest_factor:g} * tokens of the source with its end + {config.longest_offset}",
             "length_penalty": config.length_penalty,
             "length_constant": config.length_constant,
+            "score": "sum of log_probabilities / ((length_constant + tokens) / 6) ** length_penalty",
+            "ended": "a hypothesis leaves the beam; the search ends when as many as the beam has have",
         },
         original=training_step(network),
         shown=serving.SHOWN_STEP,
