@@ -7,7 +7,6 @@ the axes of both (B, beam, ...): a server gets what the encoder found once a sen
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, Iterable, Mapping, Sequence, TypeVar
 
@@ -31,17 +30,19 @@ TOKENS = Value("tokens", "the last token of each hypothesis, at first <s>")
 LOG_PROBABILITIES = Value("log_probabilities", "of each token to come next; those behind the vocabulary are padding")
 
 
-@dataclass
 class Hypotheses:
-    """A state of the beam search whose steps another one makes."""
+    """A state of the beam search whose steps an exported decoder makes."""
 
-    infer: Infer
-    """A decoder's step: takes ``tokens`` (B, beam), ``fixed`` and ``changing``."""
-    beam: int
-    fixed: Arrays
-    """Of sentences, (B, ...)."""
-    changing: Arrays
-    """Of hypotheses, (B, beam, ...)."""
+    def __init__(self, infer: Infer, beam: int, fixed: Arrays, changing: Arrays) -> None:
+        """Hold what a step takes.
+
+        Args:
+            infer: a step, from ``tokens`` (B, beam), ``fixed`` and ``changing``.
+            beam: hypotheses of a sentence.
+            fixed: of sentences, (B, ...).
+            changing: of hypotheses, (B, beam, ...); who calls replaces it by what a step found.
+        """
+        self.infer, self.beam, self.fixed, self.changing = infer, beam, fixed, changing
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order."""
