@@ -252,24 +252,23 @@ def free_ports() -> tuple[str, str]:
     return one, other
 
 
-def served(
-    encore: Encore, folder: Path, run: Path, content: dict[str, Any], *options: str,
-    environment: dict[str, str] | None = None,
-) -> None:  # fmt: skip
-    """Pass the run's evaluation set through a real Triton server: ``content`` is what `exported` found of the model.
-
-    The server is on the host, or where ``options`` say.
-    """
+def served(encore: Encore, folder: Path, *options: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Serve an export by a real Triton server, which gives its samples' outputs; return what the command found."""
     for _ in range(ATTEMPTS):
         http, grpc = free_ports()
         ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", "0")
-        words = ("serve", str(folder), "--evaluate", str(run), *ports, "--json", *(options or ("--runtime", "host")))
-        done = encore(*words, environment=environment or {})
+        done = encore("serve", str(folder), "--check", *ports, "--json", *options, environment=environment or {})
         if "a port is taken" not in done.stderr:
             break
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     assert all(each["same"] for models in found["check"].values() for each in models)
+    return found
+
+
+def evaluated(encore: Encore, folder: Path, run: Path, content: dict[str, Any], *options: str) -> None:
+    """Pass a run's evaluation set through a server on the host: ``content`` is what `exported` found of the model."""
+    found = served(encore, folder, "--runtime", "host", "--evaluate", str(run), *options)
     through, checked = found["evaluation"], content["checked"]
     assert through["samples"] == checked["samples"]
     assert through["largest_difference"] <= through["tolerance"] == checked["tolerance"]

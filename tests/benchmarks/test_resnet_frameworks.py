@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Encore, evaluations, logged, losses, only_run
-from tests.trainings import SEED, Started, assert_none_left, exported, served
+from tests.trainings import SEED, Started, assert_none_left, evaluated, exported
 
 EPOCH = 24
 """Steps that go over the small data set once."""
@@ -76,7 +76,7 @@ def test_exported_model_is_the_one_that_reached_the_target(
         pytest.skip(f"resnet-{framework} has no export")
     content = exported(encore, reached.folder, tmp_path / "exported", formats[framework])
     assert content["reached"]
-    served(encore, tmp_path / "exported", reached.folder, content)
+    evaluated(encore, tmp_path / "exported", reached.folder, content)
 
 
 def test_two_ranks_agree_with_one(framework: str, reached: Reached, digits: Path, tmp_path: Path) -> None:

@@ -243,9 +243,9 @@ def test_trained_model_is_served_in_a_container(
     (wheel,) = serving_python.parent.parent.glob("lib/python*/site-packages")
     (tmp_path / "Dockerfile").write_text(SERVER, encoding="utf-8")
     engine.ask("build", "--tag", "own-server:1", "--file", str(tmp_path / "Dockerfile"), str(wheel))
-    content = exported(encore, trained, tmp_path / "ncf")
-    options = ("--runtime", "docker", "--image", "own-server:1", "--device", "cpu", "--max-batch", "65536")
-    served(encore, tmp_path / "ncf", trained, content, *options, environment=engine.environment)
+    exported(encore, trained, tmp_path / "ncf")
+    options = ("--runtime", "docker", "--image", "own-server:1", "--device", "cpu")
+    served(encore, tmp_path / "ncf", *options, environment=engine.environment)
     assert engine.left() == []
 
 

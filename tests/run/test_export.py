@@ -15,7 +15,7 @@ from encore.run import exporting
 from encore.run.run_folder import Experiment, ExperimentState
 from encore.serving import evaluation
 from tests.conftest import Encore, evaluations, only_run, quality
-from tests.trainings import exported, served
+from tests.trainings import evaluated, exported
 
 # Reached by any model: what is looked at is how a model that reached its target leaves the run.
 SETTINGS = ("layers=[32,16,8]", "factors=8", "epochs=2", "quality_target=0.001")
@@ -53,7 +53,7 @@ def test_exported_model_is_the_one_that_reached_the_target(
     """A server's clients get its quality too."""
     folder = tmp_path / "models" / "ncf"
     content = exported(encore, run, folder, "onnx")
-    served(encore, folder, run, content, "--runtime", "host", "--max-batch", "65536")
+    evaluated(encore, folder, run, content, "--max-batch", "65536")
     assert content == json.loads((folder / "export.json").read_text(encoding="utf-8"))
     last = evaluations(run / "experiment_0" / "metrics.jsonl")[-1]
     assert content["reached"] and content["quality"] == {"hit_rate": quality(last)}
