@@ -77,6 +77,8 @@ class Subject:
     """Whether the first axis of each input and output is the batch, of any size."""
     any_size: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Further axes of inputs and outputs, by name, that have any size."""
+    shown: int = 0
+    """Which call of the evaluation the example is from; where it makes fewer, the last."""
     tolerance: float = 1e-4
     """Of an output's difference, divided by the largest magnitude of that output in the batch if that is above 1."""
     turned: float = 0.0
@@ -129,11 +131,11 @@ class Checked:
 
     def __init__(self, subject: Subject, exported: Infer, original: Infer) -> None:
         self._subject, self._exported, self._original = subject, exported, original
-        self.samples = 0
+        self._calls = self.samples = 0
         self.difference = 0.0
         self.turned = 0
         """Samples that differ by more than the tolerance, where some may; they are not in ``difference``."""
-        self.first: Tuple[Arrays, Arrays] = ((), ())
+        self.shown: Tuple[Arrays, Arrays] = ((), ())
 
     def __call__(self, *inputs: np.ndarray) -> Arrays:
         """Return what the exported model gives."""
@@ -146,8 +148,9 @@ class Checked:
                 self.difference = max(self.difference, largest_difference(found, wanted))
         if self._subject.turned:
             self._compare_samples(outputs, expected)
-        if not self.samples:
-            self.first = (inputs, outputs)
+        if self._calls <= self._subject.shown:
+            self.shown = (inputs, outputs)
+        self._calls += 1
         self.samples += len(inputs[0]) if self._subject.batched else 1
         return outputs
 
@@ -224,7 +227,7 @@ def describe(values: Sequence[Value], arrays: Arrays, subject: Subject) -> List[
 def save_example(subject: Subject, checked: Checked, path: Path) -> None:
     """Write the first samples that were checked; of a model without a batch, the first."""
     values = (*subject.inputs, *subject.outputs)
-    arrays = (*checked.first[0], *checked.first[1])
+    arrays = (*checked.shown[0], *checked.shown[1])
     kept: Dict[str, Any] = {
         each.name: array[:EXAMPLES] if subject.batched else array for each, array in zip(values, arrays)
     }
@@ -291,8 +294,8 @@ def fields(subject: Subject, model: str, checked: Checked) -> Dict[str, Any]:
     """Return the passport's fields of a model, which is in the file ``model``."""
     return {
         "model": model,
-        "inputs": describe(subject.inputs, checked.first[0], subject),
-        "outputs": describe(subject.outputs, checked.first[1], subject),
+        "inputs": describe(subject.inputs, checked.shown[0], subject),
+        "outputs": describe(subject.outputs, checked.shown[1], subject),
         "batched": subject.batched,
         "preprocessing": dict(subject.preprocessing),
         "checked": figures(subject, checked),

@@ -7,6 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -55,6 +56,20 @@ def _program(subject: Subject) -> Any:
 
 
 @contextlib.contextmanager
+def _lengths(subject: Subject) -> Iterator[None]:
+    """Let LSTMs be of any length while they are traced.
+
+    PyTorch finds the shape of an LSTM's output by unrolling it, which fixes its length, or by asking oneDNN, which it
+    turns off while it exports (torch/export/_trace.py and torch/_decomp/decompositions.py of 2.13).
+    """
+    if any(isinstance(each, torch.nn.LSTM) for each in subject.model.modules()):
+        with mock.patch.object(torch.backends.mkldnn, "set_flags", lambda *_: ()):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Send what the exporter prints to standard error: the last line of standard output is ours."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
@@ -65,7 +80,7 @@ def _quiet() -> Iterator[None]:
 def write_torch_export(subject: Subject, folder: Path) -> Tuple[str, Infer]:
     """Write model.pt2, which torch.export.load reads."""
     path = folder / "model.pt2"
-    with _quiet():
+    with _quiet(), _lengths(subject):
         torch.export.save(_program(subject), str(path))
     return path.name, inferring(torch.export.load(str(path)).module())
 
@@ -75,7 +90,7 @@ def write_onnx(subject: Subject, folder: Path) -> Tuple[str, Infer]:
     export_onnx.require("onnx", "onnxscript")
     path = folder / export_onnx.FILE
     weights = sum(tensor.nbytes for tensor in subject.model.state_dict().values())
-    with _quiet():
+    with _quiet(), _lengths(subject):
         torch.onnx.export(
             _program(subject),
             f=str(path),

@@ -22,7 +22,7 @@ from encore.run import run_folder
 from encore.run.run_folder import Experiment, RunFolder
 
 PROGRAM = "export"
-"""Module of an implementation whose model can be exported; and the environment of what formats need."""
+"""Module of an implementation that exports its model; and the environment of what formats need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
     """
     run = run_folder.open_run(request.run)
     passport = run.passport()
-    choice = exportable(passport["name"])
+    choice = catalogue.choose(passport["name"])
     chosen = _format(request.format, choice)
     experiment = chosen_experiment(run, request.experiment)
     folder = data_set(request.data, passport["data"], choice)
@@ -80,21 +80,6 @@ def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
     finally:
         shutil.rmtree(writing, ignore_errors=True)
     return content
-
-
-def exportable(name: str) -> Choice:
-    """Return an implementation whose model can be exported; EncoreError names those if it is none."""
-    choice = catalogue.choose(name)
-    if not (choice.folder / f"{PROGRAM}.py").exists():
-        raise EncoreError(
-            f"{choice.name} has no export", expected="one of " + ", ".join(exportables()), remedy="see docs/serving.md"
-        )
-    return choice
-
-
-def exportables() -> list[str]:
-    """Return the names of the implementations whose model can be exported."""
-    return sorted(name for name, each in catalogue.choices().items() if (each.folder / f"{PROGRAM}.py").exists())
 
 
 def _format(wanted: str | None, choice: Choice) -> str:

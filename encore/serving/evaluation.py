@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from encore import catalogue
 from encore.catalogue import Choice
 from encore.errors import EncoreError
 from encore.run import exporting, run_folder
@@ -36,7 +37,7 @@ def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
             expected=f"the run {whole.run.name or 'that it was exported from'}",
             remedy="--evaluate RUN: name that run",
         )
-    choice = exporting.exportable(passport["name"])
+    choice = catalogue.choose(passport["name"])
     experiment = exporting.chosen_experiment(run, whole.run.experiment)
     folder = exporting.data_set(data, passport["data"], choice)
     return Evaluation(source.absolute(), choice, experiment.folder.absolute(), folder)

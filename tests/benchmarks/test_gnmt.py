@@ -22,8 +22,8 @@ from encore import catalogue, configuration, data
 from encore.results.compliance import check
 from encore.results.reader import read_events
 from tests import trainings
-from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import InFramework, finish, result, steps_so_far, trained_once, write_small_config
+from tests.conftest import Encore, evaluations, inside, logged, losses, only_run, quality, records
+from tests.trainings import InFramework, exported, finish, result, steps_so_far, trained_once, write_small_config
 
 
 @pytest.fixture(scope="module")
@@ -192,19 +192,37 @@ def test_run_stopped_in_training_and_in_evaluation_and_resumed_is_an_unbroken_on
     assert len(evaluations(metrics)) == 2
 
 
-def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, language: Path, tmp_path: Path) -> None:
-    done = encore("run", "gnmt", "2", "--data", str(language), "--results", str(tmp_path), "--seed", "1")
+@pytest.fixture(scope="module")
+def reached(encore: Encore, language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small system on two ranks, to its target."""
+    results = tmp_path_factory.mktemp("reached")
+    done = encore("run", "gnmt", "2", "--data", str(language), "--results", str(results), "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    folder = only_run(tmp_path)
-    assert "0 errors" in encore("check", str(folder)).stdout
-    values = {each["key"]: each["value"] for each in logged(folder / "result_0.txt")}
+    return only_run(results)
+
+
+def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, reached: Path) -> None:
+    assert "0 errors" in encore("check", str(reached)).stdout
+    values = {each["key"]: each["value"] for each in logged(reached / "result_0.txt")}
     assert values["eval_samples"] == 400
     assert 0.6 <= values["eval_accuracy"] <= 1.0, "v0.7 logs BLEU as a share of 1"
-    lines = (folder / "experiment_0" / "translations.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (reached / "experiment_0" / "translations.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line) for line in lines]
     assert [each["index"] for each in texts] == list(range(400))
     assert np.mean([each["bleu"] for each in texts]) > 60
     assert sum(each["hypothesis"] == each["reference"] for each in texts) > 100
+
+
+def test_exported_parts_translate_like_the_run(
+    encore: Encore, reached: Path, serving_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So small a model is slower on many threads.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    content = exported(encore, reached, tmp_path / "exported", "onnx")
+    assert list(content["parts"]) == ["encoder", "decoder"]
+    found = result(inside(serving_python, (), "exported_step.py", str(tmp_path / "exported" / "decoder")))
+    assert found["apart"] > 0.1, "hypotheses that are all alike show nothing"
+    assert found["largest"] < 1e-4
 
 
 def test_bench_shows_every_kind(encore: Encore, language: Path) -> None:

@@ -19,7 +19,16 @@ from benchmarks.transformer import events, schedule
 from encore import catalogue, configuration, data
 from encore.results.compliance import check
 from tests.conftest import Encore, evaluations, logged, only_run, quality, records
-from tests.trainings import SEED, InFramework, Started, assert_none_left, assert_same_run, result, resumed_as_printed
+from tests.trainings import (
+    SEED,
+    InFramework,
+    Started,
+    assert_none_left,
+    assert_same_run,
+    exported,
+    result,
+    resumed_as_printed,
+)
 
 RULES = Path(compliance_checker.__file__).parent
 
@@ -148,6 +157,19 @@ def test_every_sentence_is_translated_and_kept_with_its_reference(reached: Reach
     right = sum(each["hypothesis"] == each["reference"] for each in found)
     assert right > 40, "at 60 BLEU some sentences are right"
     assert all(each["bleu"] == 100 for each in found if each["hypothesis"] == each["reference"])
+
+
+def test_exported_parts_translate_like_the_run(
+    encore: Encore, in_pytorch: InFramework, reached: Reached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So small a model is slower on many threads.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    content = exported(encore, reached.folder, tmp_path / "exported", "torch-export")
+    assert list(content["parts"]) == ["encoder", "decoder"]
+    found = result(in_pytorch("exported_step.py", str(tmp_path / "exported" / "decoder")))
+    assert found["past"]["cache"][5] == 3, "the example is from a step that has a past"
+    assert found["apart"] > 0.1, "hypotheses that are all alike show nothing"
+    assert found["largest"] < 1e-4
 
 
 def test_stopped_in_training_and_in_decoding_and_resumed_is_an_unbroken_run(

@@ -103,7 +103,7 @@ def cached(precision):
     network = network_of(precision=precision)
     source = sentences(9, 4, 7, 9)
     with pytorch.autocast(source.device, precision):
-        state = State(network, source, BEAM)
+        state = State.of(network, source, BEAM)
     tokens, most = torch.full((len(source) * BEAM, 1), BOS), 0.0
     places = torch.arange(len(source))
     for position in range(LONGEST - 1):

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.common import export
 from benchmarks.common.data.problem import Problem
-from encore import catalogue, data
+from encore import data
 from encore.errors import EncoreError
 from encore.run import exporting
 from encore.run.run_folder import Experiment, ExperimentState
@@ -120,14 +120,6 @@ def test_model_below_its_target_needs_a_word(copy: Experiment, encore: Encore, t
     assert "did not reach its target: hit_rate 0." in problem.found
     assert problem.expected == "hit_rate 0.9" and "--below-target" in problem.remedy
     assert not exported(encore, copy.folder.parent, tmp_path / "to", "torch-export", "--below-target")["reached"]
-
-
-def test_benchmark_without_an_export_is_refused() -> None:
-    without = sorted(set(catalogue.choices()) - set(exporting.exportables()))
-    for name in without:
-        with pytest.raises(EncoreError, match="has no export") as caught:
-            exporting.exportable(name)
-        assert "resnet-pytorch" in caught.value.expected
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ otherwise (``dropout_at``, ``initial_weights``). Inside, positions come before s
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -73,7 +73,8 @@ class Encoder(nn.Module):
         return x
 
     def _both_directions(self, x: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        positions = torch.arange(len(x), device=x.device).unsqueeze(1)
+        # Not len(x): it fixes the length of what is exported.
+        positions = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
         inside = positions < lengths
         # Each sentence the other way round; the padding stays where it is.
         order = torch.where(inside, lengths - 1 - positions, positions)
@@ -177,18 +178,23 @@ class GNMT(nn.Module):
         return decoded.transpose(0, 1)
 
 
+Cells = List[Tuple[torch.Tensor, torch.Tensor]]
+"""Hidden state and cell (B * beam, width) of each layer of a decoder."""
+
+
 class Decoding:
     """The state of a decoder that goes on by one token for each of B * beam hypotheses, in the order of sentences."""
 
-    def __init__(self, network: GNMT, encoded: Encoded, beam: int) -> None:
+    def __init__(self, network: GNMT, encoded: Encoded, beam: int, cells: Optional[Cells] = None) -> None:
+        """Begin, or go on from ``cells``."""
         self._network, self._encoded, self._beam = network, encoded, beam
         rows, width = len(encoded.context) * beam, encoded.context.shape[2]
         zeros = encoded.context.new_zeros(rows, width)
-        self._cells: List[Tuple[torch.Tensor, torch.Tensor]] = [(zeros, zeros)] * (1 + len(network.decoder.layers))
+        self.cells: Cells = cells or [(zeros, zeros)] * (1 + len(network.decoder.layers))
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order."""
-        self._cells = [(hidden[rows], cell[rows]) for hidden, cell in self._cells]
+        self.cells = [(hidden[rows], cell[rows]) for hidden, cell in self.cells]
         if len(rows) < len(self._encoded.context) * self._beam:
             sentences = rows[:: self._beam] // self._beam
             self._encoded = Encoded(*(tensor[sentences] for tensor in self._encoded))
@@ -207,8 +213,8 @@ class Decoding:
         return functional.log_softmax(logits, dim=1, dtype=wide(logits)), weights.flatten(0, 1)
 
     def _layer(self, number: int, layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
-        hidden, cell = self._cells[number]
+        hidden, cell = self.cells[number]
         parameters = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
         hidden, cell = torch.lstm_cell(x, (hidden, cell), *parameters)
-        self._cells[number] = (hidden, cell)
+        self.cells[number] = (hidden, cell)
         return hidden

@@ -63,18 +63,25 @@ class Training:
     @torch.no_grad()
     def decode(self, batch: SourceBatch) -> List[List[int]]:
         """Translate a batch by beam search."""
-        config, count = self.config, len(batch.source)
-        with pytorch.autocast(self.ranks.context, config.precision):
+        with pytorch.autocast(self.ranks.context, self.config.precision):
             encoded = self.network.encode(batch.source, batch.source_lengths)
-            return beam.search(
-                lambda tokens, position, state: state.step(tokens),
-                Decoding(self.network, encoded, config.beam_size),
-                count,
-                beam=config.beam_size,
-                longest=config.max_length_test - 1,  # BOS counts as submitted
-                rules=search_rules(config, self.vocabulary),
-                device=self.ranks.context,
+            state = Decoding(self.network, encoded, self.config.beam_size)
+            return search(
+                self.config, self.vocabulary, batch, state, lambda tokens, position, state: state.step(tokens)
             )
+
+
+def search(config: Config, vocabulary: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
+    """Translate a batch by the submissions' beam search, whatever makes a ``step`` from a ``state``."""
+    return beam.search(
+        step,
+        state,
+        len(batch.source),
+        beam=config.beam_size,
+        longest=config.max_length_test - 1,  # BOS counts as submitted
+        rules=search_rules(config, vocabulary),
+        device=batch.source.device,
+    )
 
 
 def search_rules(config: Config, vocabulary: int) -> beam.Rules:

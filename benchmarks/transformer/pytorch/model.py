@@ -172,6 +172,10 @@ class Layer(nn.Module):
         return across(query, *memory, mask).reshape(values.shape)
 
 
+Memories = List[Tuple[torch.Tensor, ...]]
+"""Keys and values (sentences, heads, S, width / heads) of the source for each layer of the decoder."""
+
+
 class Cache(NamedTuple):
     """Keys and values of one layer: (2, rows, heads, positions, width / heads), of which some are filled."""
 
@@ -211,17 +215,24 @@ class Network(nn.Module):
         if end > len(self.positions):
             # What is translated may be longer than what is trained on, and nobody has looked before the clock.
             self.positions = sinusoids(2 * end, self.config.width).to(self.positions)
-        values = self.table(tokens) * self.scale + self.positions[first:end]
+        return self.place(tokens, self.positions[first:end])
+
+    def place(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Embeddings of int64 (rows, length) at ``positions``, sinusoids (length, width)."""
+        values = self.table(tokens) * self.scale + positions
         return functional.dropout(values.to(self.dtype), self.config.dropout, self.training)
 
     def encode(self, source: torch.Tensor, mask: Mask) -> torch.Tensor:
         """(sentences, S, width) of int64 (sentences, S)."""
-        values = self.embed(source)
+        return self.through_encoder(self.embed(source), mask)
+
+    def through_encoder(self, values: torch.Tensor, mask: Mask) -> torch.Tensor:
+        """(sentences, S, width) of embeddings of the same shape."""
         for layer in self.encoder:
             values = layer.encode(values, mask)
         return self.encoder_norm(values)
 
-    def memories(self, encoded: torch.Tensor) -> List[Tuple[torch.Tensor, ...]]:
+    def memories(self, encoded: torch.Tensor) -> Memories:
         """Keys and values of the source for each layer of the decoder."""
         return [layer.across.split(layer.across.memory(encoded), 2) for layer in self.decoder]
 
@@ -242,8 +253,12 @@ class Network(nn.Module):
         values = self.embed(tokens.unsqueeze(1), position)
         for number, (layer, memory) in enumerate(zip(self.decoder, state.memories)):
             values = layer.decode(values, memory, state.mask, state.cache(number, position))
-        hidden = self.decoder_norm(values).squeeze(1)
-        return functional.log_softmax(functional.linear(hidden, self.table.weight).float(), dim=1)
+        return self.log_probabilities(values.squeeze(1))
+
+    def log_probabilities(self, values: torch.Tensor) -> torch.Tensor:
+        """(..., vocabulary) of the decoder's last values (..., width)."""
+        hidden = self.decoder_norm(values)
+        return functional.log_softmax(functional.linear(hidden, self.table.weight).float(), dim=-1)
 
 
 def mask_of(source: torch.Tensor) -> torch.Tensor:
@@ -257,13 +272,17 @@ class State:
     The source's keys and values are there once a sentence: its rows are queries of the same product.
     """
 
-    def __init__(self, network: Network, source: torch.Tensor, beam: int) -> None:
+    def __init__(self, beam: int, mask: torch.Tensor, memories: Memories, held: torch.Tensor) -> None:
+        """Go on from ``held``: (layers, 2, beam * sentences, heads, positions, width / heads)."""
+        self.beam, self.mask, self.memories, self.held = beam, mask, memories, held
+
+    @classmethod
+    def of(cls, network: Network, source: torch.Tensor, beam: int) -> State:
         """Encode ``source``, int64 (sentences, S)."""
-        config = network.config
-        self.beam, self.mask = beam, mask_of(source)
-        self.memories = network.memories(network.encode(source, self.mask))
+        config, mask = network.config, mask_of(source)
+        memories = network.memories(network.encode(source, mask))
         depth, rows, head = len(network.decoder), len(source) * beam, config.width // config.heads
-        self.held = self.memories[0][0].new_empty(depth, 2, rows, config.heads, 0, head)
+        return cls(beam, mask, memories, memories[0][0].new_empty(depth, 2, rows, config.heads, 0, head))
 
     def cache(self, layer: int, position: int) -> Cache:
         """Return that of one layer, with room for ``position``."""

@@ -22,15 +22,13 @@ from benchmarks.common.stopping import end_process
 from benchmarks.transformer import events
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_order, order_of
-from benchmarks.transformer.pytorch.training import Training, build
+from benchmarks.transformer.pytorch.training import SCORES, Training, build
 from benchmarks.transformer.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
-from benchmarks.translation.bleu import plain_score, sacrebleu_score, tokenized_score
+from benchmarks.translation.bleu import sacrebleu_score
 from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import Batch, TrainingInput, evaluation_batches
 from benchmarks.translation.pytorch.evaluation import quality, score_translations, translate
-
-SCORES = {"tokenized": tokenized_score, "plain": plain_score}
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:

@@ -15,13 +15,16 @@ from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import limit, noise
 from benchmarks.transformer.pytorch.model import Network, Norm, State
 from benchmarks.translation.arrays import DataSet
+from benchmarks.translation.bleu import plain_score, tokenized_score
 from benchmarks.translation.pytorch import operators
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
-from benchmarks.translation.pytorch.beam import Rules, length_penalty, search
+from benchmarks.translation.pytorch.beam import Rules, Step, length_penalty, search
 from benchmarks.translation.pytorch.loss import smoothed_loss
 
 EagerStep = Callable[["Training", Batch, float], torch.Tensor]
 """``train_step`` of train.py."""
+SCORES = {"tokenized": tokenized_score, "plain": plain_score}
+"""By the names of the configuration."""
 
 
 class Training:
@@ -114,17 +117,25 @@ def translate_batch(network: Network, source: torch.Tensor, lengths: torch.Tenso
     trains = network.training
     network.eval()
     with pytorch.autocast(source.device, config.precision):
-        found = search(
-            lambda tokens, position, state: (network.next(tokens, position, state), None),
-            State(network, source, config.beam),
-            len(source),
-            beam=config.beam,
-            longest=[limit(config, int(length)) for length in lengths.tolist()],
-            rules=Rules(length_penalty(config.length_penalty, config.length_constant), shortest=1, vocabulary=words),
-            device=source.device,
+        state = State.of(network, source, config.beam)
+        found = search_best(
+            config, words, lengths, state, lambda tokens, position, state: (network.next(tokens, position, state), None)
         )
     network.train(trains)
     return found
+
+
+def search_best(config: Config, words: int, lengths: torch.Tensor, state: Any, step: Step) -> List[List[int]]:
+    """Translate sentences of ``lengths`` by the submissions' search, whatever makes a ``step`` from a ``state``."""
+    return search(
+        step,
+        state,
+        len(lengths),
+        beam=config.beam,
+        longest=[limit(config, int(length)) for length in lengths.tolist()],
+        rules=Rules(length_penalty(config.length_penalty, config.length_constant), shortest=1, vocabulary=words),
+        device=lengths.device,
+    )
 
 
 def warm_up(step: EagerStep, training: Training) -> None:

@@ -1,0 +1,197 @@
+"""GNMT for a server: the encoder, and a step of the decoder, which a client's search calls for each token.
+
+$ python -m benchmarks.gnmt.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.common import export
+from benchmarks.common.export import Arrays, Infer, Parts, Subject, Value
+from benchmarks.common.export_torch import TOOLS, as_tensors, inferring
+from benchmarks.gnmt.pytorch import attention
+from benchmarks.gnmt.pytorch.config import Config
+from benchmarks.gnmt.pytorch.data import evaluation_input
+from benchmarks.gnmt.pytorch.model import GNMT, Decoding, Encoded
+from benchmarks.gnmt.pytorch.training import search
+from benchmarks.translation.arrays import DataSet, open_data
+from benchmarks.translation.bleu import sacrebleu_score
+from benchmarks.translation.pytorch import serving
+from benchmarks.translation.pytorch.batches import SourceBatch
+from benchmarks.translation.pytorch.serving import Hypotheses
+from benchmarks.translation.vocabulary import PAD
+
+ENCODED = (
+    Value("context", "what the encoder found at each position of the source"),
+    Value("keys", "what the decoder's attention compares with, at each position of the source"),
+)
+STATE = (
+    Value("hidden", "hidden state of each layer, at first 0"),
+    Value("cell", "cell of each layer, at first 0"),
+)
+STEP = (
+    serving.LOG_PROBABILITIES,
+    Value("attention", "weight of each position of the source, for the coverage penalty"),
+    Value("next_hidden", "hidden behind this token"),
+    Value("next_cell", "cell behind this token"),
+)
+
+
+class Encoder(nn.Module):
+    """What is done once a sentence."""
+
+    def __init__(self, network: GNMT) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, source: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Context and keys (B, S, width) of int64 (B, S)."""
+        context, keys, _ = self.network.encode(source, (source != PAD).sum(1))
+        return context, keys
+
+
+class Step(nn.Module):
+    """A decoder that keeps no state."""
+
+    def __init__(self, network: GNMT) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        source: torch.Tensor,
+        context: torch.Tensor,
+        keys: torch.Tensor,
+        hidden: torch.Tensor,
+        cell: torch.Tensor,
+    ) -> Tuple[torch.Tensor, ...]:
+        """Log-probabilities (B, K, V), attention (B, K, S) and the next two (B, K, layers, width) of K hypotheses.
+
+        Args:
+            tokens: int64 (B, K).
+            source: int64 (B, S).
+            context: (B, S, width).
+            keys: (B, S, width).
+            hidden: (B, K, layers, width).
+            cell: (B, K, layers, width).
+        """
+        network, decoder = self.network, self.network.decoder
+        states = list(zip(hidden.unbind(2), cell.unbind(2)))
+        states[0] = step(decoder.first, network.embedding(tokens), *states[0])
+        x = states[0][0]
+        attended, weights = decoder.attention(x, Encoded(context, keys, source == PAD))
+        for number, layer in enumerate(decoder.layers, 1):
+            states[number] = step(layer, torch.cat((x, attended), 2), *states[number])
+            x = states[number][0] if number == 1 else x + states[number][0]
+        probabilities = functional.log_softmax(network.classifier(x), dim=2)
+        return (probabilities, weights, *(torch.stack(each, 2) for each in zip(*states)))
+
+
+def step(
+    layer: nn.LSTM, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Hidden state and cell (B, K, width) behind ``x`` (B, K, inputs).
+
+    PyTorch's own has rows for both axes: a shape that is computed of two others would be checked in each request, and
+    differ from B for K = 1.
+    """
+    inputs = functional.linear(x, layer.weight_ih_l0, layer.bias_ih_l0)
+    enter, keep, new, show = (inputs + functional.linear(hidden, layer.weight_hh_l0, layer.bias_hh_l0)).chunk(4, 2)
+    cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(new)
+    return torch.sigmoid(show) * torch.tanh(cell), cell
+
+
+def training_step(network: GNMT) -> Infer:
+    """Return the training code's way to the outputs of `Step`."""
+
+    def infer(*inputs: np.ndarray) -> Arrays:
+        tokens, source, context, keys, *states = as_tensors(inputs)
+        cells = list(zip(*(each.flatten(0, 1).unbind(1) for each in states)))
+        state = Decoding(network, Encoded(context, keys, source == PAD), tokens.shape[1], cells)
+        with torch.no_grad():
+            found = state.step(tokens.flatten())
+        together = (torch.stack(each, 1) for each in zip(*state.cells))
+        return tuple(each.unflatten(0, tokens.shape).numpy() for each in (*found, *together))
+
+    return infer
+
+
+def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[str, float]:
+    """BLEU of the translations of all test sentences."""
+
+    def ask(tokens: torch.Tensor, position: int, state: Hypotheses) -> Tuple[torch.Tensor, torch.Tensor]:
+        log_probabilities, weights, *changing = state.ask(tokens)
+        state.changing = tuple(changing)
+        return serving.rows_of(log_probabilities), serving.rows_of(weights)
+
+    def decode(batch: SourceBatch) -> List[List[int]]:
+        source = batch.source.numpy()
+        zeros = np.zeros((len(source), config.beam_size, config.layers, config.width), np.float32)
+        state = Hypotheses(infer["decoder"], config.beam_size, (source, *infer["encoder"](source)), (zeros, zeros))
+        return search(config, data.vocabulary.size, batch, state, ask)
+
+    return serving.judge(evaluation_input(config, data, serving.ALONE), data, decode, {"bleu": sacrebleu_score})
+
+
+def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
+    """Build what is exported."""
+    data = open_data(folder)
+    network = GNMT(config, data.vocabulary.padded(config.vocabulary_multiple)).eval()
+    network.load_state_dict(saved["network"])
+    encoder = serving.without(network, "classifier", "decoder.first", "decoder.layers")
+    decoder = serving.without(network, "encoder")
+    # In chunks the scores are found by a loop, whose length would be that of the example.
+    decoder.decoder.attention.scores = attention.plain
+    return Parts(
+        {"encoder": _encoder(encoder, network, data), "decoder": _decoder(config, decoder, network)},
+        lambda infer: evaluate(config, data, infer),
+    )
+
+
+def _encoder(written: GNMT, network: GNMT, data: DataSet) -> Subject:
+    return Subject(
+        model=Encoder(written).eval(),
+        inputs=(serving.SOURCE,),
+        outputs=ENCODED,
+        example=(np.ones((2, 5), np.int64),),
+        any_size={each.name: (1,) for each in (serving.SOURCE, *ENCODED)},
+        preprocessing=serving.preprocessing(data, source_bos=True),
+        original=inferring(Encoder(network)),
+    )
+
+
+def _decoder(config: Config, written: GNMT, network: GNMT) -> Subject:
+    encoded = np.zeros((2, 5, config.width), np.float32)
+    state = np.zeros((2, 3, config.layers, config.width), np.float32)
+    inputs = (serving.TOKENS, serving.SOURCE, *ENCODED, *STATE)
+    return Subject(
+        model=Step(written).eval(),
+        inputs=inputs,
+        outputs=STEP,
+        example=(np.ones((2, 3), np.int64), np.ones((2, 5), np.int64), encoded, encoded, state, state),
+        any_size={**{each.name: (1,) for each in (*inputs, *STEP)}, "attention": (1, 2)},
+        preprocessing={
+            "beam": config.beam_size,
+            "longest": config.max_length_test - 1,
+            "length_penalty": config.length_penalty,
+            "length_constant": config.length_constant,
+            "coverage_penalty": config.coverage_penalty,
+            "score": "sum of log_probabilities / ((length_constant + 1 + tokens) / 6) ** length_penalty"
+            " + coverage_penalty * sum over the source of log(min(1, sum of attention))",
+            "ended": "a hypothesis keeps its place in the beam; the search ends when all have",
+        },
+        original=training_step(network),
+        shown=serving.SHOWN_STEP,
+    )
+
+
+if __name__ == "__main__":
+    export.main(__doc__, Config, TOOLS, prepare)

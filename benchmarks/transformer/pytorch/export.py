@@ -1,0 +1,212 @@
+"""The Transformer for a server: the encoder, and a step of the decoder, which a client's search calls for each token.
+
+$ python -m benchmarks.transformer.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.common import export
+from benchmarks.common.export import Arrays, Infer, Parts, Subject, Value
+from benchmarks.common.export_torch import TOOLS, as_tensors, inferring
+from benchmarks.transformer.pytorch.config import Config
+from benchmarks.transformer.pytorch.data import evaluation_order
+from benchmarks.transformer.pytorch.model import (
+    FIRST_POSITION,
+    Layer,
+    Memories,
+    Network,
+    State,
+    mask_of,
+    plain_attention,
+    sinusoids,
+)
+from benchmarks.transformer.pytorch.training import SCORES, search_best
+from benchmarks.translation.arrays import DataSet, open_data
+from benchmarks.translation.pytorch import serving
+from benchmarks.translation.pytorch.batches import SourceBatch, evaluation_batches
+from benchmarks.translation.pytorch.serving import Hypotheses
+
+MEMORY = Value("memory", "keys and values of the source, of each layer and head at each position")
+CACHE = Value("cache", "keys and values of a hypothesis, of each layer and head at each position; at first of none")
+ADDED = Value("added", "keys and values of the last token: they go behind the cache's positions")
+OF_STEPS = ("own", "inner", "outer", "norms", "across.query", "across.output")
+"""What of a decoder's layer the encoder's part has no use for."""
+POSITIONS = 5
+"""Axis of a cache (B, K, layers, 2, heads, P, width / heads)."""
+
+
+class Encoder(nn.Module):
+    """What is done once a sentence."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, source: torch.Tensor) -> torch.Tensor:
+        """(B, layers, 2, heads, S, width / heads) of int64 (B, S)."""
+        network = self.network
+        values = network.place(source, sinusoids(source.shape[1], network.config.width))
+        return joined(network.memories(network.through_encoder(values, mask_of(source))))
+
+
+class Step(nn.Module):
+    """A decoder that keeps no state."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self, tokens: torch.Tensor, source: torch.Tensor, memory: torch.Tensor, cache: torch.Tensor
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities (B, K, V) and (B, K, layers, 2, heads, 1, width / heads) of K hypotheses.
+
+        Args:
+            tokens: int64 (B, K).
+            source: int64 (B, S).
+            memory: (B, layers, 2, heads, S, width / heads).
+            cache: (B, K, layers, 2, heads, P, width / heads), of the P tokens before.
+        """
+        network = self.network
+        values = network.place(tokens, sinusoids(1, network.config.width, FIRST_POSITION + cache.shape[POSITIONS]))
+        mask, added = mask_of(source), []
+        for layer, keys_and_values, held in zip(network.decoder, parted(memory), cache.unbind(2)):
+            values, new = decode(layer, values, keys_and_values, mask, held)
+            added.append(new)
+        return network.log_probabilities(values), torch.stack(added, 2)
+
+
+def decode(
+    layer: Layer, values: torch.Tensor, memory: Tuple[torch.Tensor, ...], mask: torch.Tensor, held: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """A layer of the decoder on (B, K, width), with keys and values ``held`` (B, K, 2, heads, P, width / heads).
+
+    What training has as rows, whose number is B * K, keeps both axes here: a shape that is computed of two others would
+    be checked in each request, and differ from B for K = 1.
+    """
+    own = layer.own
+    projected = own.joint(layer.enter(0, values)).unflatten(2, (3, own.heads, -1))
+    query, new = projected[:, :, 0].unsqueeze(3), projected[:, :, 1:].unsqueeze(4)
+    key, value = torch.cat((held, new), 4).unbind(2)
+    found = own.output(plain_attention(query, key, value, None, 0.0, False).squeeze(3).flatten(2))
+    values = layer.leave(0, values, found)
+    return layer.feed_forward(layer.leave(1, values, layer.look(layer.enter(1, values), memory, mask))), new
+
+
+def joined(memories: Memories) -> torch.Tensor:
+    """Return (B, layers, 2, heads, S, width / heads)."""
+    return torch.stack([torch.stack(each, 1) for each in memories], 1)
+
+
+def parted(memory: torch.Tensor) -> Memories:
+    """Return keys and values of each layer."""
+    return [each.unbind(1) for each in memory.unbind(1)]
+
+
+def training_step(network: Network) -> Infer:
+    """Return the training code's way to the outputs of `Step`."""
+
+    def infer(*inputs: np.ndarray) -> Arrays:
+        tokens, source, memory, cache = as_tensors(inputs)
+        position = cache.shape[POSITIONS]
+        held = cache.flatten(0, 1).permute(1, 2, 0, 3, 4, 5)
+        state = State(tokens.shape[1], mask_of(source), parted(memory), held)
+        with torch.no_grad():
+            found = network.next(tokens.flatten(), position, state)
+        added = state.held[..., position : position + 1, :].permute(2, 0, 1, 3, 4, 5)
+        return tuple(each.unflatten(0, tokens.shape).numpy() for each in (found, added))
+
+    return infer
+
+
+def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[str, float]:
+    """BLEU of the translations of all test sentences, as the run judges them."""
+
+    def ask(tokens: torch.Tensor, position: int, state: Hypotheses) -> Tuple[torch.Tensor, None]:
+        log_probabilities, added = state.ask(tokens)
+        state.changing = (np.concatenate((*state.changing, added), POSITIONS),)
+        return serving.rows_of(log_probabilities), None
+
+    def decode(batch: SourceBatch) -> List[List[int]]:
+        source = batch.source.numpy()
+        (memory,) = infer["encoder"](source)
+        sentences, layers, pair, heads, _, head = memory.shape
+        cache = np.zeros((sentences, config.beam, layers, pair, heads, 0, head), np.float32)
+        state = Hypotheses(infer["decoder"], config.beam, (source, memory), (cache,))
+        return search_best(config, data.vocabulary.size, batch.source_lengths, state, ask)
+
+    batches = evaluation_batches(data.test.source, evaluation_order(config, data, serving.ALONE), serving.ALONE)
+    return serving.judge(batches, data, decode, {"bleu": SCORES[config.bleu]})
+
+
+def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
+    """Build what is exported."""
+    data = open_data(folder)
+    network = Network(config, data.vocabulary.padded(config.vocabulary_multiple)).eval()
+    network.load_state_dict(saved["network"])
+    return Parts(
+        {"encoder": _encoder(network, data), "decoder": _decoder(config, network)},
+        lambda infer: evaluate(config, data, infer),
+    )
+
+
+def _encoder(network: Network, data: DataSet) -> Subject:
+    def original(source: torch.Tensor) -> torch.Tensor:
+        return joined(network.memories(network.encode(source, mask_of(source))))
+
+    unused = [f"decoder.{layer}.{name}" for layer in range(len(network.decoder)) for name in OF_STEPS]
+    return Subject(
+        model=Encoder(serving.without(network, "decoder_norm", *unused)).eval(),
+        inputs=(serving.SOURCE,),
+        outputs=(MEMORY,),
+        example=(np.ones((2, 5), np.int64),),
+        any_size={"source": (1,), "memory": (4,)},
+        preprocessing=serving.preprocessing(data, source_bos=False),
+        original=inferring(original),
+    )
+
+
+def _decoder(config: Config, network: Network) -> Subject:
+    head = (config.layers, 2, config.heads)
+    width = config.width // config.heads
+    return Subject(
+        model=Step(serving.without(network, "encoder", "encoder_norm")).eval(),
+        inputs=(serving.TOKENS, serving.SOURCE, MEMORY, CACHE),
+        outputs=(serving.LOG_PROBABILITIES, ADDED),
+        example=(
+            np.ones((2, 3), np.int64),
+            np.ones((2, 5), np.int64),
+            np.zeros((2, *head, 5, width), np.float32),
+            np.zeros((2, 3, *head, 4, width), np.float32),
+        ),
+        any_size={
+            "tokens": (1,),
+            "source": (1,),
+            "memory": (4,),
+            "cache": (1, POSITIONS),
+            "log_probabilities": (1,),
+            "added": (1,),
+        },
+        preprocessing={
+            "beam": config.beam,
+            "shortest": 1,
+            "longest": f"{config.longest_factor:g} * tokens of the source with its end + {config.longest_offset}",
+            "length_penalty": config.length_penalty,
+            "length_constant": config.length_constant,
+            "score": "sum of log_probabilities / ((length_constant + tokens) / 6) ** length_penalty",
+            "ended": "a hypothesis leaves the beam; the search ends when as many as the beam has have",
+        },
+        original=training_step(network),
+        shown=serving.SHOWN_STEP,
+    )
+
+
+if __name__ == "__main__":
+    export.main(__doc__, Config, TOOLS, prepare)

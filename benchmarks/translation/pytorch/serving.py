@@ -1,0 +1,102 @@
+"""What exported models of translation have in common: a search that asks a decoder's step, the judged text, the facts.
+
+A sentence has ``beam`` hypotheses. What belongs to sentences has their axis first (B, ...), what belongs to hypotheses
+the axes of both (B, beam, ...): a server gets what the encoder found once a sentence.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, Iterable, Mapping, Sequence, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.common.export import Arrays, Infer, Value
+from benchmarks.common.ranks import Ranks
+from benchmarks.translation.arrays import CODES, VOCABULARY, DataSet
+from benchmarks.translation.pytorch.batches import SourceBatch
+from benchmarks.translation.pytorch.evaluation import Decode, translate
+from benchmarks.translation.vocabulary import BOS, BPE, EOS, PAD, SPECIAL, UNK
+
+M = TypeVar("M", bound=nn.Module)
+ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
+SHOWN_STEP = 3
+"""Of the first batch: the hypotheses differ there, and have a past."""
+SOURCE = Value("source", "numbers of the source's tokens, </s> behind them, 0 behind the end")
+TOKENS = Value("tokens", "the last token of each hypothesis, at first <s>")
+LOG_PROBABILITIES = Value("log_probabilities", "of each token to come next; those behind the vocabulary are padding")
+
+
+class Hypotheses:
+    """A state of the beam search whose steps an exported decoder makes."""
+
+    def __init__(self, infer: Infer, beam: int, fixed: Arrays, changing: Arrays) -> None:
+        """Hold what a step takes.
+
+        Args:
+            infer: a step, from ``tokens`` (B, beam), ``fixed`` and ``changing``.
+            beam: hypotheses of a sentence.
+            fixed: of sentences, (B, ...).
+            changing: of hypotheses, (B, beam, ...); who calls replaces it by what a step found.
+        """
+        self.infer, self.beam, self.fixed, self.changing = infer, beam, fixed, changing
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order."""
+        chosen = rows.numpy().reshape(-1, self.beam)
+        sentences = chosen[:, 0] // self.beam
+        if len(sentences) < len(self.fixed[0]):
+            self.fixed = tuple(each[sentences] for each in self.fixed)
+        self.changing = tuple(each.reshape(-1, *each.shape[2:])[chosen] for each in self.changing)
+
+    def ask(self, tokens: torch.Tensor) -> Arrays:
+        """Return the outputs of a step from ``tokens`` int64 (B * beam,)."""
+        return self.infer(tokens.view(-1, self.beam).numpy(), *self.fixed, *self.changing)
+
+
+def without(network: M, *names: str) -> M:
+    """Return a copy of a network that lacks the modules of these names: a file has the weights of all that is left."""
+    found = copy.deepcopy(network)
+    for name in names:
+        path, _, last = name.rpartition(".")
+        delattr(found.get_submodule(path), last)
+    return found
+
+
+def rows_of(array: np.ndarray) -> torch.Tensor:
+    """Return (B * beam, ...) of (B, beam, ...)."""
+    return torch.from_numpy(array).flatten(0, 1)
+
+
+def judge(
+    batches: Iterable[SourceBatch],
+    data: DataSet,
+    decode: Decode,
+    scores: Mapping[str, Callable[[Sequence[str], Sequence[str]], float]],
+) -> Dict[str, float]:
+    """Return ``scores`` of the translations of all test sentences."""
+    run: Any = SimpleNamespace(interrupted=False, watch=iter)
+    hypotheses = translate(batches, len(data.test), decode, ALONE, run) or []
+    texts = [data.vocabulary.text(tokens) for tokens in hypotheses]
+    return {name: score(texts, data.references) for name, score in scores.items()}
+
+
+def preprocessing(data: DataSet, source_bos: bool) -> Dict[str, Any]:
+    """What a client does to its text before the encoder, and to tokens behind the decoder."""
+    entries = data.vocabulary
+    facts: Dict[str, Any] = {
+        "languages": [data.source_language, data.target_language],
+        "tokens": "BPE of subword-nmt" if entries.kind == BPE else "subtokens of tensor2tensor",
+        "vocabulary": f"{VOCABULARY} of the data set: an entry a line, numbered from {len(SPECIAL)}",
+        "entries": entries.size,
+        "special": {SPECIAL[each]: each for each in (PAD, UNK, BOS, EOS)},
+        "source": ["<s>"] * source_bos + ["tokens", "</s>"],
+    }
+    if entries.kind == BPE:
+        # Where the references are raw text, Moses' tokenizer made the words that BPE splits.
+        facts["words"] = "Moses' tokenizer and detokenizer" if entries.language else "separated by white space"
+        facts["codes"] = f"{CODES} of the data set"
+    return facts
