@@ -25,6 +25,7 @@ from tests.trainings import (
     Started,
     assert_none_left,
     assert_same_run,
+    evaluated,
     exported,
     result,
     resumed_as_printed,
@@ -165,6 +166,7 @@ def test_exported_parts_translate_like_the_run(
     # So small a model is slower on many threads.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     content = exported(encore, reached.folder, tmp_path / "exported", "torch-export")
+    evaluated(encore, tmp_path / "exported", reached.folder, content, "--max-batch", "512")
     assert list(content["parts"]) == ["encoder", "decoder"]
     found = result(in_pytorch("exported_step.py", str(tmp_path / "exported" / "decoder")))
     assert found["past"]["cache"][5] == 3, "the example is from a step that has a past"
