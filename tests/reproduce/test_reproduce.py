@@ -154,6 +154,76 @@ def test_a_result_folder_leads_to_the_configuration(folder: Path) -> None:
     assert made.equals and made.source.submission == "dgxa100_made_mxnet"
 
 
+def test_a_result_of_v05_leads_to_the_folder_of_its_task(tmp_path: Path) -> None:
+    submission = tmp_path / "v0.5.0/maker/submission"
+    code = submission / "code/image_classification/mxnet"
+    code.mkdir(parents=True)
+    (code / "config_DGX1.sh").write_text("DGXNNODES=1\n")
+    (code / "config_DGX1_multi.sh").write_text("DGXNNODES=80\n")
+    (submission / "code/other/mxnet").mkdir(parents=True)
+    (submission / "code/other/mxnet/config_DGX1.sh").write_text("DGXNNODES=1\n")
+    for system, expected in (("dgx1_ngc_mxnet", "config_DGX1.sh"), ("dgx1_multi_ngc_mxnet", "config_DGX1_multi.sh")):
+        result = submission / "results" / system / "resnet"
+        result.mkdir(parents=True)
+        opened = open_source(result, None, None)
+        assert (opened.folder, opened.configurations) == ("code/image_classification/mxnet", (expected,))
+    unknown = submission / "results/dgx2_ngc_mxnet/resnet"
+    unknown.mkdir(parents=True)
+    with pytest.raises(EncoreError, match="number of nodes") as refused:
+        open_source(unknown, None, None)
+    assert "code/other/mxnet" in (refused.value.remedy or "")
+
+
+SETTINGS: dict[str, Any] = {
+    "solver": {"batchsize": 4096, "batchsize_eval": 8192, "max_iter": 10, "eval_interval": 5, "mixed_precision": 64},
+    "optimizer": {
+        "type": "SGD",
+        "sgd_hparam": {
+            "learning_rate": 24.0, "end_lr": 0.0, "decay_power": 2,
+            "warmup_steps": 2, "decay_start": 4, "decay_steps": 3,
+        },
+    },
+    "layers": [
+        {"name": "data", "num_samples": 40960},
+        *({"name": f"fc{n}", "fc_param": {"num_output": size}} for n, size in enumerate((8, 8, 4, 8, 8, 8, 8, 1), 1)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [json.dumps(SETTINGS), None, "no { json", "[" * 100_000])
+def test_settings_in_a_json_file_are_options(text: str | None, tmp_path: Path) -> None:
+    made = tmp_path / "training_results_v0.7/Maker/benchmarks/dlrm/implementations/hugectr"
+    made.mkdir(parents=True)
+    (made / "config_DGXA100.sh").write_text("export DGXNGPU=8 CONFIG=settings.json\n")
+    (made / "run_and_time.sh").write_text("huge_ctr --train ${CONFIG} | tee log\n")
+    if text is not None:
+        (made / "settings.json").write_text(text)
+    found = read(made)
+    if text is None or not text.startswith("{"):
+        assert "learning_rate" in found.missing and any("no JSON" in note.reason for note in found.notes)
+        return
+    mapped = {each.key: each.value for each in found.mapped}
+    assert not found.missing
+    assert (mapped["batch_size"], mapped["bottom_mlp"], mapped["epochs"]) == (512, (8, 8, 4), 1)
+    rate = next(each for each in found.mapped if each.key == "learning_rate")
+    assert (rate.options, rate.sources) == (("optimizer.sgd_hparam.learning_rate",), {"CONFIG"})
+
+
+def test_a_later_script_is_read_where_the_first_has_no_command(folder: Path) -> None:
+    made = folder.parents[2] / "bert/implementations/pytorch"
+    made.mkdir(parents=True)
+    (made / "config_DGXA100.sh").write_text("export DGXNGPU=8 LR=4e-4\n")
+    handed_over = "BERT_CMD=${1}\n"
+    put_together = 'BERT_CMD="python run_pretraining.py --learning_rate=$LR"\n'
+    for first, second in (
+        (put_together, handed_over),
+        ("srun x\n", f'{put_together}eval "$LOGGER $BERT_CMD --fp16"\n'),
+    ):
+        (made / "run.sub").write_text(first)
+        (made / "run_and_time.sh").write_text(second)
+        assert next(each.value for each in read(made).mapped if each.key == "learning_rate") == 4e-4
+
+
 def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.sh"
     secret.write_text("export BATCHSIZE=1")
