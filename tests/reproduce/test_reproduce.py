@@ -270,10 +270,11 @@ def test_a_later_task_under_the_same_name_is_none_of_ours(tmp_path: Path) -> Non
     assert "no benchmark here" in shown.stdout and "\x1b]0" not in shown.stdout
 
 
-@pytest.mark.parametrize("name", ["nothing", "empty", "broken.zip", "config_LONG.sh"])
+@pytest.mark.parametrize("name", ["nothing", "empty", "broken.zip", "broken.tar.gz", "config_LONG.sh"])
 def test_what_is_no_source_is_refused_in_words(name: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 not really")
+    (tmp_path / "broken.tar.gz").write_bytes(b"no archive" * 100)
     (tmp_path / "config_LONG.sh").write_bytes(b"A" * 2_000_000)
     done = encore(tmp_path / name)
     assert isinstance(done.exception, EncoreError) and done.exception.expected
