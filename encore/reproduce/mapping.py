@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatch, fnmatchcase
 from functools import cache
@@ -143,8 +143,11 @@ def _plain(value: Value) -> Value:
     return Value(re.sub(r"['\s]", "", value.text), value.sources, value.is_known)
 
 
-def options_of(words: tuple[Value, ...], pairs_after: str = "") -> dict[str, Option]:
-    """Return the options of a command; of one that is given twice, the last."""
+def options_of(words: tuple[Value, ...], pairs_after: str = "", programs: Collection[str] = ()) -> dict[str, Option]:
+    """Return the options of a command; of one that is given twice, the last.
+
+    The name of one of the ``programs`` is no value of the launcher's option before it.
+    """
     found: dict[str, Option] = {}
     current, values, sources = "", list[Value](), frozenset[str]()
 
@@ -162,6 +165,9 @@ def options_of(words: tuple[Value, ...], pairs_after: str = "") -> dict[str, Opt
         elif match:
             close()
             current, values, sources = match[1], [], word.sources
+        elif word.text.rpartition("/")[2] in programs:
+            close()
+            current = ""
         elif current:
             values.append(word)
     close()

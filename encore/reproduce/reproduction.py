@@ -15,7 +15,7 @@ from encore.errors import EncoreError
 from encore.reproduce import dockerfile, mapping, scripts
 from encore.reproduce.mapping import Common, Facts, Implementation, Mapped
 from encore.reproduce.scripts import Place, Scripts
-from encore.reproduce.shell_values import Note, Value
+from encore.reproduce.shell_values import Note, Value, Variable
 from encore.reproduce.source import Source, name_of
 from encore.results.words import count_of
 
@@ -160,7 +160,7 @@ def _held(made: Reproduction, read: Scripts, common: Common, implementation: Imp
         missing["gpus_per_node"] = "no variable has the number of GPUs: give --gpus-per-node"
     made = replace(made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation, given))
     machine = next((m for begin, m in reversed(common.machine.items()) if made.name.startswith(begin)), None)
-    base = machine.name if machine else re.sub(r"[^a-z0-9]+", "_", made.name.lower()).strip("_")
+    base = machine.name if machine else _slug(made.name)
     try:
         system = System(
             kind="submitted" if made.source.round in rounds else "later",
@@ -182,7 +182,21 @@ def _held(made: Reproduction, read: Scripts, common: Common, implementation: Imp
     except (EncoreError, ValidationError) as error:
         return replace(made, refused=" ".join(str(error).split("\n  "))[:500])
     nearest, differences = _nearest(choice, system, resolved)
+    if differences:
+        system = system.model_copy(update={"system": _free_name(choice, system, made)})
     return replace(made, system=system, nearest=nearest, differences=differences)
+
+
+def _free_name(choice: Choice, system: System, made: Reproduction) -> str:
+    """Return a name that no system of the round has: of two with one name, one would never be found."""
+    taken = {ours.system for ours in catalogue.systems(choice) if ours.round == system.round}
+    whole = _slug(made.name)
+    later = f"{whole}_{made.source.round or 'new'}"
+    return next((name for name in (system.system, whole, later) if name not in taken), f"{later}_new")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def _own(implementation: Implementation, choice: Choice) -> dict[str, str]:
@@ -259,7 +273,7 @@ def left_options(
         if pattern and not stated:
             together[pattern] = together.get(pattern, 0) + 1
             continue
-        found.append(Left(option.shown, option.value.text, stated or common.options.get(option.name, "")))
+        found.append(Left(option.shown, option.value.shown, stated or common.options.get(option.name, "")))
     return found + [Left(name, count_of(count, "option"), without[name]) for name, count in together.items()]
 
 
@@ -282,8 +296,12 @@ def _left(
         # One that is in an option was stated there.
         if meaning or name not in unknown:
             unused = "" if implementation is None else "no option of the training command has it"
-            found.append(Left(name, read.variables[name].text, meaning or unused))
+            found.append(Left(name, _shown(read.variables[name]), meaning or unused))
     return tuple(found)
+
+
+def _shown(variable: Variable) -> str:
+    return " ".join(each.shown for each in variable.values)
 
 
 def _resolved(choice: Choice, system: System) -> configuration.Configuration:

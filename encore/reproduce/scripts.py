@@ -41,7 +41,9 @@ class Scripts:
 
     def options(self) -> dict[str, Option]:
         """Return the options of the command."""
-        return options_of(self.command, self.implementation.pairs_after if self.implementation else "")
+        if self.implementation is None:
+            return options_of(self.command)
+        return options_of(self.command, self.implementation.pairs_after, self.implementation.program)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ class Value:
         parts = tuple(replace(each, sources=each.sources | {name}) for each in self.parts)
         return replace(self, sources=self.sources | {name}, parts=parts)
 
+    @property
+    def shown(self) -> str:
+        """The text for a reader, with what is missing of it."""
+        return self.text if self.is_known else f"{self.text}..." if self.text else "not known here"
+
     def split(self) -> list[Value]:
         """Return its words, each with the sources of its own parts."""
         words, current = list[Value](), list[Value]()

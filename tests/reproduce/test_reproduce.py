@@ -24,7 +24,7 @@ FOLDER = "training_results_v0.7/Maker/benchmarks/resnet/implementations/mxnet"
 COMMON = 'export DGXNGPU=8\nexport OMPI_MCA_btl="^openib"\nexport MXNET_EXTENDED_NORMCONV_SUPPORT=1\n'
 CONFIG = """source $(dirname ${BASH_SOURCE[0]})/config_DGXA100_common.sh
 export OPTIMIZER=sgd BATCHSIZE="408" LR=${LR:-"6"}   # a comment
-export DGXNNODES=1 WALLTIME=01:00:00 OWN_SWITCH=3
+export DGXNNODES=1 WALLTIME=01:00:00 OWN_SWITCH=3 OWN_TIME=$(date)
 export MXNET_HOROVOD_NUM_GROUPS=20
 export DGXSYSTEM=$(basename $(readlink -f ${BASH_SOURCE[0]}) | sed 's/^config_//' | sed 's/\\.sh$//' )
 """
@@ -37,7 +37,7 @@ PARAMS=(
   --min-random-area 0.05 --max-random-area 1.0 --input-layout NHWC --batchnorm-mom 0.9 --batchnorm-eps 1e-5
   --dali-prefetch-queue ${PREFETCH} --dali-nvjpeg-memory-padding 256 --new-option 7
 )
-python train_imagenet.py "${PARAMS[@]}"; ret_code=$?
+python -u train_imagenet.py "${PARAMS[@]}"; ret_code=$?
 """
 
 
@@ -85,6 +85,8 @@ def test_the_page_states_what_has_no_counterpart_and_the_command(folder: Path) -
     (found,) = json.loads(done.stdout)
     meanings = {each["name"]: each["meaning"] for each in found["without_counterpart"]}
     assert "time limit" in meanings["WALLTIME"]
+    values = {each["name"]: each["value"] for each in found["without_counterpart"]}
+    assert (values["-u"], values["OWN_TIME"]) == ("", "not known here")
     assert meanings["--new-option"] == "" and "no option" in meanings["OWN_SWITCH"]
     assert found["base_image_now"] == "nvcr.io/nvidia/mxnet:24.06-py3"
     assert " ".join(found["command"]) == (
@@ -110,6 +112,12 @@ def test_another_value_is_a_difference_that_the_command_sets(folder: Path, tmp_p
     resolved = configuration.resolve(choice, whole, 1, 8, [])
     assert (resolved.get("learning_rate"), resolved.get("gradient_groups")) == (5.5, 20)
     assert isinstance(encore(folder / "config_OURS.sh", "-o", tmp_path / "ours.toml").exception, EncoreError)
+
+
+def test_a_written_system_takes_no_name_that_another_has(folder: Path) -> None:
+    (folder / "config_DGXA100_own.sh").write_text(CONFIG.replace('"6"', '"5.5"'))
+    own, submitted = read(folder, "DGXA100_own").system, read(folder, "DGXA100").system
+    assert own and submitted and (own.system, submitted.system) == ("dgxa100_own", "dgxa100")
 
 
 def test_run_runs_the_command(folder: Path) -> None:
