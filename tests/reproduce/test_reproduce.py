@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.reproduce.reproduction import Reproduction, reproduce
 from encore.reproduce.source import open_source
+from tools import reproduced_configurations
 
 FOLDER = "training_results_v0.7/Maker/benchmarks/resnet/implementations/mxnet"
 COMMON = 'export DGXNGPU=8\nexport OMPI_MCA_btl="^openib"\nexport MXNET_EXTENDED_NORMCONV_SUPPORT=1\n'
@@ -160,6 +162,17 @@ def test_a_result_folder_leads_to_the_configuration(folder: Path) -> None:
     (submitter / "systems" / "dgxa100_made_mxnet.json").write_text('{"number_of_nodes": "1"}')
     made = read(submitter / "results" / "dgxa100_made_mxnet" / "resnet")
     assert made.equals and made.source.submission == "dgxa100_made_mxnet"
+
+
+def test_the_tool_counts_configurations_and_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    submitter = folder.parents[3]
+    (submitter / "results/dgxa100_made_mxnet/resnet").mkdir(parents=True)
+    (submitter / "results/dgx2_made_mxnet/resnet").mkdir(parents=True)
+    reproduced_configurations.main([str(submitter)])
+    lines = capsys.readouterr().out.splitlines()
+    configurations, results = (ast.literal_eval(line) for line in lines if line.startswith("{"))
+    assert (configurations["configurations"], configurations["equal"]) == (1, 1)
+    assert (results["result folders"], results["with one configuration"], results["equal"]) == (2, 1, 1)
 
 
 def test_a_result_of_v05_leads_to_the_folder_of_its_task(tmp_path: Path) -> None:
