@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/reproduced_configurations.py FOLDER...
 
-FOLDER is a checkout or archive, or a part of one; every folder below it that has config_*.sh is read. Nothing in
-it is run.
+FOLDER is a checkout, or a part of one; every folder below it that has config_*.sh is read, and every result folder
+``results/SYSTEM/BENCHMARK`` that leads to one. Nothing in it is run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from encore.reproduce.source import open_source
 def folders(root: Path) -> Iterator[Path]:
     """Every folder at or below ``root`` with configurations."""
     yield from sorted({path.parent for path in root.rglob("config_*.sh")})
+
+
+def results(root: Path) -> Iterator[Path]:
+    """Every ``results/SYSTEM/BENCHMARK`` at or below ``root``."""
+    yield from sorted(path for path in root.rglob("results/*/*") if path.is_dir())
 
 
 def every(folder: Path) -> Iterator[Reproduction | str]:
@@ -54,6 +59,25 @@ def line(each: Reproduction) -> str:
     return f"{each.source.round} {each.source.shown} {each.name}: {counts}; {standing}"
 
 
+def count_results(roots: list[str]) -> collections.Counter[str]:
+    """Print a line for each result folder that leads to no configuration here, or to several; return the counts."""
+    counts: collections.Counter[str] = collections.Counter()
+    for folder in (folder for root in roots for folder in results(Path(root))):
+        found = list(every(folder))
+        read = [each for each in found if not isinstance(each, str)]
+        counts["result folders"] += 1
+        counts["with one configuration"] += len(read) == 1
+        counts["with several"] += len(read) > 1
+        counts["equal"] += len(read) == 1 and read[0].equals
+        counts["equal to the system that names the result"] += any(
+            each.equals and each.nearest is not None and each.nearest.submission == folder.parent.name for each in read
+        )
+        if len(read) != 1 or not read[0].equals:
+            named = ", ".join(each if isinstance(each, str) else line(each) for each in found)
+            print(f"result {folder.parent.name}/{folder.name}: {named}")
+    return counts
+
+
 def main(roots: list[str]) -> None:
     """Print a line for each configuration, then the counts."""
     counts: collections.Counter[str] = collections.Counter()
@@ -66,6 +90,14 @@ def main(roots: list[str]) -> None:
                 print(each)
                 continue
             counts["equal"] += each.equals
+            counts["maps, no key missing"] += each.system is not None and not each.missing
+            counts["a key without a value"] += each.implementation is not None and bool(each.missing)
+            counts["refused by the checks"] += each.implementation is not None and not each.missing and not each.system
+            counts["trains nothing that is a benchmark here"] += not each.benchmark
+            counts["another task under the same name"] += bool(
+                each.benchmark and not each.implementation and "was not found" not in each.refused
+            )
+            counts["program not found"] += "was not found" in each.refused
             counts["with a system"] += each.system is not None
             counts["keys"] += len(each.mapped)
             counts["without counterpart"] += len(each.known_left)
@@ -74,6 +106,7 @@ def main(roots: list[str]) -> None:
             unknown.update(left.name for left in each.unknown_left)
             print(line(each))
     print(dict(counts))
+    print(dict(count_results(roots)))
     print("unknown:", unknown.most_common(140))
 
 

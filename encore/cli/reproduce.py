@@ -81,9 +81,16 @@ def reproduce(
         raise EncoreError(f"no configuration of {source} is understood", expected="assignments of a shell")
     if output:
         writing.write(read[0], output)
-        say(console(), f"written: {output}")
+        say(console(), escape(f"written: {output}; {_how_to_name(read[0])}"))
     if start:
         _run(read[0], data_folder)
+
+
+def _how_to_name(made: Reproduction) -> str:
+    if made.choice is None or made.system is None:
+        return ""
+    folder = made.choice.folder.parent.name
+    return f"in a systems folder of benchmarks/{folder} it is --system {made.system.system} --round {made.system.round}"
 
 
 def _round(given: str | None) -> str | None:

@@ -6,8 +6,9 @@ all submissions share: the cluster's variables, and those that frameworks and NC
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatch, fnmatchcase
 from functools import cache
@@ -18,7 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from encore import paths
 from encore.catalogue import parse
 from encore.reproduce.expressions import NoValueError, evaluate
-from encore.reproduce.shell_values import LONGEST_VALUE, Value
+from encore.reproduce.shell_values import LONGEST_VALUE, Value, joined
+
+_MOST_SETTINGS = 5000
 
 
 class _Strict(BaseModel):
@@ -37,7 +40,7 @@ class Implementation(_Strict):
     program: tuple[str, ...] = ()
     """File names of the training program in the command."""
     scripts: tuple[str, ...] = ("run_and_time.sh",)
-    """Read behind the configuration, in this order."""
+    """Read behind the configuration, in this order, up to the one with the command."""
     command: str = ""
     """Variable that holds the command, where it is handed over as a text."""
     checked: tuple[str, ...]
@@ -48,6 +51,8 @@ class Implementation(_Strict):
     """What they hold since."""
     pairs_after: str = ""
     """Option behind whose value the command has pairs ``KEY value``."""
+    settings: str = ""
+    """Option that names a JSON file of the folder, whose entries are options as well: ``solver.batchsize``."""
     flag_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Files of options, by pattern of the configuration's name; a later file and the command have the last word."""
     keep_global_batch: bool = False
@@ -58,7 +63,10 @@ class Implementation(_Strict):
     implementations: dict[str, dict[str, str]] = Field(default_factory=dict)
     """The same for keys that one implementation here has alone."""
     without: dict[str, str] = Field(default_factory=dict)
-    """Option, ``option=value`` where only that value has this meaning, or variable without counterpart."""
+    """Option, ``option=value`` where only that value has this meaning, or variable without counterpart.
+
+    ``layers_*`` stands for all options of which no key is made and that begin so; they are one line together.
+    """
 
 
 class Submitted(_Strict):
@@ -135,17 +143,18 @@ def _plain(value: Value) -> Value:
     return Value(re.sub(r"['\s]", "", value.text), value.sources, value.is_known)
 
 
-def options_of(words: tuple[Value, ...], pairs_after: str = "") -> dict[str, Option]:
-    """Return the options of a command; of one that is given twice, the last."""
+def options_of(words: tuple[Value, ...], pairs_after: str = "", programs: Collection[str] = ()) -> dict[str, Option]:
+    """Return the options of a command; of one that is given twice, the last.
+
+    The name of one of the ``programs`` is no value of the launcher's option before it.
+    """
     found: dict[str, Option] = {}
     current, values, sources = "", list[Value](), frozenset[str]()
 
     def close() -> None:
         if current:
-            joined = Value("", sources)
-            for number, value in enumerate(values):
-                joined = joined + Value(" " if number else "") + value
-            _add(found, current, joined)
+            spaced = [part for value in values for part in (Value(" "), value)]
+            _add(found, current, joined([Value("", sources), *spaced[1:]]))
 
     for word in map(_plain, words):
         match = re.fullmatch(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", word.text, re.DOTALL)
@@ -156,11 +165,34 @@ def options_of(words: tuple[Value, ...], pairs_after: str = "") -> dict[str, Opt
         elif match:
             close()
             current, values, sources = match[1], [], word.sources
+        elif word.text.rpartition("/")[2] in programs:
+            close()
+            current = ""
         elif current:
             values.append(word)
     close()
     if pairs_after and _name(pairs_after) in found:
         _add_pairs(found, words, pairs_after)
+    return found
+
+
+def options_of_json(text: str, sources: frozenset[str]) -> dict[str, Option]:
+    """Return the entries of a file of settings by their path, ``layers.fc1.size``; ValueError if it is not JSON.
+
+    Of a list of objects each counts by its own ``name``; a list of plain values is their text with spaces between.
+    """
+    found: dict[str, Option] = {}
+    waiting: list[tuple[str, Any]] = [("", json.loads(text))]
+    while waiting and len(found) < _MOST_SETTINGS:
+        path, value = waiting.pop()
+        if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            value = {str(each.get("name", n)): each for n, each in enumerate(value) if isinstance(each, dict)}
+        if isinstance(value, dict):
+            waiting += [(f"{path}.{name}" if path else name, each) for name, each in reversed(value.items())]
+        elif path:
+            parts = value if isinstance(value, list) else [value]
+            plain = " ".join(each if isinstance(each, str) else json.dumps(each) for each in parts)[:LONGEST_VALUE]
+            _add(found, path, Value(plain, sources))
     return found
 
 

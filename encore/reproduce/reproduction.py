@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,8 +15,9 @@ from encore.errors import EncoreError
 from encore.reproduce import dockerfile, mapping, scripts
 from encore.reproduce.mapping import Common, Facts, Implementation, Mapped
 from encore.reproduce.scripts import Place, Scripts
-from encore.reproduce.shell_values import Note, Value
+from encore.reproduce.shell_values import Note, Value, Variable
 from encore.reproduce.source import Source, name_of
+from encore.results.words import count_of
 
 COMPARED = ("submitted", "later")
 _MOST_LINES_OF_FLAGS = 2000
@@ -150,13 +152,15 @@ def _held(made: Reproduction, read: Scripts, common: Common, implementation: Imp
     facts = Facts(
         round=made.source.round, configuration=made.name, nodes=read.nodes, gpus=read.gpus, variables=read.values()
     )
-    options = {**_flags(made.source, implementation, made.name), **read.options()}
+    given, unread = _with_settings(made.source, implementation, read)
+    made = replace(made, notes=(*made.notes, *unread))
+    options = {**_flags(made.source, implementation, made.name), **given}
     mapped, missing = mapping.map_options(implementation, choice.implementation_name, options, facts)
     if not read.gpus_are_known:
         missing["gpus_per_node"] = "no variable has the number of GPUs: give --gpus-per-node"
-    made = replace(made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation))
+    made = replace(made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation, given))
     machine = next((m for begin, m in reversed(common.machine.items()) if made.name.startswith(begin)), None)
-    base = machine.name if machine else re.sub(r"[^a-z0-9]+", "_", made.name.lower()).strip("_")
+    base = machine.name if machine else _slug(made.name)
     try:
         system = System(
             kind="submitted" if made.source.round in rounds else "later",
@@ -178,7 +182,21 @@ def _held(made: Reproduction, read: Scripts, common: Common, implementation: Imp
     except (EncoreError, ValidationError) as error:
         return replace(made, refused=" ".join(str(error).split("\n  "))[:500])
     nearest, differences = _nearest(choice, system, resolved)
+    if differences:
+        system = system.model_copy(update={"system": _free_name(choice, system, made)})
     return replace(made, system=system, nearest=nearest, differences=differences)
+
+
+def _free_name(choice: Choice, system: System, made: Reproduction) -> str:
+    """Return a name that no system of the round has: of two with one name, one would never be found."""
+    taken = {ours.system for ours in catalogue.systems(choice) if ours.round == system.round}
+    whole = _slug(made.name)
+    later = f"{whole}_{made.source.round or 'new'}"
+    return next((name for name in (system.system, whole, later) if name not in taken), f"{later}_new")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def _own(implementation: Implementation, choice: Choice) -> dict[str, str]:
@@ -206,6 +224,22 @@ def _flags(source: Source, implementation: Implementation, name: str) -> dict[st
     return found
 
 
+def _with_settings(
+    source: Source, implementation: Implementation, read: Scripts
+) -> tuple[dict[str, mapping.Option], list[Note]]:
+    """Return the options of the command with the entries of the JSON file that one of them names."""
+    options = read.options()
+    named = options.get(implementation.settings) if implementation.settings else None
+    if named is None:
+        return options, []
+    file = named.value.text
+    try:
+        found = mapping.options_of_json(source.read(file) or "", named.value.sources)
+    except (ValueError, RecursionError):
+        return options, [Note(file or named.shown, 0, "is no JSON file of the folder: its settings are not known")]
+    return {**found, **options}, []
+
+
 def _environment(read: Scripts, image: dict[str, str], common: Common) -> dict[str, dict[str, str]]:
     """Return the variables that frameworks, NCCL and MPI read, by the file that has the last word."""
     found: dict[str, dict[str, str]] = {"Dockerfile": {}}
@@ -228,21 +262,32 @@ def left_options(
 ) -> list[Left]:
     """Return the options that no key was made from."""
     used = {option for each in mapped for option in each.options}
-    found = []
+    patterns = [name for name in without if name.endswith("*")]
+    found: list[Left] = []
+    together: dict[str, int] = {}
     for option in options.values():
-        if option.shown not in used:
-            stated = without.get(f"{option.name}={option.value.text}") or without.get(option.name)
-            found.append(Left(option.shown, option.value.text, stated or common.options.get(option.name, "")))
-    return found
+        if option.shown in used:
+            continue
+        stated = without.get(f"{option.name}={option.value.text}") or without.get(option.name)
+        pattern = next((each for each in patterns if fnmatchcase(option.name, each)), None)
+        if pattern and not stated:
+            together[pattern] = together.get(pattern, 0) + 1
+            continue
+        found.append(Left(option.shown, option.value.shown, stated or common.options.get(option.name, "")))
+    return found + [Left(name, count_of(count, "option"), without[name]) for name, count in together.items()]
 
 
 def _left(
-    read: Scripts, mapped: list[Mapped], common: Common, implementation: Implementation | None
+    read: Scripts,
+    mapped: list[Mapped],
+    common: Common,
+    implementation: Implementation | None,
+    given: dict[str, mapping.Option] | None = None,
 ) -> tuple[Left, ...]:
     """Return the options and the configuration's variables that become no key."""
     without = implementation.without if implementation else {}
     used_variables = {name for each in mapped for name in each.sources}
-    found = left_options(read.options(), mapped, without, common)
+    found = left_options(given or read.options(), mapped, without, common)
     unknown = {name for option in read.options().values() for name in option.value.sources}
     for name in sorted(read.of_configuration - used_variables):
         if _is_read(name, common) and read.variables[name].is_exported:
@@ -251,8 +296,12 @@ def _left(
         # One that is in an option was stated there.
         if meaning or name not in unknown:
             unused = "" if implementation is None else "no option of the training command has it"
-            found.append(Left(name, read.variables[name].text, meaning or unused))
+            found.append(Left(name, _shown(read.variables[name]), meaning or unused))
     return tuple(found)
+
+
+def _shown(variable: Variable) -> str:
+    return " ".join(each.shown for each in variable.values)
 
 
 def _resolved(choice: Choice, system: System) -> configuration.Configuration:

@@ -41,7 +41,9 @@ class Scripts:
 
     def options(self) -> dict[str, Option]:
         """Return the options of the command."""
-        return options_of(self.command, self.implementation.pairs_after if self.implementation else "")
+        if self.implementation is None:
+            return options_of(self.command)
+        return options_of(self.command, self.implementation.pairs_after, self.implementation.program)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def read(
     gpus = known_gpus or 1
     for name, count in (("SLURM_NTASKS", nodes * gpus), ("SLURM_JOB_NUM_NODES", nodes), ("SLURM_NNODES", nodes)):
         reader.state.variables.setdefault(name, Variable((Value(str(count)),), "", 0))
-    failed = []
+    failed, found = [], None
     for script in dict.fromkeys(script for each in candidates for script in each.scripts):
         if source.read(script) is None:
             failed.append(Note(script, 0, "is not in the folder"))
@@ -78,7 +80,8 @@ def read(
             reader.read(script)
         except ShellError as error:
             failed.append(Note(script, 0, str(error)))
-    found = _command(reader, candidates)
+        if found := _command(reader, candidates):
+            break
     implementation, words, where = found or (None, (), None)
     notes = [
         note

@@ -13,20 +13,16 @@ from dataclasses import dataclass, replace
 
 from encore.reproduce import shell_conditions
 from encore.reproduce.shell_expansion import Expander
-from encore.reproduce.shell_tokens import ShellError, Token, split
+from encore.reproduce.shell_tokens import IGNORED, ShellError, Token, split
 from encore.reproduce.shell_values import UNKNOWN, Invocation, State, Value, Variable
 
 MOST_SOURCED = 8
 """Depth to which files source each other."""
-MOST_COMMANDS = 20_000
+LONGEST_SCRIPT = 128 * 1024
+"""Characters: the longest of any submission has 40,000."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DECLARES = frozenset({"export", "declare", "typeset", "readonly", "local"})
-_IGNORED = frozenset({
-    "echo", "printf", "set", "shift", "cd", "mkdir", "touch", "rm", "ln", "ls", "cp", "mv", "sleep", "true",
-    "wait", "trap", "ulimit", "umask", "cat", "tee", "shopt", "unalias", "hash", "pushd", "popd", "date",
-    "kill", "sync", "chmod", "pwd", "return", "break", "continue",
-})  # fmt: skip
 _LOOPS = frozenset({"for", "while", "until", "select"})
 _REDIRECTIONS = frozenset({">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>"})
 _ENDS_COMMAND = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", ")", ";;"})
@@ -53,7 +49,6 @@ class Reader:
     def __init__(self, read_file: ReadFile, given: Mapping[str, str] | None = None) -> None:
         self.state = State()
         self._read_file = read_file
-        self._commands = 0
         for name, text in (given or {}).items():
             self.state.variables[name] = Variable((Value(text),), "", 0, is_exported=True)
 
@@ -71,6 +66,8 @@ class Reader:
         text = self._read_file(file)
         if text is None:
             raise ShellError(0, f"{file}: there is no such file in the folder")
+        if len(text) > LONGEST_SCRIPT:
+            raise ShellError(0, f"{file}: longer than {LONGEST_SCRIPT:,} characters")
         name = file.rpartition("/")[2].removeprefix("config_").removesuffix(".sh")
         script = _Script(file, name, depth)
         try:
@@ -98,12 +95,6 @@ class Reader:
         if path.startswith("/") or ".." in path.split("/") or not path:
             return None
         return self._read_file(path.removeprefix("./")) is not None
-
-    def count(self, line: int) -> None:
-        """Count a command; ShellError for a script with more of them than any real one."""
-        self._commands += 1
-        if self._commands > MOST_COMMANDS:
-            raise ShellError(line, f"more than {MOST_COMMANDS:,} commands")
 
 
 class _Run:
@@ -172,7 +163,7 @@ class _Run:
         token = self._peek()
         if token is None:
             return True
-        self._reader.count(token.line)
+        self._reader.state.count_command(token.line)
         following = self._tokens[self._at + 1] if self._at + 1 < len(self._tokens) else None
         if token.is_word and token.text in ("if", "case", "[[", *_LOOPS):
             self._at += 1
@@ -340,15 +331,18 @@ class _Run:
         elif named.text == "exit":
             raise _Exit
         elif named.text == "eval":
-            self._invoke(rest)
-        elif named.text not in _IGNORED:
+            self._invoke(rest, again=True)
+        elif named.text not in IGNORED:
             self._invoke(words[count:])
         return True
 
-    def _invoke(self, words: list[Token]) -> None:
-        made = tuple(value for word in words for value in self._expander.words(word.text, word.line))
+    def _invoke(self, words: list[Token], *, again: bool = False) -> None:
+        made = [value for word in words for value in self._expander.words(word.text, word.line)]
+        if again and made:
+            made = self._expander.again(made, words[0].line)
         if made:
-            self._reader.state.invocations.append(Invocation(made, self._script.file, words[0].line))
+            self._reader.state.count_parts(sum(1 + len(each.parts) for each in made), words[0].line)
+            self._reader.state.invocations.append(Invocation(tuple(made), self._script.file, words[0].line))
 
     def _defaults(self, words: list[Token]) -> None:
         """Assign what ``: ${NAME:=word}`` assigns."""
@@ -383,9 +377,10 @@ class _Run:
             values = tuple(value for part in parts for value in self._expander.words(part.text, word.line))
         else:
             values = (self._expander.whole(raw, word.line),)
-        values = tuple(value.also(name) for value in values)
         if appends and known is not None:
             values = (*known.values, *values) if is_array else (known.value + values[0], *known.values[1:])
+        self._reader.state.count_parts(sum(1 + len(each.parts) for each in values), word.line)
+        values = tuple(value.also(name) for value in values)
         exported = exports or (known is not None and known.is_exported)
         # A default that the variable has already been given by another file changes nothing.
         keeps = known is not None and f"${{{name}" in raw and known.values == values

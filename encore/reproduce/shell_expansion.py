@@ -6,15 +6,17 @@ import ast
 import operator
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from encore.reproduce.shell_tokens import ShellError, end_of_expansion
-from encore.reproduce.shell_values import MOST_WORDS, UNKNOWN, State, Value
+from encore.reproduce.shell_tokens import ShellError, end_of_expansion, split
+from encore.reproduce.shell_values import MOST_WORDS, UNKNOWN, State, Value, joined
 
 MOST_NESTED = 40
 LONGEST_PATTERN = 64
 """Characters of a pattern in ``${NAME/pattern/}``: a longer one could be slow to match."""
+LONGEST_CUT = 1024
+"""Characters of the text."""
 FROM_OUTSIDE = frozenset({
     "RANDOM", "USER", "HOME", "HOSTNAME", "PWD", "PATH", "NEXP", "CONT", "LOGDIR", "DATESTAMP", "SECONDS",
     "PIPESTATUS", "UID", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_NNODES",
@@ -39,6 +41,8 @@ _ARITHMETIC = {
     ast.GtE: operator.ge,
 }  # fmt: skip
 _MOST_DIGITS = 18
+_READ_AGAIN = re.compile(r"""['"\\$`;|&<>()#\n]""")
+"""What is more than a word between spaces where ``eval`` reads a text once more."""
 
 
 class NotUnderstoodError(Exception):
@@ -70,32 +74,44 @@ class Expander:
         if array and array[1] in self._state.variables:
             return list(self._state.variables[array[1]].values)
         found: list[Value] = []
-        current: Value | None = None
+        current: list[Value] | None = None
         for piece in self._pieces(raw, line, 0):
             if piece.ends_word:
-                found, current = [*found, *([] if current is None else [current])], None
+                found += [] if current is None else [joined(current)]
+                current = None
                 continue
             if piece.is_quoted:
-                current = (current or Value()) + piece.value
+                current = current or []
+                current.append(piece.value)
                 continue
             parts = re.split(r"\s+", piece.value.text)
             for number, part in enumerate(parts):
                 if number and current is not None:
-                    found.append(current)
+                    found.append(joined(current))
                     current = None
                 if part or (not piece.value.is_known and len(parts) == 1):
-                    current = (current or Value()) + Value(part, piece.value.sources, piece.value.is_known)
-        found += [] if current is None else [current]
+                    current = current or []
+                    current.append(Value(part, piece.value.sources, piece.value.is_known))
+        found += [] if current is None else [joined(current)]
         if len(found) > MOST_WORDS:
             raise ShellError(line, f"more than {MOST_WORDS:,} words")
         return found
 
     def whole(self, raw: str, line: int, depth: int = 0) -> Value:
         """Return ``raw`` as one text, as an assignment takes it."""
-        made = Value()
-        for piece in self._pieces(raw, line, depth):
-            made = made + (Value(" ") if piece.ends_word else piece.value)
-        return made
+        return joined(Value(" ") if piece.ends_word else piece.value for piece in self._pieces(raw, line, depth))
+
+    def again(self, values: list[Value], line: int) -> list[Value]:
+        """Return the words of the one command that ``eval`` makes of its own; none where it makes something else."""
+        made = joined(part for value in values for part in (value, Value(" ")))
+        if not _READ_AGAIN.search(made.text):
+            return made.split()
+        tokens = split(made.text) if made.is_known else []
+        if not tokens or not all(token.is_word for token in tokens):
+            self._state.note(self._file, line, f"eval {_short(made.text)}: not one command that is known; passed over")
+            return []
+        words = [word for token in tokens for word in self.words(token.text, line)]
+        return [replace(word, sources=word.sources | made.sources) for word in words]
 
     def _pieces(self, raw: str, line: int, depth: int) -> Iterator[Piece]:
         if depth > MOST_NESTED:
@@ -209,6 +225,8 @@ class Expander:
             return Value(made.text, made.sources | {name}, made.is_known)
         if value is None:
             return Value()
+        # Each place of the text is held against the pattern.
+        self._state.count_parts(len(value.text) // 8, line)
         return Value(_cut(value.text, rest), value.sources, value.is_known)
 
 
@@ -227,7 +245,7 @@ def _cut(text: str, how: str) -> str:
     sign, pattern = match[1], how[match.end() :]
     if sign in (",,", "^^"):
         return text.lower() if sign == ",," else text.upper()
-    if len(text) > 4096 or re.search(r"[$`'\"\[\]]", pattern):
+    if len(text) > LONGEST_CUT or pattern.count("*") > 2 or re.search(r"[$`'\"\[\]]", pattern):
         raise NotUnderstoodError("a pattern of this form is not read")
     if sign[0] == "/":
         wanted, _, replacement = pattern.partition("/")

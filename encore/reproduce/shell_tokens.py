@@ -14,6 +14,13 @@ _OPERATORS = ("&&", "||", ";;", "|&", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>"
 _ENDS_WORD = frozenset(" \t\n;&|()<>")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
 
+IGNORED = frozenset({
+    "echo", "printf", "set", "shift", "cd", "mkdir", "touch", "rm", "ln", "ls", "cp", "mv", "sleep", "true",
+    "wait", "trap", "ulimit", "umask", "cat", "tee", "shopt", "unalias", "hash", "pushd", "popd", "date",
+    "kill", "sync", "chmod", "pwd", "return", "break", "continue",
+})  # fmt: skip
+"""Programs and words of the shell that change nothing of what is read."""
+
 
 class ShellError(Exception):
     """A script that is not understood as a whole; ``line`` is where."""

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+
+from encore.reproduce.shell_tokens import ShellError
 
 LONGEST_VALUE = 64 * 1024
 MOST_WORDS = 10_000
+MOST_COMMANDS = 20_000
+MOST_NOTES = 1000
+MOST_PARTS = 100_000
+"""What the values of all variables and commands are made of; in a real configuration it is some thousands."""
 
 
 @dataclass(frozen=True)
@@ -23,29 +30,47 @@ class Value:
 
     def __add__(self, other: Value) -> Value:
         """Return both, one behind the other; ValueError where that is longer than any real script's."""
-        parts = [each for side in (self, other) for each in side.parts or (side,) if each != Value()]
-        if len(self.text) + len(other.text) > LONGEST_VALUE or len(parts) > MOST_WORDS:
-            raise ValueError(f"a value has more than {LONGEST_VALUE:,} characters")
-        if len(parts) < 2:
-            return parts[0] if parts else Value()
-        known = self.is_known and other.is_known
-        return Value(self.text + other.text, self.sources | other.sources, known, tuple(parts))
+        return joined((self, other))
+
+    def own_parts(self) -> tuple[Value, ...]:
+        """Return what it was put together from, itself if it is one piece, nothing if it is empty."""
+        return self.parts or ((self,) if self.text or self.sources or not self.is_known else ())
 
     def also(self, name: str) -> Value:
         """Return the value as that of the variable ``name``."""
         parts = tuple(replace(each, sources=each.sources | {name}) for each in self.parts)
         return replace(self, sources=self.sources | {name}, parts=parts)
 
+    @property
+    def shown(self) -> str:
+        """The text for a reader, with what is missing of it."""
+        return self.text if self.is_known else f"{self.text}..." if self.text else "not known here"
+
     def split(self) -> list[Value]:
         """Return its words, each with the sources of its own parts."""
-        words, current = list[Value](), Value()
-        for part in self.parts or (self,):
+        words, current = list[Value](), list[Value]()
+        for part in (*(self.parts or (self,)), Value(" ")):
             for piece in re.findall(r"\s+|\S+", part.text) or [""]:
-                if piece.isspace():
-                    words, current = [*words, *([current] if current != Value() else [])], Value()
-                else:
-                    current = current + Value(piece, part.sources, part.is_known)
-        return [*words, *([current] if current.text or not current.is_known else [])]
+                if not piece.isspace():
+                    current += Value(piece, part.sources, part.is_known).own_parts()
+                    continue
+                word, current = joined(current), []
+                words += [word] if word.text or not word.is_known else []
+        return words
+
+
+def joined(values: Iterable[Value]) -> Value:
+    """Return values one behind the other; ValueError where that is longer than any real script's."""
+    parts, length = list[Value](), 0
+    for value in values:
+        parts += value.own_parts()
+        length += len(value.text)
+        if length > LONGEST_VALUE or len(parts) > MOST_WORDS:
+            raise ValueError(f"a value has more than {LONGEST_VALUE:,} characters or {MOST_WORDS:,} parts")
+    if len(parts) < 2:
+        return parts[0] if parts else Value()
+    sources = frozenset[str]().union(*(part.sources for part in parts))
+    return Value("".join(part.text for part in parts), sources, all(part.is_known for part in parts), tuple(parts))
 
 
 UNKNOWN = Value("", is_known=False)
@@ -101,8 +126,23 @@ class State:
     invocations: list[Invocation] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
+    _commands: int = 0
+    _parts: int = 0
+
+    def count_command(self, line: int) -> None:
+        """Count a command; ShellError for more of them than any real script has."""
+        self._commands += 1
+        if self._commands > MOST_COMMANDS:
+            raise ShellError(line, f"more than {MOST_COMMANDS:,} commands")
+
+    def count_parts(self, count: int, line: int) -> None:
+        """Count what values are made of; ShellError where that is more than any real script's."""
+        self._parts += count
+        if self._parts > MOST_PARTS:
+            raise ShellError(line, f"values of more than {MOST_PARTS:,} parts")
+
     def note(self, file: str, line: int, reason: str) -> None:
-        """Keep a note, once."""
+        """Keep a note, once; behind MOST_NOTES of them nobody reads one more."""
         made = Note(file, line, reason)
-        if made not in self.notes:
+        if len(self.notes) < MOST_NOTES and made not in self.notes:
             self.notes.append(made)

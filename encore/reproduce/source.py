@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 from encore import names
 from encore.containers import images
 from encore.errors import EncoreError
+from encore.reproduce import mapping
 from encore.reproduce.tree import ArchiveTree, FolderTree, Tree, is_archive
 
 _ROUND = re.compile(r"(?:training_results_|(?<![\w.]))v(\d\.\d)(?:\.\d+)?(?![\w.])")
 _CONFIGURATION = re.compile(r"config_(.+)\.sh")
+_RESULT = re.compile(r"(?:(.*)/)?results/([^/]+)/([^/]+)")
 _BELOW_SUBMITTER = ("benchmarks", "results")
 _MOST_SHOWN = 12
 _MOST_FOLDERS = 4000
@@ -51,7 +54,7 @@ def open_source(path: Path, configuration: str | None, round_name: str | None) -
             raise EncoreError(f"{path} cannot be read", expected="a text file", remedy="name another configuration")
         files = [name]
     else:
-        result = re.fullmatch(r"(?:(.*)/)?results/([^/]+)/([^/]+)", inside)
+        result = _RESULT.fullmatch(inside)
         found = _scripts_of_result(tree, *result.groups()) if result and not _configurations(tree, inside) else None
         if found and result:
             inside, files = found
@@ -119,7 +122,8 @@ def _chosen(wanted: str, files: list[str]) -> str:
 
 def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
     below: list[str] = []
-    waiting = [inside]
+    result = _RESULT.fullmatch(inside)
+    waiting = [result[1] or ""] if result else [inside]
     for _ in range(_MOST_FOLDERS):
         if not waiting or len(below) > _MOST_SHOWN:
             break
@@ -128,32 +132,53 @@ def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
         below += [each for each in inner if _configurations(tree, each)]
         waiting += inner
     listed = "\n    ".join(below[:_MOST_SHOWN])
+    lacks = "leads to no config_*.sh of its benchmark, machine and number of nodes" if result else "has no config_*.sh"
     return EncoreError(
-        f"{path} has no config_*.sh",
+        f"{path} {lacks}",
         expected="the folder of an implementation, such as NVIDIA/benchmarks/resnet/implementations/mxnet",
         remedy=f"name one of\n    {listed}" if below else "give the folder with the scripts of one benchmark",
     )
 
 
 def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: str) -> tuple[str, list[str]] | None:
-    """Return the folder and the configurations of as many nodes and GPUs as the result's system has."""
+    """Return the folder and the configurations of as many nodes as the result's system has, on the same machine."""
     base = f"{above}/" if above else ""
-    described = _description(tree, f"{base}systems/{system}.json")
-    nodes = _count(described.get("number_of_nodes")) or int((re.search(r"_n(\d+)_", f"{system}_") or (0, 1))[1])
-    folders = [f"{base}benchmarks/{benchmark}/implementations"]
-    implementations = [f"{each}/{name}" for each in folders for name in tree.folders(each)]
-    found = [(folder, files) for folder in implementations if (files := _configurations(tree, folder))]
+    found = [
+        (folder, files)
+        for folder in _implementations(tree, base, benchmark)
+        if (files := _configurations(tree, folder))
+    ]
     of_framework = [each for each in found if each[0].rpartition("/")[2].lower() in system.lower()] or found
     machine = re.match(r"dgx(?:a100|h100|1|2)", system.lower())
+    fits = _fits(tree, base, system)
     for folder, files in of_framework:
-        fitting = [
-            file
-            for file in files
-            if (not machine or name_of(file).lower().startswith(machine[0])) and _nodes_of(tree, folder, file) == nodes
-        ]
+        on_machine = [file for file in files if not machine or name_of(file).lower().startswith(machine[0])]
+        fitting = [file for file in on_machine if fits(_nodes_of(tree, folder, file))]
         if fitting:
             return folder, fitting
     return None
+
+
+def _implementations(tree: Tree, base: str, benchmark: str) -> list[str]:
+    """Return the folders that implement a benchmark: of v0.5 by what they train, since named after the benchmark."""
+    tops = [f"{base}{top}/{benchmark}/implementations" for top in ("benchmarks", "benchmark")]
+    named = [f"{top}/{name}" for top in tops for name in tree.folders(top)]
+    early = [
+        f"{base}code/{task}/{name}"
+        for task in tree.folders(f"{base}code")
+        for name in tree.folders(f"{base}code/{task}")
+    ]
+    return named + [each for each in early if any(ours == benchmark for ours, _ in mapping.of_folder(each))]
+
+
+def _fits(tree: Tree, base: str, system: str) -> Callable[[int], bool]:
+    """Return whether a number of nodes is that of a result's system."""
+    described = _count(_description(tree, f"{base}systems/{system}.json").get("number_of_nodes"))
+    named = re.search(r"_n(\d{1,6})_", f"{system}_")
+    # v0.5 describes a whole cluster, of which each benchmark took its own part.
+    if not described and "_multi_" in system:
+        return lambda nodes: nodes > 1
+    return lambda nodes: nodes == (described or int(named[1] if named else 1))
 
 
 def _nodes_of(tree: Tree, folder: str, file: str) -> int:

@@ -20,6 +20,8 @@ LONGEST_FILE = 1024 * 1024
 MOST_MEMBERS = 500_000
 MOST_BYTES = 32 * 1024**3
 """Of an archive before the place of a member: more would take minutes to go through."""
+MOST_HELD = 256 * 1024**2
+"""Bytes of a .tar's folders that are kept to be read again: no folder of scripts has more than some."""
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _DAMAGED = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
@@ -107,6 +109,9 @@ class ArchiveTree(Tree):
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._path = path
+        self._folders_read: set[str] = set()
+        self._contents: dict[str, bytes] = {}
+        self._held = 0
         with self._errors():
             members = self._zip_members() if zipfile.is_zipfile(path) else self._tar_members()
             self._members: dict[str, str] = {}
@@ -127,8 +132,10 @@ class ArchiveTree(Tree):
         try:
             yield
         except _DAMAGED as error:
+            # tarfile lists what each of its methods says of a file that is none of its own.
+            why = "it is no archive" if isinstance(error, tarfile.ReadError) and "\n" in str(error) else error
             raise EncoreError(
-                f"{self._path} cannot be read: {error}",
+                f"{self._path} cannot be read: {why}",
                 expected="a .zip or .tar file that is whole",
                 remedy="download it again, or unpack it and give the folder",
             ) from error
@@ -151,16 +158,34 @@ class ArchiveTree(Tree):
         return found
 
     def read(self, path: str) -> str | None:
-        member = self._members.get(plain_path(path) or "")
+        plain = plain_path(path) or ""
+        member = self._members.get(plain)
         if member is None:
             return None
         with self._errors():
             if zipfile.is_zipfile(self._path):
                 with zipfile.ZipFile(self._path) as packed, packed.open(member) as file:
                     return _text(file.read(LONGEST_FILE + 1), f"{self.name}/{path}")
-            with tarfile.open(self._path) as archive:
-                content = archive.extractfile(archive.getmember(member))
-                return _text(content.read(LONGEST_FILE + 1), f"{self.name}/{path}") if content else None
+            folder = plain.rpartition("/")[0]
+            if folder not in self._folders_read:
+                self._read_folder(folder)
+            return _text(self._contents.get(member, b""), f"{self.name}/{path}")
+
+    def _read_folder(self, folder: str) -> None:
+        """Read the files of a folder in one pass: a packed .tar has no way to one member but through all before it."""
+        self._folders_read.add(folder)
+        wanted = {self._members[f"{folder}/{name}" if folder else name] for name in self._files.get(folder, ())}
+        with tarfile.open(self._path) as archive:
+            for member in archive:
+                if not wanted:
+                    break
+                if member.name in wanted and member.isreg():
+                    wanted.remove(member.name)
+                    content = archive.extractfile(member)
+                    self._contents[member.name] = content.read(LONGEST_FILE + 1) if content else b""
+                    self._held += len(self._contents[member.name])
+                    if self._held > MOST_HELD:
+                        raise ValueError(f"the files of a folder have more than {MOST_HELD // 1024**2} MiB")
 
     def files(self, folder: str) -> list[str]:
         return sorted(self._files.get(plain_path(folder) or "", ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -19,12 +20,13 @@ from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.reproduce.reproduction import Reproduction, reproduce
 from encore.reproduce.source import open_source
+from tools import reproduced_configurations
 
 FOLDER = "training_results_v0.7/Maker/benchmarks/resnet/implementations/mxnet"
 COMMON = 'export DGXNGPU=8\nexport OMPI_MCA_btl="^openib"\nexport MXNET_EXTENDED_NORMCONV_SUPPORT=1\n'
 CONFIG = """source $(dirname ${BASH_SOURCE[0]})/config_DGXA100_common.sh
 export OPTIMIZER=sgd BATCHSIZE="408" LR=${LR:-"6"}   # a comment
-export DGXNNODES=1 WALLTIME=01:00:00 OWN_SWITCH=3
+export DGXNNODES=1 WALLTIME=01:00:00 OWN_SWITCH=3 OWN_TIME=$(date)
 export MXNET_HOROVOD_NUM_GROUPS=20
 export DGXSYSTEM=$(basename $(readlink -f ${BASH_SOURCE[0]}) | sed 's/^config_//' | sed 's/\\.sh$//' )
 """
@@ -37,7 +39,7 @@ PARAMS=(
   --min-random-area 0.05 --max-random-area 1.0 --input-layout NHWC --batchnorm-mom 0.9 --batchnorm-eps 1e-5
   --dali-prefetch-queue ${PREFETCH} --dali-nvjpeg-memory-padding 256 --new-option 7
 )
-python train_imagenet.py "${PARAMS[@]}"; ret_code=$?
+python -u train_imagenet.py "${PARAMS[@]}"; ret_code=$?
 """
 
 
@@ -85,6 +87,8 @@ def test_the_page_states_what_has_no_counterpart_and_the_command(folder: Path) -
     (found,) = json.loads(done.stdout)
     meanings = {each["name"]: each["meaning"] for each in found["without_counterpart"]}
     assert "time limit" in meanings["WALLTIME"]
+    values = {each["name"]: each["value"] for each in found["without_counterpart"]}
+    assert (values["-u"], values["OWN_TIME"]) == ("", "not known here")
     assert meanings["--new-option"] == "" and "no option" in meanings["OWN_SWITCH"]
     assert found["base_image_now"] == "nvcr.io/nvidia/mxnet:24.06-py3"
     assert " ".join(found["command"]) == (
@@ -110,6 +114,12 @@ def test_another_value_is_a_difference_that_the_command_sets(folder: Path, tmp_p
     resolved = configuration.resolve(choice, whole, 1, 8, [])
     assert (resolved.get("learning_rate"), resolved.get("gradient_groups")) == (5.5, 20)
     assert isinstance(encore(folder / "config_OURS.sh", "-o", tmp_path / "ours.toml").exception, EncoreError)
+
+
+def test_a_written_system_takes_no_name_that_another_has(folder: Path) -> None:
+    (folder / "config_DGXA100_own.sh").write_text(CONFIG.replace('"6"', '"5.5"'))
+    own, submitted = read(folder, "DGXA100_own").system, read(folder, "DGXA100").system
+    assert own and submitted and (own.system, submitted.system) == ("dgxa100_own", "dgxa100")
 
 
 def test_run_runs_the_command(folder: Path) -> None:
@@ -152,6 +162,87 @@ def test_a_result_folder_leads_to_the_configuration(folder: Path) -> None:
     (submitter / "systems" / "dgxa100_made_mxnet.json").write_text('{"number_of_nodes": "1"}')
     made = read(submitter / "results" / "dgxa100_made_mxnet" / "resnet")
     assert made.equals and made.source.submission == "dgxa100_made_mxnet"
+
+
+def test_the_tool_counts_configurations_and_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    submitter = folder.parents[3]
+    (submitter / "results/dgxa100_made_mxnet/resnet").mkdir(parents=True)
+    (submitter / "results/dgx2_made_mxnet/resnet").mkdir(parents=True)
+    reproduced_configurations.main([str(submitter)])
+    lines = capsys.readouterr().out.splitlines()
+    configurations, results = (ast.literal_eval(line) for line in lines if line.startswith("{"))
+    assert (configurations["configurations"], configurations["equal"]) == (1, 1)
+    assert (results["result folders"], results["with one configuration"], results["equal"]) == (2, 1, 1)
+
+
+def test_a_result_of_v05_leads_to_the_folder_of_its_task(tmp_path: Path) -> None:
+    submission = tmp_path / "v0.5.0/maker/submission"
+    code = submission / "code/image_classification/mxnet"
+    code.mkdir(parents=True)
+    (code / "config_DGX1.sh").write_text("DGXNNODES=1\n")
+    (code / "config_DGX1_multi.sh").write_text("DGXNNODES=80\n")
+    (submission / "code/other/mxnet").mkdir(parents=True)
+    (submission / "code/other/mxnet/config_DGX1.sh").write_text("DGXNNODES=1\n")
+    for system, expected in (("dgx1_ngc_mxnet", "config_DGX1.sh"), ("dgx1_multi_ngc_mxnet", "config_DGX1_multi.sh")):
+        result = submission / "results" / system / "resnet"
+        result.mkdir(parents=True)
+        opened = open_source(result, None, None)
+        assert (opened.folder, opened.configurations) == ("code/image_classification/mxnet", (expected,))
+    unknown = submission / "results/dgx2_ngc_mxnet/resnet"
+    unknown.mkdir(parents=True)
+    with pytest.raises(EncoreError, match="number of nodes") as refused:
+        open_source(unknown, None, None)
+    assert "code/other/mxnet" in (refused.value.remedy or "")
+
+
+SETTINGS: dict[str, Any] = {
+    "solver": {"batchsize": 4096, "batchsize_eval": 8192, "max_iter": 10, "eval_interval": 5, "mixed_precision": 64},
+    "optimizer": {
+        "type": "SGD",
+        "sgd_hparam": {
+            "learning_rate": 24.0, "end_lr": 0.0, "decay_power": 2,
+            "warmup_steps": 2, "decay_start": 4, "decay_steps": 3,
+        },
+    },
+    "layers": [
+        {"name": "data", "num_samples": 40960},
+        *({"name": f"fc{n}", "fc_param": {"num_output": size}} for n, size in enumerate((8, 8, 4, 8, 8, 8, 8, 1), 1)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [json.dumps(SETTINGS), None, "no { json", "[" * 100_000])
+def test_settings_in_a_json_file_are_options(text: str | None, tmp_path: Path) -> None:
+    made = tmp_path / "training_results_v0.7/Maker/benchmarks/dlrm/implementations/hugectr"
+    made.mkdir(parents=True)
+    (made / "config_DGXA100.sh").write_text("export DGXNGPU=8 CONFIG=settings.json\n")
+    (made / "run_and_time.sh").write_text("huge_ctr --train ${CONFIG} | tee log\n")
+    if text is not None:
+        (made / "settings.json").write_text(text)
+    found = read(made)
+    if text is None or not text.startswith("{"):
+        assert "learning_rate" in found.missing and any("no JSON" in note.reason for note in found.notes)
+        return
+    mapped = {each.key: each.value for each in found.mapped}
+    assert not found.missing
+    assert (mapped["batch_size"], mapped["bottom_mlp"], mapped["epochs"]) == (512, (8, 8, 4), 1)
+    rate = next(each for each in found.mapped if each.key == "learning_rate")
+    assert (rate.options, rate.sources) == (("optimizer.sgd_hparam.learning_rate",), {"CONFIG"})
+
+
+def test_a_later_script_is_read_where_the_first_has_no_command(folder: Path) -> None:
+    made = folder.parents[2] / "bert/implementations/pytorch"
+    made.mkdir(parents=True)
+    (made / "config_DGXA100.sh").write_text("export DGXNGPU=8 LR=4e-4\n")
+    handed_over = "BERT_CMD=${1}\n"
+    put_together = 'BERT_CMD="python run_pretraining.py --learning_rate=$LR"\n'
+    for first, second in (
+        (put_together, handed_over),
+        ("srun x\n", f'{put_together}eval "$LOGGER $BERT_CMD --fp16"\n'),
+    ):
+        (made / "run.sub").write_text(first)
+        (made / "run_and_time.sh").write_text(second)
+        assert next(each.value for each in read(made).mapped if each.key == "learning_rate") == 4e-4
 
 
 def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_path: Path) -> None:
@@ -200,10 +291,11 @@ def test_a_later_task_under_the_same_name_is_none_of_ours(tmp_path: Path) -> Non
     assert "no benchmark here" in shown.stdout and "\x1b]0" not in shown.stdout
 
 
-@pytest.mark.parametrize("name", ["nothing", "empty", "broken.zip", "config_LONG.sh"])
+@pytest.mark.parametrize("name", ["nothing", "empty", "broken.zip", "broken.tar.gz", "config_LONG.sh"])
 def test_what_is_no_source_is_refused_in_words(name: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 not really")
+    (tmp_path / "broken.tar.gz").write_bytes(b"no archive" * 100)
     (tmp_path / "config_LONG.sh").write_bytes(b"A" * 2_000_000)
     done = encore(tmp_path / name)
     assert isinstance(done.exception, EncoreError) and done.exception.expected

@@ -61,6 +61,17 @@ def test_a_command_keeps_its_words_and_where_they_come_from() -> None:
     assert words[3].sources == {"LR", "P"}
 
 
+def test_eval_reads_the_words_of_a_text_once_more() -> None:
+    state = read('LR=0.1\nCMD="python train.py --lr $LR"\neval "${LOGGER} $CMD --seed=$RANDOM"')
+    words = state.invocations[0].words
+    assert [word.text for word in words] == ["python", "train.py", "--lr", "0.1", "--seed="]
+    assert words[3].sources == {"LR", "CMD"} and not words[4].is_known
+    state = read('LR=0.1\nCMD=\'train.py --lr $LR --name "a b"\'\neval "$CMD"')
+    assert [word.text for word in state.invocations[0].words] == ["train.py", "--lr", "0.1", "--name", "a b"]
+    state = read("CMD='a; b'\neval \"$CMD\"")
+    assert not state.invocations and "not one command" in state.notes[0].reason
+
+
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [
@@ -96,6 +107,11 @@ HURTFUL: dict[str, Callable[[], str]] = {
     "nested expansions": lambda: "A=" + "${X:-" * 200 + "}" * 200,
     "nested conditions": lambda: "if true; then\n" * 3000 + "A=1\n" + "fi\n" * 3000,
     "many commands": lambda: "A=1\n" * 30_000,
+    "grows by parts": lambda: "A=x\n" + "A=$A$B\n" * 9000,
+    "cuts without end": lambda: f"A={'a' * 1000}\n" + "B=${A%%*b*}\n" * 5000,
+    "many words": lambda: f"A='{'a ' * 9000}'\n" + "run $A\n" * 5000,
+    "too long": lambda: "A=1 # " + "x" * 200_000,
+    "many notes": lambda: "".join(f"A=$(run {n})\n" for n in range(9000)),
     "sources itself": lambda: "source script.sh\nsource script.sh\n",
 }
 
