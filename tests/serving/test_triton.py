@@ -122,6 +122,30 @@ def test_wrong_inputs_are_refused_in_a_line(served: Served, tmp_path: Path, prot
     assert "Traceback" not in done.stderr
 
 
+def test_own_inputs_are_sent_and_the_outputs_kept(served: Served, tmp_path: Path) -> None:
+    code = f"""
+import numpy as np
+example = np.load("{served.folder}/example.npz")
+np.savez("{tmp_path}/own.npz", features=example["features"][5:8], ids=example["ids"][5:8])
+np.savez("{tmp_path}/half.npz", ids=example["ids"])
+"""
+    assert run(served.python, "-c", code).returncode == 0
+    words = (served.python, served.folder / "client.py", "--url", f"127.0.0.1:{served.ports['http']}", "--inputs")
+    done = run(*words, tmp_path / "own.npz", "--outputs", tmp_path / "found.npz")
+    assert done.returncode == 0, done.stderr
+    assert "sum [3]: " in done.stdout
+    code = f"""
+import numpy as np
+example, found = np.load("{served.folder}/example.npz"), np.load("{tmp_path}/found.npz")
+assert len(found.files) == 2
+assert all(np.allclose(found[name], example[name][5:8]) for name in found.files)
+"""
+    assert run(served.python, "-c", code).returncode == 0
+    for file, said in (("half.npz", "has no features"), ("gone.npz", "is no file of arrays")):
+        done = run(*words, tmp_path / file)
+        assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
 def test_a_bad_request_leaves_the_others_alone(served: Served, tmp_path: Path) -> None:
     """An id beyond the table fails in the model itself, not in the server's check of shapes."""
     done = served.ask("grpc", changed_export(served, tmp_path / "changed", ids="a + 100"))

@@ -3,10 +3,12 @@
     pip install "tritonclient[http,grpc]" numpy
     python client.py --url localhost:8000
     python client.py --url localhost:8001 --protocol grpc
+    python client.py --inputs own.npz --outputs found.npz
 
 example.npz and export.json are looked for next to this file; of a model in parts, each has a folder with both. Ends
 with 0 if each output is within the tolerance of
-export.json, with 1 if not, and with 2 if the server does not answer or refuses the samples.
+export.json, with 1 if not, and with 2 if the server does not answer or refuses the samples. Inputs of your own are
+arrays by the names in export.json, which also says what they mean and how raw data become them (``preprocessing``).
 """
 
 import argparse
@@ -168,6 +170,30 @@ def load(folder: Path) -> "tuple[Dict[str, Any], Arrays]":
         return passport, {name: stored[name] for name in stored.files}
 
 
+def own_arrays(path: Path, passport: Dict[str, Any]) -> Arrays:
+    """Return the model's inputs out of a file of arrays; RefusedError if it lacks one."""
+    wanted = [each["name"] for each in passport["inputs"]]
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            found = {name: stored[name] for name in wanted if name in stored.files}
+    except (OSError, ValueError, AttributeError) as error:
+        raise RefusedError(f"{path} is no file of arrays: {error}") from None
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise RefusedError(f"{path} has no {', '.join(missing)}: expected {', '.join(wanted)}")
+    return found
+
+
+def send(server: Server, path: Path, target: Optional[Path]) -> None:
+    """Ask about the user's own inputs; write the outputs, or print their beginning."""
+    found = predict(server, own_arrays(path, server.passport))
+    if target is not None:
+        np.savez(target, **found)  # type: ignore[arg-type]
+    for name, values in found.items():
+        shown = " ".join(f"{each:g}" for each in values.ravel()[:SHOWN])
+        print(f"{name} {list(values.shape)}: {shown} ...")
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     """Add what names a server and an example."""
     parser.add_argument("--url", default="localhost:8000", help="HOST:PORT of the protocol; default: %(default)s")
@@ -181,14 +207,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--inputs", type=Path, metavar="NPZ", help="your own inputs, by name")
+    parser.add_argument("--outputs", type=Path, metavar="NPZ", help="with --inputs: file for what the server gives")
     args = parser.parse_args(arguments)
-    compared = []
     try:
-        for folder in models(args.folder):
-            passport, example = load(folder)
-            server = Server(args.url, args.protocol, passport)
-            server.wait(args.wait)
-            compared.append(compare(server, example))
+        folders = models(args.folder)
+        if args.inputs is not None:
+            if len(folders) > 1:
+                raise RefusedError(f"{args.folder} is of several models: --folder {folders[0]} names one")
+            send(connected(folders[0], args), args.inputs, args.outputs)
+            return 0
+        compared = [compare(connected(folder, args), load(folder)[1]) for folder in folders]
     except (RefusedError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -198,6 +227,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         for each in compared:
             show(each)
     return 0 if all(each["same"] for each in compared) else 1
+
+
+def connected(folder: Path, args: argparse.Namespace) -> Server:
+    """Return the server of the model in ``folder``, which is ready."""
+    server = Server(args.url, args.protocol, load(folder)[0])
+    server.wait(args.wait)
+    return server
 
 
 def show(compared: Dict[str, Any]) -> None:
