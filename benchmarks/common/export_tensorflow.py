@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
@@ -14,6 +15,26 @@ import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which set
 
 SIGNATURE = "serving_default"
 """The one that servers call."""
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """A network as it evaluates, for `Subject.model`."""
+
+    network: Any
+    """Called with tensors and ``training=False``."""
+    behind: Callable[[Any], Any] = lambda found: found
+    """What follows it in the exported model."""
+
+    @property
+    def variables(self) -> Dict[str, tf.Variable]:
+        """All of its weights."""
+        found: Dict[str, tf.Variable] = self.network.variables
+        return found
+
+    def __call__(self, *inputs: tf.Tensor) -> Any:
+        """Return the outputs."""
+        return self.behind(self.network(*inputs, training=False))
 
 
 def write_saved_model(subject: Subject, folder: Path) -> Tuple[str, Infer]:

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Iterable, Tuple
+from typing import Any, Callable, Dict
 
 import numpy as np
 
 from benchmarks.common.data import passport
-from benchmarks.common.export import Infer
+from benchmarks.common.export import Infer, Subject, Value
 from benchmarks.resnet.config import Hyperparameters
+from benchmarks.resnet.inputs import EvaluationInput
 from benchmarks.resnet.pipeline import MEAN, STD
 
 IMAGES = "RGB, (value 0..255 - mean) / std of each colour, the shorter side resized, the centre cropped"
 LOGITS = "one for each class; the largest is the answer"
+
+
+def subject(
+    model: Any, config: Hyperparameters, folder: Path, evaluation: EvaluationInput, array: Callable[[Any], np.ndarray]
+) -> Subject:
+    """Return what is exported: images of three colours to logits, judged by top-1 accuracy.
+
+    Args:
+        model: takes images in ``config.layout``.
+        config: without a fourth colour.
+        folder: of the data set.
+        evaluation: passes over it.
+        array: turns a batch of ``evaluation`` into one of NumPy.
+    """
+    shape = (3, config.image_size, config.image_size)
+    return Subject(
+        model=model,
+        inputs=(Value("images", IMAGES),),
+        outputs=(Value("logits", LOGITS),),
+        example=(np.zeros((2, *(shape if config.layout == "NCHW" else shape[::-1])), np.float32),),
+        evaluate=lambda infer: accuracy(infer, evaluation, array),
+        preprocessing=preprocessing(config, folder),
+    )
 
 
 def preprocessing(config: Hyperparameters, folder: Path) -> Dict[str, Any]:
@@ -30,11 +54,11 @@ def preprocessing(config: Hyperparameters, folder: Path) -> Dict[str, Any]:
     }
 
 
-def accuracy(infer: Infer, batches: Iterable[Tuple[np.ndarray, np.ndarray, int]], total: int) -> Dict[str, float]:
-    """Top-1 accuracy over ``total`` images: batches of images, labels and how many of them count."""
+def accuracy(infer: Infer, evaluation: EvaluationInput, array: Callable[[Any], np.ndarray]) -> Dict[str, float]:
+    """Top-1 accuracy over all validation images."""
     correct = 0
-    for images, labels, valid in batches:
+    for images, labels, valid in evaluation.one_pass():
         if valid:
-            (logits,) = infer(images[:valid])
-            correct += int((logits.argmax(axis=1) == labels[:valid].reshape(-1)).sum())
-    return {"accuracy": correct / total}
+            (logits,) = infer(array(images)[:valid])
+            correct += int((logits.argmax(axis=1) == array(labels)[:valid].reshape(-1)).sum())
+    return {"accuracy": correct / evaluation.total}

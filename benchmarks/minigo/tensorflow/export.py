@@ -9,7 +9,6 @@ some hundred positions a move.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Tuple
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from benchmarks.common import export
 from benchmarks.common.export import Infer, Subject, Value, on_cpu
-from benchmarks.common.export_tensorflow import TOOLS
+from benchmarks.common.export_tensorflow import TOOLS, Evaluating
 from benchmarks.common.ranks import Ranks
 from benchmarks.minigo import models
 from benchmarks.minigo.data_set import GoGames
@@ -41,21 +40,10 @@ POLICY = "probability of each move: row x board_size + column, the last one is a
 VALUE = "what the side to move may expect: -1 is a loss, 1 a win"
 
 
-@dataclass(frozen=True)
-class Served:
-    """The network as it plays."""
-
-    network: model.Network
-
-    @property
-    def variables(self) -> Dict[str, tf.Variable]:
-        """All of its weights."""
-        return self.network.variables
-
-    def __call__(self, planes: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-        """(B, N x N + 1) and (B,) of (B, N, N, planes)."""
-        logits, value = self.network(planes, training=False)
-        return tf.nn.softmax(logits), value
+def probabilities(found: Tuple[tf.Tensor, tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
+    """Return (B, N x N + 1) and (B,) of the network's logits and values."""
+    logits, value = found
+    return tf.nn.softmax(logits), value
 
 
 def read(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -113,7 +101,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
 
     planes = models.PLANES[config.features]
     return Subject(
-        model=Served(network),
+        model=Evaluating(network, probabilities),
         inputs=(Value("planes", PLANES[config.features]),),
         outputs=(Value("policy", POLICY), Value("value", VALUE)),
         example=(np.zeros((2, config.board_size, config.board_size, planes), np.uint8),),

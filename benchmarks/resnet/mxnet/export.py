@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.common import export
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.export import Infer, Subject, Value, on_cpu
+from benchmarks.common.export import Subject, on_cpu
 from benchmarks.common.export_mxnet import TOOLS
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import serving
@@ -62,19 +62,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     model.initialize(network, config, mx.cpu())
     restore(network, arrays_of(saved), layout)
     evaluation = EvaluationInput(data, config, folder, Ranks(0, 1, 0, 1, mx.cpu()))
-
-    def evaluate(infer: Infer) -> Dict[str, float]:
-        batches = ((images.asnumpy(), labels.asnumpy(), valid) for images, labels, valid in evaluation.one_pass())
-        return serving.accuracy(infer, batches, evaluation.total)
-
-    return Subject(
-        model=network,
-        inputs=(Value("images", serving.IMAGES),),
-        outputs=(Value("logits", serving.LOGITS),),
-        example=(np.zeros((2, 3, config.image_size, config.image_size), np.float32),),
-        evaluate=evaluate,
-        preprocessing=serving.preprocessing(config, folder),
-    )
+    return serving.subject(network, config, folder, evaluation, mx.nd.NDArray.asnumpy)
 
 
 if __name__ == "__main__":

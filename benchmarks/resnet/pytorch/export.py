@@ -6,13 +6,12 @@ $ python -m benchmarks.resnet.pytorch.export --experiment RUN/experiment_0 --dat
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Any, Mapping
 
-import numpy as np
 import torch
 
 from benchmarks.common import export
-from benchmarks.common.export import Infer, Subject, Value, on_cpu
+from benchmarks.common.export import Subject, on_cpu
 from benchmarks.common.export_torch import TOOLS
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import serving
@@ -32,19 +31,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     weights[STEM] = weights[STEM][:, :3].contiguous()
     network.load_state_dict(weights)
     evaluation = EvaluationInput(data, config, folder, Ranks(0, 1, 0, 1, torch.device("cpu")))
-
-    def evaluate(infer: Infer) -> Dict[str, float]:
-        batches = ((images.numpy(), labels.numpy(), valid) for images, labels, valid in evaluation.one_pass())
-        return serving.accuracy(infer, batches, evaluation.total)
-
-    return Subject(
-        model=network.eval(),
-        inputs=(Value("images", serving.IMAGES),),
-        outputs=(Value("logits", serving.LOGITS),),
-        example=(np.zeros((2, 3, config.image_size, config.image_size), np.float32),),
-        evaluate=evaluate,
-        preprocessing=serving.preprocessing(config, folder),
-    )
+    return serving.subject(network.eval(), config, folder, evaluation, torch.Tensor.numpy)
 
 
 if __name__ == "__main__":

@@ -5,40 +5,19 @@ $ python -m benchmarks.resnet.tensorflow.export --experiment RUN/experiment_0 --
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Mapping
-
-import numpy as np
+from typing import Any, Mapping
 
 from benchmarks.common import export
-from benchmarks.common.export import Infer, Subject, Value, on_cpu
-from benchmarks.common.export_tensorflow import TOOLS
+from benchmarks.common.export import Subject, on_cpu
+from benchmarks.common.export_tensorflow import TOOLS, Evaluating
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import serving
 from benchmarks.resnet.inputs import EvaluationInput
 from benchmarks.resnet.tensorflow import data, model
 from benchmarks.resnet.tensorflow.config import Config
 
-import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
-
 STEM = "stem.conv.weight"
-
-
-@dataclass(frozen=True)
-class Served:
-    """The network as it evaluates."""
-
-    network: model.Network
-
-    @property
-    def variables(self) -> Dict[str, tf.Variable]:
-        """All of its weights."""
-        return self.network.variables
-
-    def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        """(N, classes) of (N, height, width, 3)."""
-        return self.network(images, training=False)
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
@@ -49,19 +28,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         array = saved[f"weights/{name}"]
         variable.assign(array[:, :, :3] if name == STEM else array)
     evaluation = EvaluationInput(data, config, folder, Ranks(0, 1, 0, 1, "/CPU:0"))
-
-    def evaluate(infer: Infer) -> Dict[str, float]:
-        batches = ((images.numpy(), labels.numpy(), valid) for images, labels, valid in evaluation.one_pass())
-        return serving.accuracy(infer, batches, evaluation.total)
-
-    return Subject(
-        model=Served(network),
-        inputs=(Value("images", serving.IMAGES),),
-        outputs=(Value("logits", serving.LOGITS),),
-        example=(np.zeros((2, config.image_size, config.image_size, 3), np.float32),),
-        evaluate=evaluate,
-        preprocessing=serving.preprocessing(config, folder),
-    )
+    return serving.subject(Evaluating(network), config, folder, evaluation, lambda tensor: tensor.numpy())
 
 
 if __name__ == "__main__":
