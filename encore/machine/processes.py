@@ -7,15 +7,43 @@ import ctypes
 import os
 import platform
 import signal
+import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
+
+from encore.job import Command
 
 PR_SET_CHILD_SUBREAPER = 36
 LAUNCHER = "launcher.pid"
 """File in an experiment's folder: process, host and start of what starts its ranks, while that runs."""
+
+
+def start(
+    command: Command, output: IO[bytes], errors: IO[bytes] | None = None, keep: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own: the terminal's Ctrl-C comes to this process alone, which ends the other.
+
+    Args:
+        command: what is started.
+        output: of the command, to both its streams if ``errors`` is None.
+        errors: what it writes to standard error.
+        keep: file descriptors that stay open in it.
+    """
+    return subprocess.Popen(
+        command.argv,
+        env=dict(command.environment),
+        cwd=command.working_directory,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT if errors is None else errors,
+        start_new_session=True,
+        pass_fds=tuple(keep),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

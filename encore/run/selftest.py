@@ -129,16 +129,7 @@ class Ended:
 def execute(command: Command, work: Path, seconds: float) -> Ended:
     """Run a command for at most so long; leave no process of it, also when this one is interrupted."""
     with (work / "stdout.txt").open("w+b") as output, (work / "stderr.txt").open("w+b") as errors:
-        child = subprocess.Popen(
-            command.argv,
-            env=dict(command.environment),
-            cwd=command.working_directory,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            # The terminal's Ctrl-C comes to this process alone, which ends the others in order.
-            start_new_session=True,
-        )
+        child = processes.start(command, output, errors)
         code: int | None = None
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -114,16 +114,7 @@ def run(
     with (ranks / "launcher.txt").open("ab") as output:
         output.write(f"{START}{shlex.join(command.argv)}\n".encode())
         output.flush()
-        child = subprocess.Popen(
-            command.argv,
-            env=dict(command.environment),
-            cwd=command.working_directory,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # The terminal's Ctrl-C comes to us alone; we pass it on in order.
-            start_new_session=True,
-        )
+        child = processes.start(command, output)
         watch = HangWatch(experiment.folder / "heartbeat", limits.hang_seconds)
         telemetry = Telemetry(experiment.folder / "telemetry.jsonl")
         telemetry.start()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
+from encore.machine import processes
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 40.0
@@ -47,16 +48,7 @@ def running(
     """
     try:
         with log.open("wb") as output:
-            # A Ctrl-C ends this process, which then ends the server in order.
-            child = subprocess.Popen(
-                command.argv,
-                env=dict(command.environment),
-                cwd=command.working_directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            child = processes.start(command, output)
     except OSError as error:
         raise EncoreError(f"{command.argv[0]} does not start: {error}", exit_code=ExitCode.FAILED) from error
     try:

@@ -31,7 +31,7 @@ from encore.containers import runtimes
 from encore.containers.renderers import host
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount
-from encore.machine import node
+from encore.machine import node, processes
 from encore.run import hints, run_folder
 from encore.slurm import commands
 from encore.studies import definition
@@ -237,16 +237,7 @@ def _run(wanted: Command, output: Path, kept: int) -> int:
     """Run a command in a group of its own, and end the whole group if this process is interrupted."""
     with output.open("wb") as file:
         try:
-            child = subprocess.Popen(
-                wanted.argv,
-                env=dict(wanted.environment),
-                cwd=wanted.working_directory,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=(kept,),
-            )
+            child = processes.start(wanted, file, keep=(kept,))
         except OSError as error:
             raise EncoreError(f"{wanted.argv[0]} cannot be started: {error.strerror}") from error
         try:
