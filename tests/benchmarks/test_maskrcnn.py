@@ -22,7 +22,7 @@ from tests import trainings
 from tests.conftest import Encore, logged, losses, only_run, records
 from tests.trainings import PATIENCE, InFramework, exported, finish, result, trained_once, write_small_config
 
-SCENES, GLOBAL_BATCH = 96, 8
+SCENES, GLOBAL_BATCH, PROPOSALS = 96, 8, 1000
 STEPS = SCENES // GLOBAL_BATCH
 """Of an epoch."""
 SHORT = ("epochs=2", "log_interval=1", "warmup_steps=8", "eval_batch_size=4", "box_target=0.99", "mask_target=0.99")
@@ -194,7 +194,9 @@ def scenes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
-    values = (*SHORT, f"batch_size={GLOBAL_BATCH // ranks}", *settings)
+    # A rank's batch shares its proposals: with as many for half of the images, more of them hold objects.
+    share = (f"batch_size={GLOBAL_BATCH // ranks}", f"proposals_train={PROPOSALS // ranks}")
+    values = (*SHORT, *share, *settings)
     return write_small_config(path, "maskrcnn", ranks, values, seed=7)
 
 
@@ -218,10 +220,11 @@ def unbroken(pytorch_python: Path, scenes: Path, tmp_path_factory: pytest.TempPa
 def test_two_ranks_train_like_one(unbroken: Callable[[int], Path]) -> None:
     one, two = (losses(unbroken(ranks) / "metrics.jsonl") for ranks in (1, 2))
     assert len(one) == len(two) == 2 * STEPS
-    # The same images, samples and weights; each rank has a mean of its own, of not quite as many samples.
+    # The same images and weights, other samples; each rank has a mean of its own, of not quite as many of them.
     assert two[0] == pytest.approx(one[0], rel=0.05)
-    assert np.mean(two[-6:]) == pytest.approx(np.mean(one[-6:]), rel=0.15)
-    assert np.mean(one[-6:]) < 0.8 * one[0]
+    # Of six other seeds the second epochs were 0 to 16 % apart.
+    assert np.mean(two[STEPS:]) == pytest.approx(np.mean(one[STEPS:]), rel=0.25)
+    assert max(np.mean(one[-6:]) / one[0], np.mean(two[-6:]) / two[0]) < 0.5
 
 
 def test_log_names_both_qualities_and_passes_but_for_the_targets(unbroken: Callable[[int], Path]) -> None:
