@@ -136,9 +136,10 @@ def command(folder: Folder, point: Point, python: Path | None) -> Command:
     one = any(point.axes.get(axis) in values for axis, values in program.one_process.items())
     launch = launchers.on_one_node(program.framework, 1 if one else ranks, str(output))
     on_cpu = point.config.get("device") == "cpu"
-    # Contexts of one process have threads of their own, as processes do. Threads that spin while they wait take the
-    # cores of the others, and of other programs.
-    threads = {"OMP_NUM_THREADS": str(max(1, node.cores() // ranks)), "OMP_WAIT_POLICY": "PASSIVE"}
+    # A device has as many cores in each point, as a GPU is as large: a speed-up is that of more devices. Contexts of
+    # one process have threads of their own, as processes do; threads that spin while they wait take the others' cores.
+    most = max(int(each.axes[program.ranks]) for each in folder.points())
+    threads = {"OMP_NUM_THREADS": str(max(1, node.cores() // most)), "OMP_WAIT_POLICY": "PASSIVE"}
     variables = threads if on_cpu else {}
     job = Job(
         argv=(

@@ -207,6 +207,13 @@ def test_resume_and_array_hold_what_is_missing(built: tuple[measuring.Folder, pa
     assert parse(content) == load("multi-gpu")
 
 
+def test_a_device_of_a_cpu_is_as_large_in_each_point(tmp_path: Path) -> None:
+    folder = measuring.create(load("multi-gpu", small=True), tmp_path, measuring.Place("host", None, None))
+    commands = {int(each.axes["ranks"]): measuring.command(folder, each, None) for each in folder.points()}
+    assert sorted(commands) == [1, 2]
+    assert len({each.environment["OMP_NUM_THREADS"] for each in commands.values()}) == 1
+
+
 def test_time_that_is_left(built: tuple[measuring.Folder, page.Page, Path]) -> None:
     folder = built[0]
     missing = [point for point in folder.points() if folder.state(point) != "done"]
