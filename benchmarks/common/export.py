@@ -260,7 +260,7 @@ def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Di
                 f"{found.turned} samples of {found.samples} differ from the training code's by more than "
                 f"{subject.tolerance:.2g}",
                 f"at most {subject.turned:.0%}, of which a last bit turned a decision",
-                "try another --format",
+                "export it again, or in another --format",
                 FAILED,
             )
         if not found.difference <= subject.tolerance:
@@ -268,7 +268,7 @@ def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Di
                 f"the outputs of the exported {name or 'model'} differ by {found.difference:.2g} "
                 "from the training code's",
                 f"at most {subject.tolerance:.2g}, over {found.samples} samples of the evaluation set",
-                "try another --format",
+                "export it again, or in another --format",
                 FAILED,
             )
     return checked, quality

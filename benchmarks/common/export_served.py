@@ -35,8 +35,7 @@ def check_served(parts: Parts, tools: Tools, url: str, exported: Path) -> Dict[s
     try:
         served = {}
         for name, subject in parts.subjects.items():
-            passport, _ = client.load(exported / name)
-            server = Server(url, "http", passport)
+            server = Server(url, "http", client.read_passport(exported / name))
             server.wait(READY_SECONDS)
             served[name] = asking(server, subject)
         checked, quality = check(parts, served, tools)

@@ -70,9 +70,11 @@ def export(
 
 def _summary(content: dict[str, Any]) -> list[str]:
     checked = content["checked"]
+    checks = {f"{name} ": part["checked"] for name, part in content.get("parts", {}).items()} or {"": checked}
     lines = [
-        f"checked on {checked['samples']} evaluation samples: largest difference {checked['largest_difference']:.2g}, "
-        f"tolerance {checked['tolerance']:.2g}"
+        f"{name}checked on {each['samples']} evaluation samples: largest difference {each['largest_difference']:.2g}, "
+        f"tolerance {each['tolerance']:.2g}"
+        for name, each in checks.items()
     ]
     through = checked.get("quality", {})
     for name, value in content["quality"].items():

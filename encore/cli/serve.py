@@ -96,7 +96,7 @@ def serve(
     if place.problem is not None:
         raise place.problem
     planned_evaluation = None if run is None else evaluation.plan(source, run, data_folder)
-    repositories.write(source, models, target, place.backend, settings)
+    repositories.write(source, models, planned, place.backend, settings)
     serving.prepare(place, planned[0])
     for each in planned:
         say(screen, f"model repository: {each.models} ({each.name}, version {each.version})")
@@ -109,7 +109,7 @@ def serve(
             found["check"] = serving.ask(own, target, ports)
             if planned_evaluation:
                 url = f"127.0.0.1:{ports.http}"
-                found["evaluation"] = evaluation.evaluate(planned_evaluation, url, None, on_step)
+                found["evaluation"] = evaluation.evaluate(planned_evaluation, url, on_step)
             if bench:
                 folders = [repositories.client_folder(source, model, target) for model in models]
                 measured = [serving.measure(own, *each, ports, load) for each in zip(models, folders, strict=True)]
@@ -208,8 +208,9 @@ def _print_check(screen: Console, checked: dict[str, list[dict[str, Any]]]) -> N
 
 
 def _print_evaluation(screen: Console, found: dict[str, Any]) -> None:
-    say(screen, f"evaluation set through the server: {found['samples']} samples, largest difference "
-        f"{found['largest_difference']:.3g}, tolerance {found['tolerance']:.3g}")  # fmt: skip
+    for part, each in found.get("parts", {"evaluation set": found}).items():
+        say(screen, f"{part} through the server: {each['samples']} samples, largest difference "
+            f"{each['largest_difference']:.3g}, tolerance {each['tolerance']:.3g}")  # fmt: skip
     for name, value in found.get("quality", {}).items():
         say(screen, text(f"{name} through the server: {value:.5g}"))
 

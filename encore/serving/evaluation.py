@@ -43,12 +43,12 @@ def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
     return Evaluation(source.absolute(), choice, experiment.folder.absolute(), folder)
 
 
-def evaluate(evaluation: Evaluation, url: str, python: Path | None, on_step: Callable[[str], None]) -> dict[str, Any]:
+def evaluate(evaluation: Evaluation, url: str, on_step: Callable[[str], None]) -> dict[str, Any]:
     """Pass the evaluation set through the server at ``url`` and through the training code.
 
     Returns samples, largest difference, tolerance and quality. Raises EncoreError if the difference is beyond it.
     """
-    variables = exporting.variables_of(evaluation.choice, python, [ENVIRONMENT], on_step)
+    variables = exporting.variables_of(evaluation.choice, None, [ENVIRONMENT], on_step)
     on_step(f"passing the evaluation set of {evaluation.data} through the server")
     places = ("--experiment", str(evaluation.experiment), "--data", str(evaluation.data))
     served = ("--through", url, "--exported", str(evaluation.source))

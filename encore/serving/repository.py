@@ -62,11 +62,14 @@ def client_folder(source: Path, model: Model, folder: Path) -> Path:
     return folder / model.folder.relative_to(source)
 
 
-def write(source: Path, models: Sequence[Model], folder: Path, backend: Backend, settings: Settings) -> None:
-    """Write the repository with all models of ``source``; EncoreError if the disk does not take it."""
+def write(
+    source: Path, models: Sequence[Model], planned: Sequence[Repository], backend: Backend, settings: Settings
+) -> None:
+    """Write what `plan` returned for each model of ``source``; EncoreError if the disk does not take it."""
+    folder = planned[0].folder
     try:
-        for model in models:
-            _write_model(model, plan(model, folder), backend, settings)
+        for model, repository in zip(models, planned, strict=True):
+            _write_model(model, repository, backend, settings)
             place = client_folder(source, model, folder)
             place.mkdir(exist_ok=True)
             for name in (PASSPORT, EXAMPLE):

@@ -113,9 +113,9 @@ def test_versions_are_numbered(tmp_path: Path) -> None:
     models = exports.read(source)
 
     def serve() -> int:
-        version = repositories.plan(models[0], folder).version
-        repositories.write(source, models, folder, Backend("python"), Settings())
-        return version
+        planned = repositories.plan(models[0], folder)
+        repositories.write(source, models, [planned], Backend("python"), Settings())
+        return planned.version
 
     assert [serve(), serve()] == [1, 1]
     (source / "model.onnx").unlink()
@@ -134,7 +134,8 @@ def test_parts_are_models_of_one_repository(tmp_path: Path) -> None:
     (source / "export.json").write_text(json.dumps({**PASSPORT, "parts": ["encoder", "decoder"]}), encoding="utf-8")
     models = exports.read(source)
     assert [each.export.name for each in models] == ["small-encoder", "small-decoder"]
-    repositories.write(source, models, folder, Backend("python"), Settings())
+    planned = [repositories.plan(each, folder) for each in models]
+    repositories.write(source, models, planned, Backend("python"), Settings())
     for part in ("encoder", "decoder"):
         assert (folder / "model_repository" / f"small-{part}" / "1" / "model.onnx").is_file()
         assert {path.name for path in (folder / part).iterdir()} == {"export.json", "example.npz"}

@@ -157,17 +157,21 @@ def compare(server: Server, example: Arrays) -> Dict[str, Any]:
     }
 
 
+def read_passport(folder: Path) -> Dict[str, Any]:
+    """Return export.json."""
+    found: Dict[str, Any] = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    return found
+
+
 def models(folder: Path) -> List[Path]:
     """Return the folder of each model: that of its parts, or ``folder`` itself."""
-    passport = json.loads((folder / "export.json").read_text(encoding="utf-8"))
-    return [folder / part for part in passport.get("parts", [])] or [folder]
+    return [folder / part for part in read_passport(folder).get("parts", [])] or [folder]
 
 
 def load(folder: Path) -> "tuple[Dict[str, Any], Arrays]":
     """Return export.json and the arrays of example.npz."""
-    passport = json.loads((folder / "export.json").read_text(encoding="utf-8"))
     with np.load(folder / "example.npz", allow_pickle=False) as stored:
-        return passport, {name: stored[name] for name in stored.files}
+        return read_passport(folder), {name: stored[name] for name in stored.files}
 
 
 def own_arrays(path: Path, passport: Dict[str, Any]) -> Arrays:
@@ -231,7 +235,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def connected(folder: Path, args: argparse.Namespace) -> Server:
     """Return the server of the model in ``folder``, which is ready."""
-    server = Server(args.url, args.protocol, load(folder)[0])
+    server = Server(args.url, args.protocol, read_passport(folder))
     server.wait(args.wait)
     return server
 
