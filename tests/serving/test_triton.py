@@ -128,6 +128,7 @@ import numpy as np
 example = np.load("{served.folder}/example.npz")
 np.savez("{tmp_path}/own.npz", features=example["features"][5:8], ids=example["ids"][5:8])
 np.savez("{tmp_path}/half.npz", ids=example["ids"])
+np.save("{tmp_path}/one.npy", example["ids"])
 """
     assert run(served.python, "-c", code).returncode == 0
     words = (served.python, served.folder / "client.py", "--url", f"127.0.0.1:{served.ports['http']}", "--inputs")
@@ -141,9 +142,13 @@ assert len(found.files) == 2
 assert all(np.allclose(found[name], example[name][5:8]) for name in found.files)
 """
     assert run(served.python, "-c", code).returncode == 0
-    for file, said in (("half.npz", "has no features"), ("gone.npz", "is no file of arrays")):
+    (tmp_path / "damaged.npz").write_bytes((tmp_path / "own.npz").read_bytes()[:100])
+    none = "is no file of arrays"
+    for file, said in (("half.npz", "has no features"), ("gone.npz", none), ("one.npy", none), ("damaged.npz", none)):
         done = run(*words, tmp_path / file)
         assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    done = run(*words, tmp_path / "own.npz", "--outputs", tmp_path / "gone" / "found.npz")
+    assert (done.returncode, "cannot be written" in done.stderr) == (2, True)
 
 
 def test_a_bad_request_leaves_the_others_alone(served: Served, tmp_path: Path) -> None:

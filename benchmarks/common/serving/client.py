@@ -6,15 +6,16 @@
     python client.py --inputs own.npz --outputs found.npz
 
 example.npz and export.json are looked for next to this file; of a model in parts, each has a folder with both. Ends
-with 0 if each output is within the tolerance of
-export.json, with 1 if not, and with 2 if the server does not answer or refuses the samples. Inputs of your own are
-arrays by the names in export.json, which also says what they mean and how raw data become them (``preprocessing``).
+with 0 if each output is within the tolerance of export.json, with 1 if not, and with 2 if the server does not answer or
+refuses the samples. Inputs of your own are arrays by the names in export.json, which also says what they mean and how
+raw data become them (``preprocessing``).
 """
 
 import argparse
 import json
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -180,7 +181,8 @@ def own_arrays(path: Path, passport: Dict[str, Any]) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as stored:
             found = {name: stored[name] for name in wanted if name in stored.files}
-    except (OSError, ValueError, AttributeError) as error:
+    # A single array, as np.save writes it, is no context.
+    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise RefusedError(f"{path} is no file of arrays: {error}") from None
     missing = [name for name in wanted if name not in found]
     if missing:
@@ -192,7 +194,10 @@ def send(server: Server, path: Path, target: Optional[Path]) -> None:
     """Ask about the user's own inputs; write the outputs, or print their beginning."""
     found = predict(server, own_arrays(path, server.passport))
     if target is not None:
-        np.savez(target, **found)  # type: ignore[arg-type]
+        try:
+            np.savez(target, **found)  # type: ignore[arg-type]
+        except OSError as error:
+            raise RefusedError(f"{target} cannot be written: {error.strerror}") from None
     for name, values in found.items():
         shown = " ".join(f"{each:g}" for each in values.ravel()[:SHOWN])
         print(f"{name} {list(values.shape)}: {shown} ...")
@@ -214,6 +219,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--inputs", type=Path, metavar="NPZ", help="your own inputs, by name")
     parser.add_argument("--outputs", type=Path, metavar="NPZ", help="with --inputs: file for what the server gives")
     args = parser.parse_args(arguments)
+    if args.inputs is None and args.outputs is not None:
+        parser.error("--outputs needs --inputs")
+    if args.inputs is not None and args.json:
+        parser.error("--json is of the comparison with the example: without --inputs")
     try:
         folders = models(args.folder)
         if args.inputs is not None:
