@@ -24,6 +24,16 @@ PASSED_ON = (
 """Variables that a rank takes over from the caller; all others must be named with --env."""
 
 
+def caller_name(caller: Mapping[str, str]) -> dict[str, str]:
+    """Return the caller's name as LOGNAME and USER, also where the caller has none.
+
+    PyTorch 2.8 to 2.12 look it up when an optimizer or `torch.compile` is first used, and end where neither these nor
+    /etc/passwd have it, as for the caller's uid in a container (https://github.com/pytorch/pytorch/issues/140765).
+    """
+    name = caller.get("LOGNAME") or caller.get("USER") or "encore"
+    return {"LOGNAME": name, "USER": name}
+
+
 @dataclass(frozen=True)
 class Mount:
     """A folder of the host as a job sees it."""

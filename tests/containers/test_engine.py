@@ -143,7 +143,8 @@ def test_files_belong_to_the_caller(engine: EngineUnderTest, tmp_path: Path) -> 
     folder = tmp_path / "results"
     folder.mkdir()
     os.chown(folder, 12345, 12345)
-    write = "import pathlib, sys; pathlib.Path(sys.argv[1], 'made').mkdir()"
+    # The image's /etc/passwd has no such user, whose name PyTorch asks for.
+    write = "import getpass, pathlib, sys; pathlib.Path(sys.argv[1], 'made').mkdir(); getpass.getuser()"
     mount = Mount(folder, str(folder), False)
     command = ("python", "-c", write, str(folder))
     run_in(engine, Job(argv=command, environment={}, mounts=(mount,), ranks=1, gpus=0), user=12345)

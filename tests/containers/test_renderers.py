@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import pwd
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +59,7 @@ def environment(runtime: str, command: Command) -> dict[str, str]:
 
 
 def without_own(variables: dict[str, str]) -> dict[str, str]:
-    own = {*INSIDE, *PASSED_ON, "PATH", "NVIDIA_VISIBLE_DEVICES"}
+    own = {*INSIDE, *PASSED_ON, "PATH", "NVIDIA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
     return {name: value for name, value in variables.items() if name not in own}
 
 
@@ -75,6 +78,35 @@ def test_all_runtimes_start_the_same(benchmark: str, gpus: int) -> None:
         assert command.argv[command.argv.index(image) + 1 :] == job.argv
         assert MOUNTS[runtime](command) == mounts
         assert without_own(environment(runtime, command)) == without_own(dict(on_host.environment))
+
+
+@pytest.mark.parametrize("runtime", ["host", *RENDERERS])
+@pytest.mark.parametrize("caller", [{}, {"USER": "anna"}])
+def test_ranks_find_a_name_without_a_passwd_entry(
+    runtime: str, caller: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch 2.8 to 2.12 call getpass.getuser() for the folder of torch.compile (pytorch#140765)."""
+    job = samples.job(0, catalogue.choose("ncf"))
+    if runtime == "host":
+        given = dict(host.render(job, Path("/env/bin/python"), caller).environment)
+    else:
+        given = environment(runtime, RENDERERS[runtime](job, samples.container(runtime, caller=caller)))
+        assert given["TORCHINDUCTOR_CACHE_DIR"] == "/tmp/torchinductor_1000"
+        assert given["TRITON_CACHE_DIR"] == "/tmp/triton_1000"
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(os, "environ", given)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert getpass.getuser() == caller.get("USER", "encore")
+
+
+def test_given_name_and_caches_win() -> None:
+    job = replace(samples.job(0), environment={"USER": "model", "TRITON_CACHE_DIR": "/scratch"})
+    for runtime, render in RENDERERS.items():
+        given = environment(runtime, render(job, samples.container(runtime)))
+        assert (given["USER"], given["TRITON_CACHE_DIR"]) == ("model", "/scratch")
 
 
 @pytest.mark.parametrize("runtime", RENDERERS)

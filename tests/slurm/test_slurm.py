@@ -77,6 +77,7 @@ def plain(text: str) -> str:
     text = re.sub(r"[^\s:=']*/environments/mxnet-[0-9a-f]+", "/cache/mxnet", text)
     text = re.sub(r"nofile=\d+:\d+|nproc=-?\d+:-?\d+", "LIMIT", text)
     text = re.sub(r"--user \d+:\d+", "--user 1000:1000", text)
+    text = re.sub(r"(torchinductor|triton)_\d+", r"\1_1000", text)
     return re.sub(r"Encore \d[\w.]*", "Encore VERSION", text)
 
 

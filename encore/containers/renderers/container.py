@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from encore.job import Job
+from encore.job import Job, caller_name
 
 GpuAccess = Literal["gpus", "cdi"]
 """How an engine hands out GPUs: its own ``--gpus`` option, or a device of the Container Device Interface."""
@@ -72,4 +72,11 @@ def visible_devices(job: Job, container: Container) -> dict[str, str]:
 
 def inside(job: Job, container: Container) -> dict[str, str]:
     """Return variables whose values are no secret and differ from the client's own."""
-    return {**INSIDE, **visible_devices(job, container)}
+    # By number, and not below HOME: Apptainer and Enroot share /tmp with the host, and so with other users.
+    caches = {
+        "TORCHINDUCTOR_CACHE_DIR": f"/tmp/torchinductor_{container.user}",
+        "TRITON_CACHE_DIR": f"/tmp/triton_{container.user}",
+    }
+    ours = {**caller_name(container.caller), **caches}
+    chosen = {name: value for name, value in ours.items() if name not in job.environment}
+    return {**INSIDE, **chosen, **visible_devices(job, container)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from encore import paths
-from encore.job import PASSED_ON, Command, Job
+from encore.job import PASSED_ON, Command, Job, caller_name
 
 MODULES = {"torchrun": "torch.distributed.run", "horovodrun": "horovod.runner.launch"}
 """Launchers that a Python can start itself, wherever their programs are."""
@@ -20,7 +20,7 @@ def render(job: Job, python: Path, caller: Mapping[str, str], given: bool = Fals
     ``given`` by the user may have its programs and packages anywhere: it is named by its file, starts launchers as
     modules, and keeps the caller's PYTHONPATH, by which environment modules work.
     """
-    environment = {name: caller[name] for name in PASSED_ON if name in caller}
+    environment = {name: caller[name] for name in PASSED_ON if name in caller} | caller_name(caller)
     environment["PATH"] = os.pathsep.join([str(python.parent), caller.get("PATH", os.defpath)])
     environment["PYTHONPATH"] = str(paths.ROOT)
     words = job.argv

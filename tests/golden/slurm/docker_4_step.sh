@@ -80,6 +80,10 @@ cd /encore && env -i HOME=/home/me PATH=/usr/bin:/bin USER=me PYTHONUNBUFFERED=1
   --env HOME=/tmp \
   --env PYTHONNOUSERSITE=1 \
   --env PYTHONPATH=/workspace/encore \
+  --env LOGNAME=me \
+  --env USER=me \
+  --env TORCHINDUCTOR_CACHE_DIR=/tmp/torchinductor_1000 \
+  --env TRITON_CACHE_DIR=/tmp/triton_1000 \
   --user 1000:1000 \
   --gpus all encore/resnet:latest python -m benchmarks.resnet.mxnet.train \
   --config /results/TIME-resnet-mxnet-dgxa100-jobJOB/experiment_0/config.json \
