@@ -15,7 +15,10 @@ class ExitCode(IntEnum):
     REFUSED = 2
     """Refused before the start: a wrong name, value, environment or data set."""
     NOT_REACHED = 3
-    """The run ended as planned, but at least one experiment missed the quality target."""
+    """The run ended as planned, but at least one experiment missed the quality target.
+
+    Of the self-test: no check failed, but the time limit left some out.
+    """
     INTERRUPTED = 130
     """Stopped by SIGINT or SIGTERM; ``--resume`` continues from the checkpoint."""
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import importlib
 import json
 import os
 import shlex
@@ -106,9 +107,7 @@ class Bench:
         words = shlex.split(arguments.launch)
         module = LAUNCHERS.get(words[0]) if words else None
         self.launch = [sys.executable, "-m", module, *words[1:]] if module else words
-        self.base: Dict[str, Any] = json.loads(arguments.config.read_text(encoding="utf-8"))
-        self.base.update(device=self.device, epochs=EPOCHS, log_interval=1, checkpoint_interval=0)
-        self.base.update({name: value for name, value in suite.settings.items() if name in self.base})
+        self.base = base_of(suite, json.loads(arguments.config.read_text(encoding="utf-8")), self.device)
 
     def command(self, settings: Mapping[str, Any], name: str, launch: Sequence[str] = ()) -> Tuple[List[str], Path]:
         """Return the command of a training, with its folder, which is empty but for its configuration."""
@@ -140,6 +139,12 @@ class Bench:
             run(command, folder, environment)
             kept.write_text(json.dumps(read_losses(folder)), encoding="utf-8")
         return [[(count, loss) for count, loss in epoch] for epoch in json.loads(kept.read_text(encoding="utf-8"))]
+
+
+def base_of(suite: Suite, small: Mapping[str, Any], device: str) -> Dict[str, Any]:
+    """Return the configuration that all trainings share: the small one, without what is varied."""
+    base = {**small, "device": device, "epochs": EPOCHS, "log_interval": 1, "checkpoint_interval": 0}
+    return {**base, **{name: value for name, value in suite.settings.items() if name in base}}
 
 
 def run(command: List[str], folder: Path, environment: Mapping[str, str]) -> None:
@@ -306,11 +311,11 @@ FIXED = {"device": device, "defaults": as_on_gpus, "overflow": overflow, "resume
 """Checks of every implementation, the most telling first."""
 
 
-def names(bench: Bench) -> Iterator[str]:
+def names(suite: Suite, base: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of all checks."""
     yield from FIXED
-    yield from bench.suite.programs
-    yield from variants(bench.suite, bench.base)
+    yield from suite.programs
+    yield from variants(suite, base)
 
 
 def check(bench: Bench, name: str) -> Result:
@@ -344,7 +349,7 @@ def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
     what.add_argument("--check", metavar="NAME", help="the check to make")
     arguments = parser.parse_args(argv)
     bench = Bench(suite, arguments)
-    known = list(names(bench))
+    known = list(names(suite, bench.base))
     if arguments.list:
         print(json.dumps(known))
         return 0
@@ -359,3 +364,16 @@ def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
     arguments.work.mkdir(parents=True, exist_ok=True)
     print(json.dumps(dataclasses.asdict(check(bench, arguments.check))))
     return 0
+
+
+def listed(small: Mapping[str, Mapping[str, Any]]) -> Dict[str, List[str]]:
+    """Return the names of the checks on a GPU by implementation's module, each with its small configuration."""
+    suites = {module: importlib.import_module(f"{module}.selftest").SUITE for module in small}
+    return {module: list(names(suite, base_of(suite, small[module], "gpu"))) for module, suite in suites.items()}
+
+
+if __name__ == "__main__":
+    # The documentation's table: `make docs`. The module that the suites import, not this copy of it.
+    from benchmarks.common import selftest
+
+    print(json.dumps(selftest.listed(json.load(sys.stdin))))

@@ -13,7 +13,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -172,6 +175,28 @@ def fakes_table() -> str:
     return markdown(["fake", "sets in which the audit then has an error more"], rows)
 
 
+@cache
+def checks() -> dict[str, list[str]]:
+    """Return the checks that the self-test makes of each implementation on a GPU, as its own program lists them."""
+    small = {}
+    for choice in catalogue.choices().values():
+        system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
+        small[choice.implementation.module] = configuration.resolve(choice, system, 1, 1, []).plain()
+    command = [sys.executable, "-m", "benchmarks.common.selftest"]
+    listed = json.loads(subprocess.check_output(command, input=json.dumps(small), text=True, cwd=paths.ROOT))
+    return {name: listed[choice.implementation.module] for name, choice in catalogue.choices().items()}
+
+
+def checks_table() -> str:
+    """Return which checks every implementation has, and which one has in addition."""
+    every = checks()
+    shared = [name for name in next(iter(every.values())) if all(name in each for each in every.values())]
+    rows = [["each", ", ".join(f"`{name}`" for name in shared)]]
+    for name, listed in every.items():
+        rows.append([f"`{name}`", ", ".join(f"`{check}`" for check in listed if check not in shared)])
+    return markdown(["implementation", "checks"], rows)
+
+
 TABLES: dict[str, Callable[[Choice], str]] = {
     "targets": targets_table,
     "systems": systems_table,
@@ -187,6 +212,7 @@ GENERAL: dict[str, Callable[[], str]] = {
     "convergence-calibration": shift_table,
     "audit": audit_table,
     "fakes": fakes_table,
+    "checks": checks_table,
 }
 """Tables of everything."""
 

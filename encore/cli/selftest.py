@@ -36,14 +36,19 @@ def selftest(
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Make the checks whose names begin so; repeatable.")
     ] = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds for all checks; the others are skipped.")] = 600.0,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds for all checks; what is left then is skipped: exit code 3.")
+    ] = 600.0,
     check_seconds: Annotated[float, typer.Option(help="Seconds after which a check has failed.")] = 150.0,
     runtime: options.Runtime = None,
     image: options.Image = None,
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check what only a GPU takes: precisions, graphs, compilers, kernels, resume, speed; exit code 1 if one fails."""
+    """Check what only a GPU takes: precisions, graphs, compilers, kernels, resume, speed; exit code 1 if one fails.
+
+    Exit code 3: none failed, but the time limit left some out.
+    """
     request = selftests.Request(
         benchmarks=tuple(benchmarks or ()),
         device=_device(device),
@@ -58,13 +63,16 @@ def selftest(
     screen, started = console(stderr=as_json), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="encore-selftest-") as work:
         rows = _run(request, Path(work), screen)
+    failed, cut = (any(each) for each in ((row.result == "FAIL" for row in rows), (row.cut for row in rows)))
     if as_json:
-        failed = any(row.result == "FAIL" for row in rows)
-        write_json({"device": device, "passed": not failed, "checks": [asdict(row) for row in rows]})
+        checks = [asdict(row) for row in rows]
+        write_json({"device": device, "passed": not failed, "complete": not cut, "checks": checks})
     else:
         _print(screen, rows, time.monotonic() - started)
-    if any(row.result == "FAIL" for row in rows):
+    if failed:
         raise typer.Exit(ExitCode.FAILED)
+    if cut:
+        raise typer.Exit(ExitCode.NOT_REACHED)
     if not any(row.result == "OK" for row in rows):
         raise EncoreError("nothing was checked", expected="at least one check that can run", remedy="see SKIPPED above")
 

@@ -70,6 +70,8 @@ class Row:
     seconds: float = 0.0
     lines: tuple[str, ...] = ()
     """Last lines of the output, after a failure."""
+    cut: bool = False
+    """Whether the time limit left no time for it, or ended it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +305,7 @@ class Selftest:
         row = Row(name=place.choice.name, check=name, result="SKIPPED", found="")
         limit = f"the time limit of {self._request.time_limit:.0f} s"
         if left <= 0:
-            return replace(row, found=f"{limit} was over")
+            return replace(row, found=f"{limit} was over", cut=True)
         seconds = min(left, self._request.check_seconds)
         started = time.monotonic()
         if name == BENCH:
@@ -311,7 +313,7 @@ class Selftest:
         else:
             row = judged(execute(place.selftest("--check", name), place.work, seconds), place.work, seconds, row)
         if row.result == "FAIL" and time.monotonic() >= self._ends:
-            row = replace(row, result="SKIPPED", found=f"{limit} ended it", lines=())
+            row = replace(row, result="SKIPPED", found=f"{limit} ended it", lines=(), cut=True)
         return replace(row, seconds=time.monotonic() - started)
 
 

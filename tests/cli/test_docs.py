@@ -352,6 +352,30 @@ def test_generated_tables_are_fresh() -> None:
     assert not stale, f"stale tables in {', '.join(stale)}; do this: make docs"
 
 
+def rows_below(heading: str) -> list[list[str]]:
+    """Return the cells of the first table below a heading of the self-test's page, with its head."""
+    text = (paths.ROOT / "docs" / "selftest.md").read_text(encoding="utf-8").partition(f"\n{heading}\n")[2]
+    table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert table, heading
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[0].splitlines()]
+
+
+def test_the_selftests_page_agrees_with_the_programs() -> None:
+    """Every check is explained, and a figure's cell says "–" where the implementation has no such check alone."""
+    explained = {name for row in rows_below("## The checks") for name in re.findall(r"`([^`]+)`", row[0])}
+    listed = documentation.checks()
+    keys = {name.partition("=")[0] for names in listed.values() for name in names}
+    families = {name.partition("=")[0] for name in explained}
+    assert keys <= families, "explain each check, or each key that is varied"
+    columns = ("ncf", "dlrm", "gnmt", "transformer", "resnet-pytorch", "ssd", "maskrcnn")
+    head, _, *rows = rows_below("## On an H200")
+    assert len(head) == len(columns) + 1
+    for check, *cells in rows:
+        name = re.findall(r"`([^`]+)`", check)[0]
+        has_none = {column for column, cell in zip(columns, cells, strict=True) if cell == "–"}
+        assert has_none == {column for column in columns if name not in listed[column]}, name
+
+
 def test_a_stale_table_is_written_and_nothing_else() -> None:
     text = "before\n<!-- generated: targets resnet -->\nold\n<!-- end -->\nafter\n"
     fresh = documentation.renewed(text, Path("page.md"))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from encore import catalogue, paths
 from encore.cli import selftest as command_line
+from encore.cli.app import app
 from encore.job import Command
 from encore.machine import node
 from encore.run import published_speed
@@ -67,8 +70,19 @@ def test_the_time_limit_skips_what_is_left(tmp_path: Path) -> None:
     choice = catalogue.choose("ncf")
     place: Any = type("Place", (), {"choice": choice})
     rows = list(test.run([(place, "device")], lambda name, check: None))
-    assert [(row.check, row.result) for row in rows] == [("device", "SKIPPED")]
+    assert [(row.check, row.result, row.cut) for row in rows] == [("device", "SKIPPED", True)]
     assert "time limit" in rows[0].found
+
+
+@pytest.mark.parametrize(("results", "code"), [("OK cut", 3), ("cut", 3), ("OK FAIL cut", 1), ("OK SKIPPED", 0)])
+def test_checks_that_were_cut_have_an_exit_code(results: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [replace(EMPTY, cut=True) if each == "cut" else replace(EMPTY, result=each) for each in results.split()]
+    monkeypatch.setattr(command_line, "_run", lambda *given: rows)
+    found = CliRunner().invoke(app, ["selftest", "ncf", "--device", "cpu", "--json"])
+    assert found.exit_code == code, found.output
+    printed = json.loads(found.stdout)
+    assert (printed["complete"], printed["passed"]) == ("cut" not in results, "FAIL" not in results)
+    assert [row["cut"] for row in printed["checks"]] == [each == "cut" for each in results.split()]
 
 
 def readings(path: Path, *gpus: dict[str, int | None]) -> Path:
