@@ -44,6 +44,15 @@ class Value:
     origin: str
 
 
+@dataclass(frozen=True)
+class Deviation:
+    """One difference from the configuration of the system file."""
+
+    key: str
+    """The configuration key; else ``gpus`` or ``framework``."""
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
     """A resolved configuration for a number of nodes and of ranks on each."""
@@ -53,7 +62,7 @@ class Configuration:
     nodes: int
     ranks_per_node: int
     values: dict[str, Value]
-    deviations: tuple[str, ...]
+    deviations: tuple[Deviation, ...]
     """What differs from the configuration of the system file; empty: exactly that one."""
 
     @property
@@ -76,7 +85,7 @@ class Configuration:
     @property
     def why_not_submitted(self) -> str:
         """What makes this another configuration than a submitted one."""
-        return "; ".join(self.deviations) or UNSUBMITTED[self.system.kind]
+        return "; ".join(each.text for each in self.deviations) or UNSUBMITTED[self.system.kind]
 
     @property
     def division(self) -> str:
@@ -240,13 +249,14 @@ def scaled(
 
 def _deviations(
     system: System, nodes: int, ranks_per_node: int, values: dict[str, Value], overrides: dict[str, Value]
-) -> tuple[str, ...]:
+) -> tuple[Deviation, ...]:
     found = []
     if (nodes, ranks_per_node) != (system.nodes, system.gpus_per_node) and not system.keep_global_batch:
-        found.append(f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}")
+        layout = f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}"
+        found.append(Deviation("gpus", layout))
     for name, value in overrides.items():
         if value.value != values[name].value:
-            found.append(f"{name} = {value.value} ({value.origin})")
+            found.append(Deviation(name, f"{name} = {value.value} ({value.origin})"))
     return tuple(found)
 
 
@@ -276,7 +286,7 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
     deviations = _deviations(system, nodes, ranks_per_node, values, overrides)
     framework = choice.implementation.framework
     if system.framework not in ("", framework):
-        deviations = (f"{framework} instead of {system.framework}", *deviations)
+        deviations = (Deviation("framework", f"{framework} instead of {system.framework}"), *deviations)
     values.update(overrides)
     _validate(config, values)
     return Configuration(

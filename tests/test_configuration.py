@@ -9,7 +9,7 @@ import pytest
 
 from encore import catalogue, configuration, paths
 from encore.catalogue import System
-from encore.configuration import Configuration, resolve
+from encore.configuration import Configuration, Deviation, resolve
 from encore.errors import EncoreError
 from encore.slurm import cluster
 
@@ -88,7 +88,7 @@ def test_precedence_and_origin() -> None:
     assert changed.get("decay_epochs") == (1, 2)
     assert changed.get("mirror") is False
     assert not changed.is_submitted
-    assert any("learning_rate = 3.5" in deviation for deviation in changed.deviations)
+    assert any("learning_rate = 3.5" in deviation.text for deviation in changed.deviations)
 
 
 def test_setting_the_submitted_value_changes_nothing() -> None:
@@ -106,7 +106,7 @@ def test_another_number_of_gpus_scales_the_learning_rate(system: str, factor: fl
     assert half.get("learning_rate") == pytest.approx(whole.get("learning_rate") * factor, rel=1e-5)
     assert "rule:" in half.values["learning_rate"].origin
     assert not half.is_submitted
-    assert "1 x 4 GPUs instead of 1 x 8" in half.deviations
+    assert Deviation("gpus", "1 x 4 GPUs instead of 1 x 8") in half.deviations
 
 
 def test_what_is_in_units_of_the_learning_rate_is_scaled_with_it() -> None:

@@ -16,7 +16,7 @@ from encore.results.compare import Comparison, Factor, certainty, compare_path, 
 from encore.results.digest import submission
 from encore.results.explain import Explanation
 from encore.results.explain import explain as explained
-from encore.results.nearest import find_submission
+from encore.results.nearest import AS_GIVEN, find_submission
 from encore.results.sides import Side, load_side
 from encore.results.words import round_of
 
@@ -61,7 +61,7 @@ def compare(
     """Compare a run with a submitted result: was it reproduced, and how sure is that?"""
     _only_one(with_, other)
     if other is not None:
-        found = compare_with(load_side(run), load_side(other), "as given", within / 100)
+        found = compare_with(load_side(run), load_side(other), AS_GIVEN, within / 100)
     else:
         found = compare_path(run, with_, _folder(logs), within / 100)
     if as_json:
@@ -105,14 +105,16 @@ def _folder(logs: Path | None) -> Path | None:
 
 
 def _submission(ours: Side, name: str | None, logs: Path | None) -> Side:
-    cell, how = find_submission(ours, name)
+    cell, match = find_submission(ours, name)
     if cell is None:
-        raise EncoreError(f"nothing to compare with: {how}", remedy="name a submission: --with, or a run: --other")
+        raise EncoreError(
+            f"nothing to compare with: {match.text}", remedy="name a submission: --with, or a run: --other"
+        )
     return submission(cell, logs)
 
 
 def _print_comparison(screen: Console, found: Comparison) -> None:
-    against = f"{found.theirs.label} ({found.found_how})" if found.theirs else "no submission"
+    against = f"{found.theirs.label} ({found.match.text})" if found.theirs else "no submission"
     say(screen, text(f"{found.ours.label}: {found.ours.benchmark or '?'} against {against}"))
     say(screen, text(found.verdict.value, _STYLES[found.verdict.value]))
     for reason in found.reasons:

@@ -179,7 +179,7 @@ def _print_runs(screen: Console, score: Score, *, detail: bool) -> None:
         official = official_in_words(score.official_minutes, score.scaling_factor)
         say(screen, text(f"{where}: raw score {_minutes(score.score_minutes)} minutes, {official}"))
     for flag in score.flags:
-        say(screen, text(f"{where}: {flag}", "yellow"))
+        say(screen, text(f"{where}: {flag.text}", "yellow"))
     for line, style in summary(audit_score(score)):
         say(screen, text(f"{where}: {line}", style))
     if not detail:

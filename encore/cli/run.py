@@ -296,7 +296,7 @@ def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
             "environment": dict(command.environment),
             "working_directory": str(command.working_directory),
             "configuration": plan.configuration.plain(),
-            "deviations": plan.configuration.deviations,
+            "deviations": [vars(each) for each in plan.configuration.deviations],
             "checks": [vars(check) for check in found],
             "refused": refused,
         }

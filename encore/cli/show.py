@@ -110,7 +110,7 @@ def show(
             "nodes": resolved.nodes,
             "ranks": resolved.ranks,
             "submitted": resolved.is_submitted,
-            "deviations": resolved.deviations,
+            "deviations": [vars(each) for each in resolved.deviations],
             "values": {name: vars(value) for name, value in resolved.values.items()},
             "environment": {name: vars(value) for name, value in resolved.environment.items()},
         }

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from encore.results.digest import submission
-from encore.results.nearest import NEAREST, SAME_SYSTEM, equally_near, find_submission, listed, same_target
+from encore.results.nearest import How, Match, equally_near, find_submission, listed, same_target
 from encore.results.rules import data_size
-from encore.results.score import NOT_CONVERGED
+from encore.results.score import NOT_CONVERGED, Lack
 from encore.results.score_kinds import scores_in_words, with_official_scores
 from encore.results.sides import Side, load_side
 from encore.results.statistics import LEVEL, interval
@@ -65,7 +65,8 @@ class Comparison:
 
     ours: Side
     theirs: Side | None
-    found_how: str
+    match: Match
+    """How the submission was found, or why there is none."""
     within: float
     score: Factor | None
     per_length: Factor | None
@@ -94,7 +95,8 @@ class Comparison:
             "round_is_guess": self.ours.round_is_guess,
             "benchmark": self.ours.benchmark,
             "submission": self.theirs.label if self.theirs else None,
-            "found": self.found_how,
+            "found": self.match.text,
+            "found_how": self.match.how.value,
             "verdict": self.verdict.value,
             "reasons": list(self.reasons),
             "caveats": list(self.caveats),
@@ -141,16 +143,16 @@ def compare(ours: Side, name: str | None = None, logs: Path | None = None, withi
     ``logs`` is a folder of submitted logs: where it holds those of the submission, they are used rather than
     what Encore keeps of them.
     """
-    cell, how = find_submission(ours, name)
-    return compare_with(ours, submission(cell, logs) if cell is not None else None, how, within)
+    cell, match = find_submission(ours, name)
+    return compare_with(ours, submission(cell, logs) if cell is not None else None, match, within)
 
 
-def compare_with(ours: Side, theirs: Side | None, how: str, within: float = WITHIN) -> Comparison:
-    """Compare two sets of runs; ``how`` says how the second was found, or why there is none."""
+def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = WITHIN) -> Comparison:
+    """Compare two sets of runs; ``match`` is how the second was found, or why there is none."""
     ours, theirs = with_official_scores(ours, theirs)
     factors = _factors(ours, theirs)
     score, per_length, lengths = factors
-    verdict, reasons, decisive = _judge(ours, theirs, factors, within, how)
+    verdict, reasons, decisive = _judge(ours, theirs, factors, within, match)
     further = None
     borrowed = ours.score
     if ours.score is not None and theirs is not None and theirs.score is not None:
@@ -161,14 +163,14 @@ def compare_with(ours: Side, theirs: Side | None, how: str, within: float = WITH
     return Comparison(
         ours=ours,
         theirs=theirs,
-        found_how=how,
+        match=match,
         within=within,
         score=score,
         per_length=per_length,
         lengths=lengths,
         verdict=verdict,
         reasons=tuple(reasons),
-        caveats=tuple(_caveats(ours, theirs, how)),
+        caveats=tuple(_caveats(ours, theirs, match.how)),
         confidence=decisive.found.confidence(within) if decisive and decisive.found else None,
         score_interval=interval(borrowed) if borrowed else None,
         further_runs=further,
@@ -210,12 +212,12 @@ def _judge(
     theirs: Side | None,
     factors: tuple[Factor | None, Factor | None, Factor | None],
     within: float,
-    how: str,
+    match: Match,
 ) -> tuple[Verdict, list[str], Factor | None]:
     """Return the verdict, what it rests on and the factor that shows it, in the order in which a reader would ask."""
     if theirs is None:
-        return Verdict.NOT_COMPARABLE, [how], None
-    obstacles = list(_obstacles(ours, theirs, how))
+        return Verdict.NOT_COMPARABLE, [match.text], None
+    obstacles = list(_obstacles(ours, theirs, match.how))
     if obstacles:
         return Verdict.NOT_COMPARABLE, obstacles, None
     if _missed_too_often(ours):
@@ -239,7 +241,7 @@ def _missed_too_often(ours: Side) -> bool:
     """Judge by the round's rule where the set is whole; a single run that missed is no score either."""
     if ours.score is None:
         return True
-    return "missed the target" in ours.missing
+    return ours.lack is Lack.NOT_CONVERGED
 
 
 def _explanations(ours: Side) -> list[str]:
@@ -247,10 +249,10 @@ def _explanations(ours: Side) -> list[str]:
     return list(reasons)[:3]
 
 
-def _obstacles(ours: Side, theirs: Side, how: str) -> Iterator[str]:
+def _obstacles(ours: Side, theirs: Side, how: How) -> Iterator[str]:
     """Yield what keeps the two from being the same kind of run."""
     # Where both bear the system's name, what the name seems to say of it does not matter.
-    same_system = how in SAME_SYSTEM
+    same_system = how.is_same_system
     if ours.benchmark != theirs.benchmark:
         yield f"a run of {ours.benchmark}, a result of {theirs.benchmark}"
     if ours.benchmark is None and theirs.benchmark is None:
@@ -266,11 +268,10 @@ def _obstacles(ours: Side, theirs: Side, how: str) -> Iterator[str]:
         yield f"trained on {ours.train_samples:,.0f} samples; the benchmark's data set has {size.train:,}"
     if not on_cpu and not same_system:
         yield from _hardware_obstacles(ours, theirs)
-    if how.startswith(NEAREST) and not ours.is_cpu:
+    if how is How.NEAREST and not ours.is_cpu:
         yield from _unknown_hardware(ours, theirs)
-    kind = str(ours.passport.get("submission") or "")
-    if "a study, not a submission" in kind:
-        yield kind
+    if ours.submission.get("kind") == "study":
+        yield "a run of a study's system, which is no submission"
 
 
 def _is_small(ours: Side, theirs: Side, full: int) -> bool:
@@ -304,7 +305,7 @@ def _unknown_hardware(ours: Side, theirs: Side) -> Iterator[str]:
         yield f"{' and '.join(others)} of {theirs.label} not known; --with names a submission"
 
 
-def _caveats(ours: Side, theirs: Side | None, how: str) -> Iterator[str]:
+def _caveats(ours: Side, theirs: Side | None, how: How) -> Iterator[str]:
     """Yield what a reader should know though it does not stop the comparison."""
     if ours.score is not None and not ours.score_is_official:
         count = ours.score.count
@@ -314,10 +315,10 @@ def _caveats(ours: Side, theirs: Side | None, how: str) -> Iterator[str]:
         yield f"the system description {ours.hardware.caveat}"
     if ours.round_is_guess:
         yield f"that the round is {ours.round} is a guess from the date or the keys of the logs"
-    yield from ours.flags
-    told = " ".join(ours.flags)
+    yield from (flag.text for flag in ours.flags)
+    flagged = {flag.log for flag in ours.flags}
     for run in ours.logs:
-        if run.explanation and run.path.name not in told and ours.score is not None:
+        if run.explanation and run.path not in flagged and ours.score is not None:
             yield f"{run.path.name} has no time: {run.explanation}"
     if theirs is None:
         return
@@ -330,16 +331,15 @@ def _caveats(ours: Side, theirs: Side | None, how: str) -> Iterator[str]:
         yield from _hardware_caveats(ours, theirs, how)
     if ours.global_batch and theirs.global_batch and ours.global_batch != theirs.global_batch:
         yield f"global batch {ours.global_batch:g}, submitted with {theirs.global_batch:g}"
-    deviations = ours.passport.get("deviations")
-    for deviation in deviations if isinstance(deviations, list) else ():
+    for deviation in ours.deviations:
         yield f"not as submitted: {deviation}"
     if theirs.published is not None and theirs.published.note:
         yield f"of the published result: {theirs.published.note}"
 
 
-def _hardware_caveats(ours: Side, theirs: Side, how: str) -> Iterator[str]:
+def _hardware_caveats(ours: Side, theirs: Side, how: How) -> Iterator[str]:
     known = family(ours.hardware.accelerator) is not None
-    chosen = how.startswith(NEAREST)
+    chosen = how is How.NEAREST
     if not known and not chosen and theirs.published is not None and not ours.is_cpu:
         yield "the logs do not say what they ran on: taken to be what was submitted"
     elif not known and not chosen and not ours.is_cpu:

@@ -1,12 +1,14 @@
 """Find the submission that a run is to be compared with: the one named, its own, or the nearest.
 
 from encore.results.nearest import find_submission
-cell, how = find_submission(side, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet")
+cell, match = find_submission(side, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet")
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from enum import Enum
 
 from encore.errors import EncoreError
 from encore.names import unknown
@@ -15,37 +17,62 @@ from encore.results.rules import canonical
 from encore.results.sides import Side, known_targets
 from encore.results.systems import cells_at, family, framework_of
 
-OWN_SYSTEM = "the system that the folder is named after"
-OWN_PLATFORM = "the submitter and the platform that the logs name"
-SAME_SYSTEM = (OWN_SYSTEM, OWN_PLATFORM)
-"""Ways of finding a submission after which the two are the same system by name."""
-NEAREST = "the nearest"
-"""Begins the way of finding a submission that nothing names."""
-_SUBMITTED = "the submitted configuration of "
 _FAR = 10.0
 _LISTED = 6
 
 
-def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResult | None, str]:
+class How(str, Enum):
+    """How what a run is compared with was found."""
+
+    GIVEN = "given"
+    """The user named it."""
+    OWN_SYSTEM = "own_system"
+    OWN_PLATFORM = "own_platform"
+    STATED = "stated"
+    NEAREST = "nearest"
+    """Nothing names it."""
+    NONE = "none"
+
+    @property
+    def is_same_system(self) -> bool:
+        """Whether run and submission are the same system by name."""
+        return self in (How.OWN_SYSTEM, How.OWN_PLATFORM)
+
+
+@dataclass(frozen=True)
+class Match:
+    """How a submission was found, or that there is none, and the same in words."""
+
+    how: How
+    text: str
+
+
+AS_GIVEN = Match(How.GIVEN, "as given")
+_OWN_SYSTEM = Match(How.OWN_SYSTEM, "the system that the folder is named after")
+_OWN_PLATFORM = Match(How.OWN_PLATFORM, "the submitter and the platform that the logs name")
+_STATED = Match(How.STATED, "the submission that the configuration was read from")
+
+
+def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResult | None, Match]:
     """Return the published cell to compare with, and how it was found; None and why where there is none."""
     if name is not None:
-        return _named(side, name), "as named"
+        return _named(side, name), Match(How.GIVEN, "as named")
     if side.benchmark is None:
-        return None, "the logs do not say which benchmark they are of"
+        return None, Match(How.NONE, "the logs do not say which benchmark they are of")
     if side.folder is not None and not side.passport:
         cells = cells_at(side.folder, side.round, side.benchmark)
         if cells and cells[0].score_minutes is not None:
-            return cells[0], OWN_SYSTEM
+            return cells[0], _OWN_SYSTEM
     own = [] if side.passport else [cell for cell in rank(side) if _is_platform(side, cell)]
     if own:
-        return own[0], OWN_PLATFORM
+        return own[0], _OWN_PLATFORM
     stated = _stated(side)
     if stated is not None:
-        return stated, "the submission that the configuration was read from"
+        return stated, _STATED
     ranked = rank(side)
     if not ranked:
-        return None, f"no published result of {side.benchmark}"
-    return ranked[0], why(side, ranked[0])
+        return None, Match(How.NONE, f"no published result of {side.benchmark}")
+    return ranked[0], Match(How.NEAREST, why(side, ranked[0]))
 
 
 def rank(side: Side) -> list[PublishedResult]:
@@ -129,16 +156,15 @@ def why(side: Side, cell: PublishedResult) -> str:
     }
     same = [name for name, (mine, other) in pairs.items() if mine is not None and mine == other]
     unknown_here = [name for name, (mine, _) in pairs.items() if mine is None]
-    text = f"{NEAREST}: same {', '.join(['benchmark', *same])}"
+    text = f"the nearest: same {', '.join(['benchmark', *same])}"
     return f"{text}; not known: {', '.join(unknown_here)}" if unknown_here else text
 
 
 def _stated(side: Side) -> PublishedResult | None:
     """Return the submission that a run.json names, where the run is of its configuration."""
-    note = str(side.passport.get("submission") or "")
-    if not note.startswith(_SUBMITTED):
+    if side.submission.get("submitted") is not True:
         return None
-    name = note.removeprefix(_SUBMITTED)
+    name = str(side.submission.get("of"))
     round_ = side.passport.get("round")
     return next(
         (

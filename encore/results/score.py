@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -30,6 +31,25 @@ from encore.results.run_log import Reason, RunLog, read_run
 
 _RESULT = re.compile(r"result.*\.txt(\.gz)?", re.IGNORECASE)
 _OTHER_LOG = re.compile(r".*\.(txt|log|out)(\.gz)?", re.IGNORECASE)
+
+
+class Lack(str, Enum):
+    """Why a set of runs has no score."""
+
+    NO_RULE = "no_rule"
+    TOO_FEW_RUNS = "too_few_runs"
+    NOT_CONVERGED = "not_converged"
+    """More runs missed the target than the round allows."""
+    UNUSABLE_LOG = "unusable_log"
+    NONE_COUNTED = "none_counted"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Something that the scoring did and a reader should know; ``log`` is the one it concerns, None: the set."""
+
+    text: str
+    log: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +68,12 @@ class Score:
     """The raw score."""
     scaling_factor: float | None = None
     """From the set's scaling.json; None where there is none."""
+    lack: Lack | None = None
+    """Why there is no score; None where there is one."""
     missing: str = ""
-    """Why there is no score, in words."""
-    flags: tuple[str, ...] = ()
-    """What the scoring did that a reader should know; what is odd about the logs are the audit's findings."""
+    """The same in words."""
+    flags: tuple[Flag, ...] = ()
+    """What the scoring did; what is odd about the logs are the audit's findings."""
     round_is_guess: bool = False
     """Whether the round was taken from the date or the keys of the logs, which neighbouring rounds share."""
 
@@ -84,8 +106,9 @@ class Score:
             "counted": [run.path.name for run in self.counted],
             "dropped": [run.path.name for run in self.dropped],
             "converged": len(self.converged),
+            "lack": self.lack.value if self.lack else None,
             "missing": self.missing,
-            "flags": [*self.flags, *_flags(findings, None)],
+            "flags": [*(flag.text for flag in self.flags), *_flags(findings, None)],
         }
 
 
@@ -188,10 +211,10 @@ def score_runs(folder: Path, runs: Sequence[RunLog]) -> Score:
         required=rule.runs if rule else None,
         scaling_factor=scaling.factor,
         round_is_guess=any(run.round_is_guess for run in runs if run.events),
-        flags=tuple(filter(None, [scaling.flag])),
+        flags=(Flag(scaling.flag),) if scaling.flag else (),
     )
     if rule is None:
-        return replace(score, missing=_no_rule(runs, round_, benchmark))
+        return replace(score, lack=Lack.NO_RULE, missing=_no_rule(runs, round_, benchmark))
     return _apply(rule, score)
 
 
@@ -200,21 +223,21 @@ def _apply(rule: Rule, score: Score) -> Score:
     if len(runs) < rule.runs:
         lacking = rule.runs - len(runs)
         missing = f"{len(runs)} of {rule.runs} runs: {lacking} more needed"
-        return replace(score, missing=missing)
+        return replace(score, lack=Lack.TOO_FEW_RUNS, missing=missing)
     if rule.first_converging:
         if len(converged) < rule.first_converging:
             missing = f"{len(converged)} runs converged, {rule.first_converging} must"
-            return replace(score, missing=missing)
+            return replace(score, lack=Lack.NOT_CONVERGED, missing=missing)
         return _olympic(rule, score, converged[: rule.first_converging], 0)
     missed = len(runs) - len(converged)
     broken = [run for run in runs if run.reason not in (*_MISSED, *_CRASHED) and not run.converged]
     if broken:
         names = ", ".join(f"{run.path.name} ({run.explanation})" for run in broken)
-        return replace(score, missing=f"not to be judged: {names}")
+        return replace(score, lack=Lack.UNUSABLE_LOG, missing=f"not to be judged: {names}")
     if missed > rule.may_miss:
         how = "missed the target or crashed" if any(_crashes(runs)) else "missed the target"
         missing = f"{missed} runs {how}; {rule.round} lets {rule.may_miss} of {rule.runs} do so"
-        return replace(score, missing=missing)
+        return replace(score, lack=Lack.NOT_CONVERGED, missing=missing)
     return _olympic(rule, replace(score, flags=(*score.flags, *_crashes(runs))), converged, missed)
 
 
@@ -227,10 +250,11 @@ NOT_CONVERGED = _MISSED | _CRASHED
 """What a run without a time may be, for its set to be judged."""
 
 
-def _crashes(runs: Sequence[RunLog]) -> Iterator[str]:
+def _crashes(runs: Sequence[RunLog]) -> Iterator[Flag]:
     for run in runs:
         if run.reason in _CRASHED:
-            yield f"{run.path.name} counts as a run that missed the target, as MLCommons counts it: {run.explanation}"
+            text = f"{run.path.name} counts as a run that missed the target, as MLCommons counts it: {run.explanation}"
+            yield Flag(text, run.path)
 
 
 def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> Score:
@@ -240,7 +264,8 @@ def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> S
     slowest_left = max(rule.dropped_each_side - missed, 0)
     counted = ordered[rule.dropped_each_side : len(ordered) - slowest_left]
     if not counted:
-        return replace(score, missing="no run is left after dropping the fastest and the slowest")
+        missing = "no run is left after dropping the fastest and the slowest"
+        return replace(score, lack=Lack.NONE_COUNTED, missing=missing)
     not_converged = [run for run in score.runs if not run.converged] if missed else []
     dropped = [*fastest, *ordered[len(ordered) - slowest_left :], *not_converged]
     minutes = math.fsum(run.minutes for run in counted if run.minutes is not None) / len(counted)
@@ -274,12 +299,12 @@ def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
         yield score_runs(folder, strays)
 
 
-def _joined(logs: Sequence[RunLog], chosen: str | None) -> Iterator[str]:
+def _joined(logs: Sequence[RunLog], chosen: str | None) -> Iterator[Flag]:
     """Say that the logs of a folder, scored by one round, look like those of several."""
     (first, most), *others = Counter(run.round for run in logs if run.round).most_common() or [("", 0)]
     if others:
         rest = ", ".join(f"{number} like {round_}" for round_, number in others)
-        yield f"{most} of {len(logs)} logs look like {first}, {rest}: scored as one set of {chosen}"
+        yield Flag(f"{most} of {len(logs)} logs look like {first}, {rest}: scored as one set of {chosen}")
 
 
 def one_round(runs: Sequence[RunLog]) -> list[RunLog]:

@@ -151,7 +151,7 @@ def is_small(compared: Comparison) -> bool:
     size = data_size(ours.benchmark)
     full = size.train if size is not None else None
     few = bool(ours.passport and full and ours.train_samples and ours.train_samples < full / 2)
-    return few or ours.is_cpu or str(ours.passport.get("system") or "").startswith("cpu")
+    return few or ours.is_cpu or ours.submission.get("kind") == "small"
 
 
 def tone(ruling: str, lengths: Factor | None = None) -> str:

@@ -23,7 +23,7 @@ from encore.results.normalization import official
 from encore.results.published import PublishedResult, System
 from encore.results.rules import Target, rule_for, targets_of
 from encore.results.run_log import RunLog
-from encore.results.score import Score, score_folder
+from encore.results.score import Flag, Lack, Score, score_folder
 from encore.results.statistics import Sample
 from encore.results.systems import nearest_description, rounds_system
 from encore.results.timing import Curve, curve_of, length_of, median_phases
@@ -46,8 +46,10 @@ class Side:
     scaling_factor: float | None = None
     """By which the raw score is multiplied to the official one; None where that is not known."""
     score_kind: Literal["raw", "official"] = "raw"
-    missing: str = ""
+    lack: Lack | None = None
     """Why there is no official score."""
+    missing: str = ""
+    """The same in words."""
     runs: int = 0
     converged: int = 0
     required: int | None = None
@@ -77,7 +79,7 @@ class Side:
     """Raw minutes of each run that converged, as far as they are known."""
     findings: tuple[Finding, ...] = ()
     """What the audit found in the logs, errors first."""
-    flags: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
     """What the scoring did that a reader should know."""
     folder: Path | None = None
     round_is_guess: bool = False
@@ -116,6 +118,19 @@ class Side:
             return self
         lengths, per_length = length_samples(pairs, self.score.trimmed if self.score else 0)
         return replace(self, lengths=lengths, per_length=per_length)
+
+    @property
+    def submission(self) -> Mapping[str, Any]:
+        """What a run.json of Encore says that the result may be called: ``kind``, ``submitted``, ``of``, ``text``."""
+        found = self.passport.get("submission")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """The differences from a submitted configuration that a run.json of Encore states."""
+        found = self.passport.get("deviations")
+        entries = found if isinstance(found, list) else []
+        return tuple(str(each.get("text", "")) for each in entries if isinstance(each, dict))
 
     @property
     def is_cpu(self) -> bool:
@@ -157,6 +172,7 @@ def side_of(score: Score) -> Side:
         score=minutes,
         score_is_official=score.score_minutes is not None,
         scaling_factor=score.scaling_factor,
+        lack=score.lack,
         missing=score.missing,
         runs=len(score.runs),
         converged=len(score.converged),

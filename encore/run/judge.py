@@ -88,4 +88,4 @@ def judge(run: RunFolder) -> list[Judgement]:
 def standing(run: RunFolder) -> str:
     """Return what the result may be called, in one sentence."""
     passport = run.passport()
-    return f"{passport['submission']}; trained on {passport['data']['name']}"
+    return f"{passport['submission']['text']}; trained on {passport['data']['name']}"

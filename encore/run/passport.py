@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from encore import __version__, checkout, files
@@ -65,14 +66,18 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-def _submission_note(configuration: Configuration) -> str:
+def _submission(configuration: Configuration) -> dict[str, Any]:
+    """Return what the result may be called: a sentence, and the kind of system and its submission for programs."""
+    system, submitted = configuration.system, False
     if configuration.get("device") == "cpu":
-        return "a CPU run: for trying the code, never a reproduction"
-    if configuration.system.kind == "small":
-        return "the small data set on GPUs: for trying the code, never a reproduction"
-    if configuration.is_submitted:
-        return f"the submitted configuration of {configuration.system.submission or configuration.system.system}"
-    return f"not a submitted configuration: {configuration.why_not_submitted}"
+        text = "a CPU run: for trying the code, never a reproduction"
+    elif system.kind == "small":
+        text = "the small data set on GPUs: for trying the code, never a reproduction"
+    elif configuration.is_submitted:
+        text, submitted = f"the submitted configuration of {system.submission or system.system}", True
+    else:
+        text = f"not a submitted configuration: {configuration.why_not_submitted}"
+    return {"kind": system.kind, "submitted": submitted, "of": system.submission or system.system, "text": text}
 
 
 def describe(
@@ -95,7 +100,7 @@ def describe(
         "round": configuration.system.round,
         "system": configuration.system.system,
         "system_source": configuration.system.source,
-        "submission": _submission_note(configuration),
+        "submission": _submission(configuration),
         "nodes": configuration.nodes,
         "ranks_per_node": configuration.ranks_per_node,
         "runtime": runtime,
@@ -110,7 +115,7 @@ def describe(
         "configuration": {
             name: {"value": value.value, "origin": value.origin} for name, value in configuration.values.items()
         },
-        "deviations": list(configuration.deviations),
+        "deviations": [asdict(each) for each in configuration.deviations],
         "node": machine.as_json(),
         "user_id": os.getuid(),
     }

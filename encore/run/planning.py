@@ -363,7 +363,7 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
         nodes=content["nodes"],
         ranks_per_node=content["ranks_per_node"],
         values=values,
-        deviations=tuple(content["deviations"]),
+        deviations=tuple(configurations.Deviation(**each) for each in content["deviations"]),
     )
     machine = node.this_node()
     image = content["image"]["name"] if content["image"] else None

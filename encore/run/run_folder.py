@@ -28,9 +28,12 @@ from encore.files import read_json, write_json
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
 STAMP = "%Y%m%dT%H%M%SZ"
 """Time at the start of a run folder's name, in UTC."""
-SCHEMA = 2
+SCHEMA = 3
 """Of run.json."""
-NEEDED = ("name", "round", "system", "nodes", "ranks_per_node", "runtime", "data", "seeds", "configuration", "sha256")
+NEEDED = (
+    *("name", "round", "system", "submission", "deviations", "nodes", "ranks_per_node", "runtime", "data", "seeds"),
+    *("configuration", "sha256"),
+)
 """What every run.json has."""
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 

@@ -65,7 +65,7 @@ def test_impossible_settings_are_refused(encore: Encore) -> None:
 def test_system_of_another_framework_is_not_a_submitted_configuration(encore: Encore) -> None:
     shown = json.loads(encore("show", NAME, "--system", "dgxa100", "--json").stdout)
     assert shown["submitted"] is False
-    assert shown["deviations"] == ["tensorflow instead of mxnet"]
+    assert shown["deviations"] == [{"key": "framework", "text": "tensorflow instead of mxnet"}]
 
 
 def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.compare import SAME_RUNS, Comparison, Verdict, compare, compare_path, compare_with
+from encore.results.digest import submission
 from encore.results.explain import explain
-from encore.results.nearest import rank, why
+from encore.results.nearest import AS_GIVEN, How, Match, find_submission, rank, why
 from encore.results.published import load_published
-from encore.results.score import find_sets
-from encore.results.sides import load_side, load_sides
+from encore.results.score import Lack, Score, find_sets
+from encore.results.sides import load_side, load_sides, side_of
+from encore.results.statistics import Sample
 from tests.results.result_logs import START_MS, resnet_v05, resnet_v07, uneven, write_set
 
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
@@ -122,7 +125,7 @@ def test_another_target_is_not_comparable(tmp_path: Path) -> None:
 
 def test_a_cpu_run_of_encore_is_not_comparable(tmp_path: Path) -> None:
     folder = a100_run(tmp_path, 0.3, runs=1, epochs=12, train_samples=1500, submission_platform="2 ranks")
-    passport = {"round": "v0.7", "nodes": 1, "ranks_per_node": 2, "submission": "a CPU run: for trying"}
+    passport = {"round": "v0.7", "nodes": 1, "ranks_per_node": 2, "submission": {"kind": "small"}}
     (folder / "run.json").write_text(json.dumps(passport))
     (folder / "system.json").write_text(json.dumps({"accelerators_per_node": "0", "framework": "mxnet"}))
     found = compare(load_side(folder))
@@ -137,6 +140,50 @@ def test_few_runs_are_compared_by_their_mean_and_it_is_said(tmp_path: Path) -> N
     found = verdict(a100_run(tmp_path, runs=3))
     assert found.verdict is Verdict.REPRODUCED
     assert any("no official score" in caveat for caveat in found.caveats)
+
+
+def reworded(folder: Path) -> Verdict:
+    """Return the verdict on ``folder`` where every message that leads to it has other words."""
+    side = load_side(folder)
+    cell, match = find_submission(side)
+    assert cell is not None
+    said = {**side.submission, "text": "?"} if side.submission else None
+    side = replace(side, missing="?", passport={**side.passport, "submission": said})
+    side = replace(side, flags=tuple(replace(flag, text="?") for flag in side.flags))
+    found = compare_with(side, submission(cell), replace(match, text="?"))
+    assert not any("has no time" in caveat for caveat in found.caveats if side.flags), "a flag says it already"
+    return found.verdict
+
+
+def test_no_verdict_hangs_on_the_words_of_a_message(tmp_path: Path) -> None:
+    """Missed targets, a nearest system, a study and a flagged log are codes: other words, the same verdict."""
+    missed = a100_run(tmp_path / "missed", submission_org="NVIDIA")
+    for path in sorted(missed.glob("result_*.txt"))[:2]:
+        path.write_text(path.read_text("utf-8").replace('"success"', '"aborted"'), encoding="utf-8")
+    unknown = a100_run(tmp_path / "unknown", submission_platform="box")
+    studied = a100_run(tmp_path / "studied")
+    text = {"kind": "study", "submitted": False, "of": "x", "text": "not a submitted configuration: batch_size = 8"}
+    (studied / "run.json").write_text(json.dumps({"round": "v0.7", "submission": text}))
+    crashed = a100_run(tmp_path / "crashed", submission_org="NVIDIA")
+    log = crashed / "result_1.txt"
+    kept = [line for line in log.read_text("utf-8").splitlines(keepends=True) if "run_stop" not in line]
+    log.write_text("".join(kept), encoding="utf-8")
+    expected = {
+        missed: Verdict.NOT_CONVERGED, unknown: Verdict.NOT_COMPARABLE, studied: Verdict.NOT_COMPARABLE,
+        crashed: Verdict.REPRODUCED,
+    }  # fmt: skip
+    for folder, wanted in expected.items():
+        assert (verdict(folder, None).verdict, reworded(folder)) == (wanted, wanted), folder.name
+
+
+def test_a_set_with_too_few_runs_that_converged_has_not_converged(tmp_path: Path) -> None:
+    """NCF of v0.5 scores the first 50 of 100 runs that converge, and says so in words of its own."""
+    score = Score(
+        folder=tmp_path, round="v0.5", benchmark="ncf", runs=(), required=100, lack=Lack.NOT_CONVERGED, missing="?"
+    )
+    side = replace(side_of(score), score=Sample.of([1.0, 1.1]), runs=100, converged=40)
+    cell = next(each for each in load_published() if (each.round, each.benchmark) == ("v0.5", "ncf"))
+    assert compare_with(side, submission(cell), Match(How.OWN_SYSTEM, "?")).verdict is Verdict.NOT_CONVERGED
 
 
 # --- finding the submission -------------------------------------------------------------------------------
@@ -160,7 +207,7 @@ def test_the_time_does_not_choose_the_submission(tmp_path: Path) -> None:
         assert found.verdict is Verdict.NOT_COMPARABLE, minutes
         assert "accelerator and number of accelerators of this run not known; these fit: " in found.reasons[0]
         assert found.reasons[0].endswith("--with names one")
-        assert found.found_how.endswith("not known: accelerator, count")
+        assert found.match.text.endswith("not known: accelerator, count")
         assert found.theirs is not None
         chosen.add(found.theirs.label)
     assert len(chosen) == 1
@@ -235,11 +282,11 @@ def test_times_that_are_none_are_not_a_missed_target(tmp_path: Path) -> None:
 def test_two_sets_of_logs_against_each_other(tmp_path: Path) -> None:
     unknown = load_side(a100_run(tmp_path / "a", submission_platform="box"))
     other = load_side(a100_run(tmp_path / "b", 40.0, submission_division="open"))
-    found = compare_with(unknown, other, "as given")
+    found = compare_with(unknown, other, AS_GIVEN)
     assert "the logs do not say what they ran on" in found.caveats
     assert "closed division against open, which has other rules" in found.caveats
     assert "scaling.json" not in " ".join(found.caveats)
-    assert compare_with(unknown, unknown, "as given").reasons == ("both are the same runs",)
+    assert compare_with(unknown, unknown, AS_GIVEN).reasons == ("both are the same runs",)
 
 
 def test_a_wild_run_of_yours_is_why_nothing_is_decided(tmp_path: Path) -> None:
@@ -279,6 +326,9 @@ def test_command_prints_and_writes_json(tmp_path: Path) -> None:
 # --- damaged input ----------------------------------------------------------------------------------------
 
 BROKEN_NUMBERS = st.sampled_from(["0", "-1", "1e400", "NaN", "null", '"text"', "[]", "9" * 40, "1592669288183"])
+BROKEN_VALUES = BROKEN_NUMBERS | st.sampled_from(
+    ["{}", '[{"text": 1}, 2]', '{"submitted": true, "of": [], "kind": {}}']
+)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -298,8 +348,8 @@ def test_damaged_logs_and_passports_raise_nothing(tmp_path: Path, data: st.DataO
         else:
             lines[at] = re.sub(r"(?<=: )[\d.]+", data.draw(BROKEN_NUMBERS), lines[at])
     (tmp_path / "result_0.txt").write_text("".join(lines))
-    value = data.draw(BROKEN_NUMBERS)
-    names = ("nodes", "ranks_per_node", "node", "environment", "configuration", "deviations", "data")
+    value = data.draw(BROKEN_VALUES)
+    names = ("nodes", "ranks_per_node", "node", "environment", "configuration", "deviations", "data", "submission")
     passport = ", ".join(f'"{name}": {value}' for name in names)
     (tmp_path / "run.json").write_text(f'{{"round": "v0.7", {passport}}}')
     (tmp_path / "system.json").write_text(f'{{"accelerators_per_node": {value}, "number_of_nodes": {value}}}')

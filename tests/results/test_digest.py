@@ -17,6 +17,7 @@ from encore.results import digest
 from encore.results.compare import compare_with
 from encore.results.digest_build import main
 from encore.results.explain import explain
+from encore.results.nearest import AS_GIVEN
 from encore.results.published import load_published, select
 from encore.results.rules import ROUNDS
 from encore.results.run_log import read_run
@@ -223,7 +224,7 @@ def test_a_submission_of_a_late_round_has_spread_phases_system_and_curves() -> N
     assert ours.score is not None
     assert ours.score.spread is not None
     assert len(ours.curves) == ours.runs == 10
-    found = compare_with(ours, theirs, "as named")
+    found = compare_with(ours, theirs, AS_GIVEN)
     assert found.score is not None
     assert found.score.interval is not None
     assert {"phases", "hyperparameters"} <= {each.area for each in explain(ours, theirs).differences}

@@ -91,7 +91,7 @@ def test_an_unusable_scaling_file_is_named(content: str, tmp_path: Path) -> None
     score = only(dell(tmp_path, factor=content))
     assert (score.scaling_factor, score.official_minutes) == (None, None)
     assert score.score_minutes is not None
-    assert any("scaling.json is not used" in flag for flag in score.flags)
+    assert any("scaling.json is not used" in flag.text for flag in score.flags)
 
 
 def test_published_rows_have_both_scores() -> None:

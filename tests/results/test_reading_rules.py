@@ -211,7 +211,7 @@ def test_one_folder_is_one_round_and_a_guess_is_called_one(tmp_path: Path) -> No
     assert score.score_minutes == pytest.approx(40.0)
     assert all(run.round == "v1.0" and "guess" in run.round_found for run in score.runs)
     assert score.as_json()["round_is_guess"] is True
-    assert "8 of 10 logs look like v1.0, 1 like v1.1: scored as one set of v1.0" in score.flags
+    assert "8 of 10 logs look like v1.0, 1 like v1.1: scored as one set of v1.0" in {flag.text for flag in score.flags}
     assert {report.ruleset for report in score_and_check(folder)[1] if report.ruleset} == {"1.0.0"}
     table = CliRunner().invoke(app, ["score", str(folder)]).stdout
     assert "v1.0?" in table

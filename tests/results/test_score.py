@@ -89,7 +89,7 @@ def test_a_crashed_run_counts_as_the_one_that_missed(text: str, tmp_path: Path) 
     score = only(folder)
     assert score.score_minutes == pytest.approx(41.0)
     assert {run.path.name for run in score.dropped} == {"result_2.txt", "result_4.txt"}
-    assert any("result_4.txt counts as a run that missed the target" in flag for flag in score.flags)
+    assert any("result_4.txt counts as a run that missed the target" in flag.text for flag in score.flags)
     (folder / "result_3.txt").write_text(text)
     assert "2 runs missed the target or crashed" in only(folder).missing
 

@@ -208,10 +208,10 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "does not hold the state",
     ),
     "no schema": (lambda run: (run / "run.json").write_text('{"seeds": [5, 6]}'), "has schema None"),
-    "another schema": (lambda run: (run / "run.json").write_text('{"schema": 1}'), "has schema 1"),
+    "another schema": (lambda run: (run / "run.json").write_text('{"schema": 2}'), "has schema 2"),
     "a passport without data": (
-        lambda run: (run / "run.json").write_text('{"schema": 2, "seeds": [5, 6]}'),
-        "lacks name, round, system, nodes, ranks_per_node, runtime, data, configuration, sha256",
+        lambda run: (run / "run.json").write_text('{"schema": 3, "seeds": [5, 6]}'),
+        "lacks name, round, system, submission, deviations, nodes, ranks_per_node, runtime, data, config",
     ),
     "a changed passport": (
         lambda run: (run / "run.json").write_text((run / "run.json").read_text().replace(" 6\n", " 7\n")),
