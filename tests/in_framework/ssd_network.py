@@ -21,7 +21,7 @@ from benchmarks.ssd.pytorch import apex_norms, norms, weights
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, synthetic_batch
 from benchmarks.ssd.pytorch.model import build as build_network
-from benchmarks.ssd.pytorch.train import train_step, whole_step
+from benchmarks.ssd.pytorch.train import evaluate, train_step, whole_step
 from benchmarks.ssd.pytorch.training import build
 
 CPU = torch.device("cpu")
@@ -133,6 +133,19 @@ def grouped(ranks: Ranks) -> dict:
     return {"losses": errors, "statistics": max(float((a - b).abs().max()) for a, b in statistics)}
 
 
+def averaged(ranks: Ranks) -> dict:
+    """A batch-norm's statistics when an evaluation begins, averaged and not; each rank's are its number."""
+    found = {}
+    for average in (True, False):
+        training = build(dataclasses.replace(SMALL, average_statistics=average), CLASSES, ranks, {}, whole_step)
+        for buffer in training.network.buffers():
+            buffer.fill_(ranks.rank)
+        nothing = SimpleNamespace(one_pass=lambda: iter(()), part=None)
+        evaluate(training, nothing, SimpleNamespace(watch=iter, interrupted=False, ranks=ranks))
+        found[str(average)] = [float(buffer.double().mean()) for buffer in training.network.buffers()][:2]
+    return found
+
+
 class Groupbn(nn.Module):
     """apex's layer as its callers see it: (N, h, w, C), groups of neighbours by their size alone; computed by ours."""
 
@@ -198,7 +211,7 @@ def by_apex(ranks: Ranks) -> dict:
 if __name__ == "__main__":
     if "RANK" in os.environ:
         ranks = pytorch.start(SMALL)
-        found = {**grouped(ranks), "apex": by_apex(ranks)}
+        found = {**grouped(ranks), "averaged": averaged(ranks), "apex": by_apex(ranks)}
         try:
             norms.group_of(3, ranks)
         except SystemExit as refusal:

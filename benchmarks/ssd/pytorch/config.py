@@ -73,6 +73,7 @@ class Config:
     eval_epochs: Tuple[int, ...] = (40, 50, 55, 60, 65, 70, 75, 80)  # evaluates after so many epochs
     eval_steps: Tuple[int, ...] = ()  # in their place, steps of 32 images after which it evaluates, as v0.5 and v0.6
     eval_batch_size: int = 160  # images per rank
+    average_statistics: bool = True  # of batch-norms over the ranks, before an evaluation; false: each rank's own
     concurrent_evaluation: bool = True  # train on while pycocotools compares; false waits, as v0.5 and v0.6
     score_threshold: float = 0.05  # probability above which a box is a detection
     nms_threshold: float = 0.5  # intersection over union above which the box with the lower score is removed

@@ -50,7 +50,8 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Detections]:
     """Detections of all ranks in all validation images, each in one rank's share; None but on rank 0, or to stop."""
-    pytorch.average_tensors(statistics(training.network))  # all ranks evaluate one network
+    if training.config.average_statistics:  # else each rank evaluates its images with its own, as v0.5 and v0.6
+        pytorch.average_tensors(statistics(training.network))
     training.network.eval()
     found = [empty()]
     for images, positions in run.watch(evaluation.one_pass()):
