@@ -70,7 +70,7 @@ def test_weights_that_do_not_fit_are_named(network: dict[str, Any]) -> None:
     assert "bert.encoder.layer.0.intermediate.dense.weight has [48, 32] instead of [64, 32]" in files["shapes"]
     assert files["shapes"].count(" instead of ") == 9
     assert "bert.embeddings.word_embeddings.weight has [104, 32] instead of [120, 32]" in files["vocabulary"]
-    assert "is no file of tensors" in files["text"]
+    assert "cannot be read as weights" in files["text"]
     assert all("do this: " in files[name] for name in ("missing", "shapes", "text"))
 
 

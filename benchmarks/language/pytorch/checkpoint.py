@@ -15,6 +15,7 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
+from benchmarks.common import torch_files
 from benchmarks.common.data.problem import Problem
 from benchmarks.language.pytorch.encoder import Encoder
 from benchmarks.language.tensorflow_bundle import Bundle
@@ -82,18 +83,12 @@ def read(path: Path) -> Tensors:
     """Return the weights in a file by Hugging Face's names. Raises Problem where it is no file of weights."""
     if path.suffix == ".index":
         return dict(_of_tensorflow(Bundle(path)))
-    try:
-        content = torch.load(str(path), map_location="cpu")
-    # torch.load has no exception of its own for what is not its own.
-    except Exception as error:
-        # Its message recommends to load code that is in the file.
-        raise Problem(f"{path} is no file of tensors ({type(error).__name__})", *_expected()) from None
+    content = torch_files.load(path, *_expected())
     for wrapper in ("content", "network", "model", "state_dict"):
-        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
-    if not isinstance(content, dict) or not any(map(torch.is_tensor, content.values())):
+        content = content[wrapper] if isinstance(content.get(wrapper), dict) else content
+    tensors = torch_files.tensors_of(content)
+    if not tensors:
         raise Problem(f"{path} holds no weights", *_expected())
-    tensors = {name: tensor for name, tensor in content.items() if torch.is_tensor(tensor)}
     return dict(_renamed(tensors))
 
 

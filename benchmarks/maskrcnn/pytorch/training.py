@@ -17,7 +17,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_optimizers import Build
 from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates, unchanged
 from benchmarks.maskrcnn.order import Shape, all_shapes
-from benchmarks.maskrcnn.pytorch import anchors, backbone, losses, targets, weights
+from benchmarks.maskrcnn.pytorch import anchors, losses, targets, weights
 from benchmarks.maskrcnn.pytorch.choice import Chosen, choose, is_captured
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, batch_of, synthetic_batch
@@ -62,7 +62,7 @@ class Training:
         self.config, self.ranks, self.classes = config, ranks, classes
         self.network = MaskRCNN(config, classes)
         if trained is not None:
-            backbone.load(self.network.backbone, weights.read(trained))
+            weights.load_backbone(self.network.backbone, trained)
         self.network.to(ranks.context, memory_format=torch.channels_last)
         matrices, biases = parameters(self.network)
         self._biases = biases

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict
 
 import torch
 
+from benchmarks.common import torch_files
 from benchmarks.common.data.problem import Problem
 from benchmarks.ssd.pytorch.model import SSD
 
@@ -20,11 +20,7 @@ def load_backbone(network: SSD, path: Path) -> None:
         Problem: the file is not there, cannot be read, or does not fit the network.
     """
     remedy = "name a file with --set backbone=FILE, in the data folder or anywhere, or leave it out"
-    try:
-        saved: Dict[str, Any] = torch.load(str(path), map_location="cpu", weights_only=True)
-        given = {name: tensor for name, tensor in saved.items() if torch.is_tensor(tensor)}
-    except Exception as error:  # a damaged file may raise anything
-        raise Problem(f"{path}: {type(error).__name__}: {str(error).splitlines()[0]}", WHAT, remedy) from None
+    given = torch_files.tensors_of(torch_files.load(path, WHAT, remedy))
     with torch.no_grad():
         for name, ours in network.backbone.state_dict().items():
             theirs = given.get(name)

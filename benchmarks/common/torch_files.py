@@ -1,0 +1,148 @@
+"""Reading the files in which weights are published; nothing that is in them is executed.
+
+They are Detectron's pickles of numpy arrays (R-50.pkl), what torch.save writes, and what it wrote before 2017: a tar of
+storages, tensors and names, as resnet34-333f7ec4.pth of torchvision is (pytorch/vision#2068). torch.load reads a tar
+only with weights_only=False, which runs whatever the file names.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import tarfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import IO, Any, Dict, Mapping
+
+import numpy as np
+import torch
+
+from benchmarks.common.data.problem import Problem
+
+ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+    ("collections", "OrderedDict"),
+}
+"""What a file of arrays needs; a pickle may name any function of Python, and call it."""
+KINDS = {
+    f"{name}Storage": np.dtype(kind)
+    for name, kind in (
+        ("Float", "<f4"), ("Double", "<f8"), ("Half", "<f2"), ("Long", "<i8"), ("Int", "<i4"), ("Byte", "u1"),
+    )
+}  # fmt: skip
+"""Type of the numbers in a storage of the tar."""
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads numpy arrays; ``encoding`` is that of Python 2's strings."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="latin1")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+class _Parameter:
+    """Stand-in for torch.nn.Parameter in old state_dicts: its tensor is the first argument, or the first of a state."""
+
+    def __new__(cls, data: Any = None, *_: Any) -> _Parameter:
+        made = super().__new__(cls)
+        made.data = data
+        return made
+
+    data: Any
+
+    def __setstate__(self, state: Any) -> None:
+        if len(state) == 5:
+            self.data = state[0]
+
+
+class _Parts(pickle.Unpickler):
+    """Reads the pickles of the tar; ``tensors`` by the number that the file gives them."""
+
+    def __init__(self, file: IO[bytes], tensors: Dict[int, torch.Tensor]) -> None:
+        super().__init__(file, encoding="latin1")
+        self._tensors = tensors
+
+    def persistent_load(self, saved_id: Any) -> Any:
+        return self._tensors[int(saved_id)]
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch.nn.parameter", "Parameter"):
+            return _Parameter
+        if module in ("torch", "torch.cuda") and name.endswith(("Storage", "Tensor")):
+            return name
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _of_tar(path: Path) -> Any:
+    """Return the object in a file of torch.save from before 2017 (legacy_load of torch/serialization.py)."""
+    storages: Dict[int, np.ndarray] = {}
+    tensors: Dict[int, torch.Tensor] = {}
+    with tarfile.open(str(path), "r:") as tar:
+
+        def member(name: str) -> IO[bytes]:
+            found = tar.extractfile(name)
+            if found is None:
+                raise ValueError(f"{name} is no file")
+            return found
+
+        with member("storages") as file:
+            for _ in range(_Parts(file, {}).load()):
+                number, _, kind = _Parts(file, {}).load()
+                (count,) = struct.unpack("<q", file.read(8))
+                values = file.read(count * KINDS[kind].itemsize)
+                storages[number] = np.frombuffer(bytearray(values), KINDS[kind])
+            for number, whole, offset, count in _Parts(file, {}).load():
+                storages[number] = storages[whole][offset : offset + count]
+        with member("tensors") as file:
+            for _ in range(_Parts(file, {}).load()):
+                number, storage, _ = _Parts(file, {}).load()
+                (axes,) = struct.unpack("<i4x", file.read(8))
+                *numbers, offset = struct.unpack(f"<{2 * axes + 1}q", file.read(8 * (2 * axes + 1)))
+                tensors[number] = torch.from_numpy(storages[storage]).as_strided(numbers[:axes], numbers[axes:], offset)
+        with member("pickle") as file:
+            return _Parts(file, tensors).load()
+
+
+def _content(path: Path) -> Any:
+    with path.open("rb") as file:
+        if path.suffix in (".pkl", ".pickle"):
+            return _Arrays(file).load()
+    if tarfile.is_tarfile(str(path)):
+        return _of_tar(path)
+    try:
+        return torch.load(str(path), "cpu", weights_only=True)
+    except Exception as error:
+        # Its message recommends to run what is in the file.
+        raise ValueError(f"{type(error).__name__} of torch.load, which reads tensors alone") from None
+
+
+def load(path: Path, expected: str, remedy: str) -> Dict[str, Any]:
+    """Return what a file of weights holds by name; raises Problem, with the words given, where that cannot be read."""
+    try:
+        found = _content(path)
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds {type(found).__name__}, no names")
+        return found
+    # A damaged file may raise anything.
+    except Exception as error:
+        why = getattr(error, "strerror", None) or str(error) or repr(error)
+        raise Problem(f"{path} cannot be read as weights: {why.splitlines()[0]}", expected, remedy) from None
+
+
+def tensors_of(found: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
+    """Return the tensors among what a file holds."""
+    plain = {name: each.data if isinstance(each, _Parameter) else each for name, each in found.items()}
+    return {name: torch.as_tensor(each) for name, each in plain.items() if isinstance(each, (np.ndarray, torch.Tensor))}
