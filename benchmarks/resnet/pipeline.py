@@ -6,6 +6,7 @@ normalize. Evaluation: resize the shorter side, crop the centre, normalize; ever
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
@@ -49,7 +50,18 @@ def _decoder(config: Hyperparameters) -> Dict[str, Any]:
     options.update(preallocate_height_hint=config.dali_preallocate_height)
     if config.dali_decoder_cache_mb:
         options.update(cache_size=config.dali_decoder_cache_mb, cache_type="threshold", cache_threshold=0)
-    return {**options, **_hint(config.dali_decoder_hint)}
+    if _reserves_outputs():
+        options.update(_hint(config.dali_decoder_hint))
+    return options
+
+
+def _reserves_outputs() -> bool:
+    """Return whether DALI's decoder may reserve memory for its outputs at the start.
+
+    nvImageCodec's decoder ends with "Setting sample dim is not allowed when batch is already allocated" (DALI 2.4.0 on
+    an H200). It is the default in DALI 1.39 and since 2.2, and not between: known by an argument of its own.
+    """
+    return "adjust_orientation" not in backend.GetSchema("decoders__Image").GetArgumentNames()
 
 
 def _hint(bytes_per_sample: int, temporary: int = 0) -> Dict[str, int]:
@@ -128,6 +140,8 @@ def training_pipeline(
     """Build the endless training pipeline on a GPU by its number, or exactly resume a ``checkpoint`` of one."""
     if config.device == "gpu" and config.dali_pinned_mb:
         backend.PreallocatePinnedMemory(config.dali_pinned_mb * 1024 * 1024)
+    if config.device == "gpu" and config.dali_decoder_hint and not _reserves_outputs() and ranks.rank == 0:
+        print("dali_decoder_hint is not used: the decoder of this DALI refuses it", file=sys.stderr)
     options = {"batch_size": config.batch_size, "enable_checkpointing": True, "checkpoint": checkpoint}
     return _build(_training, config, data, ranks, gpu, **options)
 

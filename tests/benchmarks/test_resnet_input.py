@@ -100,6 +100,15 @@ def test_decoders_get_what_the_submissions_gave_them(graphs: Any) -> None:
         assert (cached["cache_size"], cached["cache_type"], cached["cache_threshold"]) == ("6144", "threshold", "0")
 
 
+def test_decoder_of_a_newer_dali_gets_no_hint_of_its_outputs(graphs: Any) -> None:
+    """nvImageCodec's decoder ends when its outputs are allocated already; all else is as for an old one."""
+    for split in ("training", "evaluation"):
+        old, new = graphs["cached"][split], graphs["nvImageCodec"][split]
+        decoder = dict(old["decoders__Image"])
+        del decoder["bytes_per_sample_hint"]
+        assert new == {**old, "decoders__Image": decoder}
+
+
 def test_a_decoder_cache_keeps_to_its_shard(graphs: Any) -> None:
     """Else a rank has other images in each epoch, and the cache hardly ever hits."""
     caching = ("stick_to_shard", "skip_cached_images", "lazy_init")
