@@ -17,13 +17,9 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import os
-import shlex
+import math
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -43,15 +39,13 @@ from typing import (
 
 from benchmarks.common.agreement import Losses, Result, Tolerance, as_far_as, held_against, read_losses
 from benchmarks.common.data import passport
+from benchmarks.common.trainings import EXIT_SECONDS, Failed, interrupt, launcher, run
 
 EPOCHS = 2
-LAST_LINES = 12
-POLL_SECONDS = 0.002
-"""Between looks at a training that is to be interrupted in its first steps: a GPU makes one in a millisecond."""
-LAUNCHERS = {"torchrun": "torch.distributed.run", "horovodrun": "horovod.runner.launch"}
-"""Modules of programs that need not be next to this Python."""
-ONLY_ON_GPU = ("defaults", "cuda_graph", "kernels")
-"""Checks, or beginnings of their names, that would compare a CPU with itself."""
+ONLY_ON_GPU = ("cuda_graph", "kernels")
+"""Beginnings of the names of checks that would compare a CPU with itself."""
+STEPS = 20
+"""That all GPUs make together at least."""
 CPU_STEPS = 50
 """That a CPU makes at least for a comparison, unless the training ends before."""
 
@@ -89,24 +83,13 @@ class Skipped(Exception):
     """A check that this machine or this configuration cannot make; says why."""
 
 
-class Failed(Exception):
-    """A training that did not end as it should."""
-
-    def __init__(self, found: str, output: Path) -> None:
-        super().__init__(found)
-        lines = [line.rstrip() for line in output.read_text(encoding="utf-8", errors="replace").splitlines()]
-        self.lines = tuple([line for line in lines if line][-LAST_LINES:])
-
-
 class Bench:
     """The trainings of one suite on this machine."""
 
     def __init__(self, suite: Suite, arguments: argparse.Namespace) -> None:
         self.suite, self.data, self.work = suite, arguments.data, arguments.work
         self.device, self.gpus = arguments.device, arguments.gpus
-        words = shlex.split(arguments.launch)
-        module = LAUNCHERS.get(words[0]) if words else None
-        self.launch = [sys.executable, "-m", module, *words[1:]] if module else words
+        self.launch, self.launch_all = launcher(arguments.launch), launcher(arguments.launch_all)
         self.base = base_of(suite, json.loads(arguments.config.read_text(encoding="utf-8")), self.device)
 
     def command(self, settings: Mapping[str, Any], name: str, launch: Sequence[str] = ()) -> Tuple[List[str], Path]:
@@ -145,21 +128,6 @@ def base_of(suite: Suite, small: Mapping[str, Any], device: str) -> Dict[str, An
     """Return the configuration that all trainings share: the small one, without what is varied."""
     base = {**small, "device": device, "epochs": EPOCHS, "log_interval": 1, "checkpoint_interval": 0}
     return {**base, **{name: value for name, value in suite.settings.items() if name in base}}
-
-
-def run(command: List[str], folder: Path, environment: Mapping[str, str]) -> None:
-    """Run a training to its end; Failed if it ends otherwise."""
-    with open(folder / "output.txt", "ab") as output:
-        code = subprocess.call(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **environment}
-        )
-    if code != 0:
-        raise Failed(f"the training ended with {ending(code)}", folder / "output.txt")
-
-
-def ending(code: int) -> str:
-    """Describe an exit code."""
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def write_passport(folder: Path, benchmark: str, counts: Mapping[str, int], facts: Mapping[str, Any]) -> None:
@@ -203,10 +171,17 @@ def defaults(suite: Suite) -> Dict[str, Any]:
     return {each.name: each.default for each in dataclasses.fields(suite.config_class)}
 
 
+def as_submitted(suite: Suite) -> Dict[str, Any]:
+    """Return all varied fields, each with its default, which is what the submitted systems have."""
+    settings = {name: value for name, value in defaults(suite).items() if name in suite.varied}
+    return {**settings, **scaling(suite, "precision", settings.get("precision"))}
+
+
 def as_on_gpus(bench: Bench) -> Result:
-    """Check all varied fields at once, each with its default, which is what the submitted systems have."""
-    settings = {name: value for name, value in defaults(bench.suite).items() if name in bench.suite.varied}
-    settings.update(scaling(bench.suite, "precision", settings.get("precision")))
+    """Check all varied fields at once, as the submitted systems have them."""
+    if bench.device == "cpu":
+        raise Skipped("needs a GPU")
+    settings = as_submitted(bench.suite)
     every = bench.suite.varied.values()
     tolerance = Tolerance(max(each.step for each in every), max(each.epoch for each in every))
     result = held_against(bench.losses(settings), bench.losses({}), tolerance)
@@ -259,30 +234,6 @@ def resume(bench: Bench) -> Result:
     return held_against(read_losses(folder), bench.losses({}), bench.suite.resume)
 
 
-def interrupt(
-    command: List[str], folder: Path, steps: int = 1, environment: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    """Run a training and send it SIGTERM when it has made so many steps."""
-    heartbeat = folder / "heartbeat" / "rank_0"
-    with open(folder / "output.txt", "ab") as output:
-        variables = {**os.environ, **environment}
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables)
-        while child.poll() is None and not has_stepped(heartbeat, steps):
-            time.sleep(POLL_SECONDS)
-        child.terminate()
-        code = child.wait()
-    if code != 0:
-        raise Failed(f"the interrupted training ended with {ending(code)}", folder / "output.txt")
-
-
-def has_stepped(heartbeat: Path, steps: int = 1) -> bool:
-    """Return whether a rank has made so many steps."""
-    try:
-        return int(heartbeat.read_text(encoding="ascii").split()[2]) >= steps - 1
-    except (OSError, ValueError, IndexError):
-        return False
-
-
 def two_ranks(bench: Bench) -> Result:
     """Compare two ranks of half the batch with one; on a single GPU they share it."""
     if not bench.launch:
@@ -297,6 +248,28 @@ def two_ranks(bench: Bench) -> Result:
     return held_against(mine, bench.losses({}), bench.suite.two_ranks, bench.suite.fewer_steps)
 
 
+def on_all_gpus(bench: Bench) -> Result:
+    """Train as submitted on all GPUs, on a CPU on two ranks: every process must end soon after the training."""
+    ranks = bench.gpus if bench.device == "gpu" else 2
+    if ranks > 1 and not bench.launch_all:
+        raise Skipped("no launcher: name one with --launch-all")
+    settings = as_submitted(bench.suite) if bench.device == "gpu" else {}
+    if ranks > 1:
+        settings["batch_size"] = bench.base["batch_size"] // 2
+    if ranks > 2:
+        # As many steps as two ranks make.
+        settings["epochs"] = bench.base["epochs"] * -(-ranks // 2)
+    losses = bench.losses(settings, "all-ranks", bench.launch_all)
+    steps = sum(count for epoch in losses for count, _ in epoch)
+    what = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {steps} steps"
+    if steps < STEPS:
+        return Result("FAIL", f"{what}: at least {STEPS} are needed")
+    if not all(math.isfinite(loss) for epoch in losses for _, loss in epoch):
+        return Result("FAIL", f"{what}: a loss is not finite")
+    words = "".join(f", {name}={value}" for name, value in settings.items())
+    return Result("OK", f"{what}, ended within {EXIT_SECONDS:.0f} s of the training's end{words}")
+
+
 def program(bench: Bench, module: str) -> Result:
     """Run a program that checks by itself; its last line is what it found."""
     folder = bench.work / module
@@ -307,7 +280,14 @@ def program(bench: Bench, module: str) -> Result:
     return Result("OK", lines[-1] if lines else "")
 
 
-FIXED = {"device": device, "defaults": as_on_gpus, "overflow": overflow, "resume": resume, "two ranks": two_ranks}
+FIXED = {
+    "device": device,
+    "defaults": as_on_gpus,
+    "defaults on all GPUs": on_all_gpus,
+    "overflow": overflow,
+    "resume": resume,
+    "two ranks": two_ranks,
+}
 """Checks of every implementation, the most telling first."""
 
 
@@ -341,8 +321,9 @@ def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared small data set")
     parser.add_argument("--work", type=Path, required=True, help="folder for the trainings")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
-    parser.add_argument("--gpus", type=int, default=1, help="GPUs that the ranks may use")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs that there are")
     parser.add_argument("--launch", default="", help="command before the training's that starts two ranks")
+    parser.add_argument("--launch-all", default="", help="the same for a rank on each GPU; on a CPU for two")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--list", action="store_true", help="print the names of the checks as JSON")
     what.add_argument("--real-sizes", type=Path, metavar="DIR", help="write the data set that bench.py wants, if any")

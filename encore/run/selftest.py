@@ -14,7 +14,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from encore.containers.renderers import host
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.job import Command, Job, Mount, rank_environment
+from encore.launchers import Launch
 from encore.machine import node, processes, telemetry
 from encore.machine.node import Node
 from encore.run import planning, published_speed
@@ -38,7 +39,7 @@ FRAME = re.compile(r"\s*(frame #\d+:|C\+\+ CapturedTraceback)")
 """A line of the stack that PyTorch prints with an error in C++."""
 BENCH, TELEMETRY, IMPORTS = "bench", "telemetry", "imports"
 """Checks that no implementation lists by itself."""
-FIRST = ("device", "defaults", BENCH, "overflow", "resume", "two ranks")
+FIRST = ("device", "defaults", "defaults on all GPUs", BENCH, "overflow", "resume", "two ranks")
 """What comes first, of all implementations: it says most, and the time may not suffice for all."""
 
 
@@ -89,18 +90,25 @@ class Place:
     work: Path
     gpus: int
 
+    @property
+    def all_ranks(self) -> int:
+        """A rank on each GPU; two on a CPU."""
+        return self.gpus or 2
+
+    def launch(self, ranks: int) -> Launch:
+        """Return how ranks are started there."""
+        return launchers.on_one_node(self.choice.implementation.framework, ranks, str(self.work))
+
     def command(self, program: str, *arguments: str) -> Command:
         """Return the command of a program of the implementation; it sees the data and the work folder."""
-        framework = self.choice.implementation.framework
-        launch = launchers.on_one_node(framework, 1, str(self.work))
         # Threads that wait for each other take the more time the busier a machine is; a GPU machine's CPU is idle.
         threads = {"OMP_NUM_THREADS": "1"} if self.request.device == "cpu" else {}
         # With --ipc host for two ranks.
         job = Job(
             argv=("python", "-m", f"{self.choice.implementation.module}.{program}", *arguments),
-            environment=rank_environment(self.configuration, launch, threads, node.cores()),
+            environment=rank_environment(self.configuration, self.launch(1), threads, node.cores()),
             mounts=(Mount(self.data, str(self.data), True), Mount(self.work, str(self.work), False)),
-            ranks=2,
+            ranks=max(2, self.gpus),
             gpus=self.gpus,
         )
         if self.python is None:
@@ -109,9 +117,9 @@ class Place:
 
     def selftest(self, *what: str) -> Command:
         """Return the command that lists the checks or makes one."""
-        launch = launchers.on_one_node(self.choice.implementation.framework, 2, str(self.work))
+        two, every = (shlex.join(self.launch(ranks).inner) for ranks in (2, self.all_ranks))
         options = ("--config", str(self.work / "config.json"), "--data", str(self.data), "--work", str(self.work))
-        where = ("--device", self.request.device, "--gpus", str(self.gpus), "--launch", shlex.join(launch.inner))
+        where = ("--device", self.request.device, "--gpus", str(self.gpus), "--launch", two, "--launch-all", every)
         return self.command("selftest", *options, *where, *what)
 
 
@@ -214,8 +222,15 @@ def make_place(request: Request, choice: Choice, machine: Node, work: Path) -> P
         python=python,
         data=work / "data" / choice.benchmark.name,
         work=folder,
-        gpus=min(2, len(machine.gpus)) if request.device == "gpu" else 0,
+        gpus=visible_gpus(machine, os.environ) if request.device == "gpu" else 0,
     )
+
+
+def visible_gpus(machine: Node, caller: Mapping[str, str]) -> int:
+    """Return the number of GPUs that CUDA shows to a process of the caller's."""
+    chosen = caller.get("CUDA_VISIBLE_DEVICES")
+    every = len(machine.gpus)
+    return every if chosen is None else min(every, len([word for word in chosen.split(",") if word.strip()]))
 
 
 def check_imports(place: Place) -> str:

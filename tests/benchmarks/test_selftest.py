@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 
 from benchmarks.bert_squad import arrays as squad_arrays
 from benchmarks.bert_squad import noise as squad_noise
-from benchmarks.common import selftest
+from benchmarks.common import selftest, trainings
 from benchmarks.common.agreement import Losses, Result, Tolerance, held_against, read_losses
 from benchmarks.common.data import passport
-from benchmarks.common.selftest import Bench, Failed, Skipped, Suite
+from benchmarks.common.selftest import Bench, Skipped, Suite
+from benchmarks.common.trainings import Failed
 from benchmarks.dlrm import blocks
 from encore import catalogue, configuration
 
@@ -46,6 +48,7 @@ def bench_of(name: str, folder: Path, device: str, **more: Any) -> Bench:
     config = folder / "config.json"
     config.write_text(json.dumps(configuration.resolve(choice, system, 1, 1, []).plain()), encoding="utf-8")
     options = {"config": config, "data": folder, "work": folder / "work", "device": device, "gpus": 1, "launch": ""}
+    options["launch_all"] = ""
     return Bench(suite_of(name), argparse.Namespace(**{**options, **more}))
 
 
@@ -103,6 +106,7 @@ def test_what_a_cpu_cannot_do_is_skipped_with_the_reason(name: str, tmp_path: Pa
         ("defaults", "needs a GPU"),
         ("cuda_graph=true", "needs a GPU"),
         ("two ranks", "--launch"),
+        ("defaults on all GPUs", "--launch-all"),
     ):
         found = selftest.check(bench, check)
         assert (found.result, words in found.found) == ("SKIPPED", True), found
@@ -150,6 +154,54 @@ def test_what_a_gpu_is_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.
         assert settings == {"batch_size": bench.base["batch_size"] // 2}
         assert launch == (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
         assert environment == {"ENCORE_BACKEND": "gloo"}
+
+
+@pytest.mark.parametrize(("gpus", "epochs"), [(1, 1), (2, 1), (8, 4)])
+def test_the_defaults_run_on_all_gpus(gpus: int, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As submitted, on as many ranks, with as many steps; one GPU makes the training of `defaults`."""
+    launch = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else ""
+    bench, trained = bench_of("resnet-pytorch", tmp_path, "gpu", gpus=gpus, launch_all=launch), Recorder()
+    monkeypatch.setattr(bench, "losses", trained)
+    monkeypatch.setattr(selftest, "STEPS", 10)
+    found = selftest.check(bench, "defaults on all GPUs")
+    assert found.result == "OK" and f"{gpus} rank" in found.found and "cuda_graph=" in found.found
+    (settings, words, _) = trained.asked[0]
+    assert words[3:] == ((f"--nproc-per-node={gpus}",) if gpus > 1 else ())
+    assert settings.get("batch_size", 64) == (64 if gpus == 1 else 32)
+    assert settings.get("epochs", selftest.EPOCHS) == selftest.EPOCHS * epochs
+    assert {"compile", "cuda_graph", "precision", "kernels"} <= set(settings)
+    assert selftest.check(bench, "defaults").result == "OK"
+    assert (trained.asked[1][:2] == trained.asked[0][:2]) == (gpus == 1)
+    monkeypatch.setattr(selftest, "STEPS", 11)
+    assert selftest.check(bench, "defaults on all GPUs").found.endswith("10 steps: at least 11 are needed")
+
+
+HANGS = """
+import faulthandler, os, pathlib, signal, sys, time
+faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+folder = pathlib.Path(sys.argv[1])
+(folder / "heartbeat").mkdir()
+(folder / "heartbeat" / "rank_0").write_text(f"{os.getpid()} host 7 0.0 0.0")
+(folder / "metrics.jsonl").write_text('{"kind": "step"}\\n{"kind": "end", "outcome": "reached"}\\n')
+
+def leaves_the_group():
+    time.sleep(9999)
+
+leaves_the_group()
+"""
+
+
+def test_a_training_whose_process_stays_is_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process group that is left while a graph still holds its collectives (NCCL since 2.26)."""
+    monkeypatch.setattr(trainings, "EXIT_SECONDS", 0.2)
+    folder = tmp_path / "training"
+    folder.mkdir()
+    with pytest.raises(Failed, match="a hang: still running 0 s after the end of the training") as failed:
+        trainings.run([sys.executable, "-c", HANGS, str(folder)], folder, {})
+    assert any("in leaves_the_group" in line for line in failed.value.lines)
+    pid = int((folder / "heartbeat" / "rank_0").read_text(encoding="ascii").split()[0])
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_overflow_must_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

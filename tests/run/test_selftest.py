@@ -161,20 +161,22 @@ def test_a_python_without_the_framework_is_skipped_with_the_reason(encore: Encor
 
 
 def test_checks_run_for_real_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
-    wanted = ("resume", "overflow", "precision", "two ranks", "bench", "telemetry")
+    wanted = ("resume", "overflow", "precision", "two ranks", "defaults on all", "bench", "telemetry")
     options = [word for name in wanted for word in ("--only", name)]
     done = encore("selftest", "dlrm", "--device", "cpu", "--python", str(pytorch_python), "--json", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = json.loads(done.stdout)
     assert printed["passed"] and printed["device"] == "cpu"
     results = {row["check"]: row["result"] for row in printed["checks"]}
-    assert list(results)[:2] == ["bench", "overflow"], "what says most comes first"
+    assert list(results)[:3] == ["defaults on all GPUs", "bench", "overflow"], "what says most comes first"
     assert results == {
         **dict.fromkeys(("bench", "overflow", "resume", "two ranks", "precision=bf16", "telemetry"), "OK"),
+        "defaults on all GPUs": "OK",
         **dict.fromkeys(("precision=fp16", "precision=tf32"), "SKIPPED"),
     }
     found = {row["check"]: row["found"] for row in printed["checks"]}
     assert "epochs differ by 0.00%" in found["resume"]
+    assert found["defaults on all GPUs"].startswith("2 ranks, ")
     assert "not finite" in found["overflow"]
     assert all(row["seconds"] >= 0 and row["lines"] == [] for row in printed["checks"])
 
