@@ -58,6 +58,8 @@ class Framework(_Strict):
     software: dict[str, tuple[str, ...]]
     """Names of a system description, each with the patterns of the packages that have its version."""
     horovod: Horovod | None = None
+    fp32: dict[str, str] = Field(default_factory=dict)
+    """Variables of the ranks without which an image may take another precision for ``precision=fp32``."""
     exports: tuple[str, ...] = ()
     """Formats in which a trained model is written, the best first; see docs/serving.md."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore import launchers
+from encore import catalogue, launchers
 from encore.configuration import Configuration
 from encore.launchers import Launch
 
@@ -96,6 +96,8 @@ def rank_environment(
         threads = max(1, (launch.cores or cores) // configuration.ranks_per_node)
         # Threads that spin while they wait take the cores of the others, and of other programs.
         variables |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    if configuration.get("precision") == "fp32":
+        variables |= catalogue.framework(configuration.choice.implementation.framework).fp32
     variables.update({name: each.value for name, each in configuration.environment.items()})
     variables.update(extra)
     return variables

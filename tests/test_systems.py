@@ -176,6 +176,15 @@ def test_a_systems_environment_is_for_its_framework_and_for_gpus() -> None:
     assert set(environment_of("resnet", "dgx1", *on_cpu)) == wanted
 
 
+def test_fp32_is_not_tf32_in_an_image_that_sets_it() -> None:
+    """NGC's PyTorch images have TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1."""
+    name = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+    found = {
+        each: environment_of("ncf", "cpu", f"precision={each}", "device=gpu").get(name) for each in ("fp32", "tf32")
+    }
+    assert found == {"fp32": "0", "tf32": None}
+
+
 def test_a_variable_set_twice_is_refused() -> None:
     given = catalogue.systems(catalogue.choose("resnet"))[-1].model_dump()
     twice = {"Dockerfile": {"OMP_NUM_THREADS": "1"}, "run.sh": {"OMP_NUM_THREADS": "2"}}

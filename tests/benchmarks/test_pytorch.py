@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from encore import paths
 from tests.trainings import InFramework, result
 
 
@@ -55,3 +58,13 @@ def test_implementations_of_an_optimizer_are_compared(in_pytorch: InFramework) -
     same, different = in_pytorch("compare_optimizers.py").splitlines()[-2:]
     assert same.startswith("fused, plain on c")
     assert different == "['apex']"
+
+
+def test_an_images_choice_of_tf32_is_not_that_of_the_training(pytorch_python: Path) -> None:
+    """NGC's images set the variable, and `precision` decides; a `train.py` imports its package before PyTorch."""
+    program = "import benchmarks.ncf.pytorch, torch; print(torch.get_float32_matmul_precision())"
+    variables = {"PYTHONPATH": str(paths.ROOT), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    done = subprocess.run(
+        [pytorch_python, "-c", program], env=variables, capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout == "highest\n"
