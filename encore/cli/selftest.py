@@ -15,8 +15,8 @@ from encore.cli import options
 from encore.cli.layout import console, plain_table, say, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
-from encore.run import selftest as selftests
-from encore.run.selftest import Row
+from encore.run.selftest import Selftest
+from encore.run.selftest_place import Request, Row
 
 SELFTEST_EPILOG = """
 Examples:
@@ -49,7 +49,7 @@ def selftest(
 
     Exit code 3: none failed, but the time limit left some out.
     """
-    request = selftests.Request(
+    request = Request(
         benchmarks=tuple(benchmarks or ()),
         device=_device(device),
         runtime=runtime,
@@ -83,7 +83,7 @@ def _device(name: str) -> Literal["gpu", "cpu"]:
     return "gpu" if name == "gpu" else "cpu"
 
 
-def _refuse(request: selftests.Request) -> None:
+def _refuse(request: Request) -> None:
     """Refuse what cannot be before anything starts."""
     if request.device == "gpu" and not node.gpus():
         remedy = "encore selftest --device cpu makes those checks that need none"
@@ -96,10 +96,10 @@ def _refuse(request: selftests.Request) -> None:
         raise EncoreError("a limit of no seconds", expected="--time-limit and --check-seconds above 0")
 
 
-def _run(request: selftests.Request, work: Path, screen: Console) -> list[Row]:
+def _run(request: Request, work: Path, screen: Console) -> list[Row]:
     """Make the checks, with a line for each that has ended."""
     with screen.status("looking what there is") as status:
-        test = selftests.Selftest(request, work, node.this_node(), status.update)
+        test = Selftest(request, work, node.this_node(), status.update)
         plan = test.plan()
         rows = list(test.skipped)
         for row in rows:

@@ -20,6 +20,14 @@ from typing import Any
 from encore.machine import node, nvml
 
 BY_SWITCH = ("PIX", "PXB")
+NVLINK_RATES = {"6.0": 18.0, "7.0": 20.0, "8.0": 20.0, "8.6": 12.0, "9.0": 20.6, "10.0": 40.1, "10.3": 40.1}
+"""GB/s that NCCL expects of one NVLink in one direction, by compute capability (NVIDIA/nccl, src/graph/topo.h:
+SM60_NVLINK_BW and so on)."""
+PCIE_RATE, CPU_RATE = 12.0, 6.0
+"""GB/s that NCCL expects of 16 lanes of PCIe 3.0, and of the slowest connection of CPUs (the same file: PCI_BW and
+BDW_QPI_BW). Newer ones are faster: for them the floor is low."""
+FLOOR_SHARE = 0.5
+"""Of what NCCL expects, which an all-reduce of 256 MiB must reach."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")
 _DEVICE = re.compile(r"[A-Za-z]\w*\d+(?:_\d+)?$")
@@ -109,6 +117,29 @@ def from_json(content: Mapping[str, Any]) -> Server:
         gpu_model=content["gpu_model"], adapters=tuple(content["adapters"]), links=links, cpus=content["cpus"],
         numa=content["numa"],
     )  # fmt: skip
+
+
+def all_reduce_floor(server: Server, capability: str | None) -> tuple[float, str] | None:
+    """Return the least bus bandwidth of an all-reduce between all GPUs, in bytes per second, and why; None if unknown.
+
+    ``capability`` is that of the GPUs. Over NVLink only where each GPU reaches two others by it, or all.
+    """
+    pairs = [(a, b) for i, a in enumerate(server.gpus) for b in server.gpus[i + 1 :]]
+    if not pairs or not all(server.link(*pair) for pair in pairs):
+        return None
+    counts = server.nvlinks
+    rate = NVLINK_RATES.get(capability or "")
+    if len(counts) == len(pairs):
+        links = min(counts.values())
+    else:
+        of_each = [[count for pair, count in counts.items() if gpu in pair] for gpu in server.gpus]
+        links = min(map(sum, of_each)) if min(map(len, of_each)) > 1 else 0
+    if links:
+        why = f"{links} NVLinks of compute capability {capability}"
+        return (FLOOR_SHARE * links * rate * 1e9, why) if rate else None
+    by_switch = all(server.link(*pair) in BY_SWITCH or pair in counts for pair in pairs)
+    rate, why = (PCIE_RATE, "PCIe behind one switch") if by_switch else (CPU_RATE, "PCIe through the CPUs")
+    return FLOOR_SHARE * rate * 1e9, why
 
 
 def parse_topology(text: str) -> Server:

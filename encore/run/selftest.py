@@ -6,253 +6,33 @@ training would: in an image, in a Python of the user's, or in the framework's ow
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import re
-import shlex
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
-from encore import catalogue, configuration, data, environment, launchers, names
+from encore import catalogue, names
 from encore.catalogue import Choice
-from encore.configuration import Configuration
-from encore.containers import runtimes
-from encore.containers.renderers import host
-from encore.containers.runtimes import Target
 from encore.errors import EncoreError
-from encore.job import Command, Job, Mount, rank_environment
-from encore.launchers import Launch
-from encore.machine import node, processes, telemetry
+from encore.machine import links, telemetry
 from encore.machine.node import Node
-from encore.run import planning, published_speed
+from encore.run.selftest_place import (
+    CHECK_SECONDS,
+    Place,
+    Request,
+    Row,
+    check_imports,
+    execute,
+    judged,
+    make_place,
+    prepare_data,
+)
+from encore.run.selftest_speed import TELEMETRY, all_reduce_row, bench_row, telemetry_row
 
-CHECK_SECONDS = 150.0
-"""For one check; a compiler may take a minute of it."""
-LAST_LINES = 8
-FRAME = re.compile(r"\s*(frame #\d+:|C\+\+ CapturedTraceback)")
-"""A line of the stack that PyTorch prints with an error in C++."""
-BENCH, TELEMETRY, IMPORTS = "bench", "telemetry", "imports"
+BENCH, ALL_REDUCE, IMPORTS = "bench", "all-reduce", "imports"
 """Checks that no implementation lists by itself."""
-FIRST = ("device", "defaults", "defaults on all GPUs", BENCH, "overflow", "resume", "two ranks")
+FIRST = ("device", "defaults", "defaults on all GPUs", ALL_REDUCE, BENCH, "overflow", "resume", "two ranks")
 """What comes first, of all implementations: it says most, and the time may not suffice for all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What to check, and where."""
-
-    benchmarks: tuple[str, ...] = ()
-    """Names as the command line takes them; empty: all."""
-    device: Literal["gpu", "cpu"] = "gpu"
-    runtime: str | None = None
-    image: str | None = None
-    python: Path | None = None
-    """Runs all implementations whose framework it has, on the host."""
-    only: tuple[str, ...] = ()
-    """Names of checks, or beginnings of them; empty: all."""
-    time_limit: float = 600.0
-    check_seconds: float = CHECK_SECONDS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """How one check ended."""
-
-    name: str
-    check: str
-    result: Literal["OK", "FAIL", "SKIPPED"]
-    found: str
-    seconds: float = 0.0
-    lines: tuple[str, ...] = ()
-    """Last lines of the output, after a failure."""
-    cut: bool = False
-    """Whether the time limit left no time for it, or ended it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where the checks of one implementation run, with all that they need."""
-
-    choice: Choice
-    configuration: Configuration
-    """The small one, on one rank."""
-    request: Request
-    target: Target
-    python: Path | None
-    """On the host."""
-    data: Path
-    work: Path
-    gpus: int
-
-    @property
-    def all_ranks(self) -> int:
-        """A rank on each GPU; two on a CPU."""
-        return self.gpus or 2
-
-    def launch(self, ranks: int) -> Launch:
-        """Return how ranks are started there."""
-        return launchers.on_one_node(self.choice.implementation.framework, ranks, str(self.work))
-
-    def command(self, program: str, *arguments: str) -> Command:
-        """Return the command of a program of the implementation; it sees the data and the work folder."""
-        # Threads that wait for each other take the more time the busier a machine is; a GPU machine's CPU is idle.
-        threads = {"OMP_NUM_THREADS": "1"} if self.request.device == "cpu" else {}
-        # With --ipc host for two ranks.
-        job = Job(
-            argv=("python", "-m", f"{self.choice.implementation.module}.{program}", *arguments),
-            environment=rank_environment(self.configuration, self.launch(1), threads, node.cores()),
-            mounts=(Mount(self.data, str(self.data), True), Mount(self.work, str(self.work), False)),
-            ranks=max(2, self.gpus),
-            gpus=self.gpus,
-        )
-        if self.python is None:
-            return runtimes.render(self.target, job, runtimes.container_name(self.work), os.environ)
-        return host.render(job, self.python, os.environ, given=self.request.python is not None)
-
-    def selftest(self, *what: str) -> Command:
-        """Return the command that lists the checks or makes one."""
-        two, every = (shlex.join(self.launch(ranks).inner) for ranks in (2, self.all_ranks))
-        options = ("--config", str(self.work / "config.json"), "--data", str(self.data), "--work", str(self.work))
-        where = ("--device", self.request.device, "--gpus", str(self.gpus), "--launch", two, "--launch-all", every)
-        return self.command("selftest", *options, *where, *what)
-
-
-# -- one process -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a process ended: code None if it was stopped after its time."""
-
-    code: int | None
-    lines: tuple[str, ...]
-    """The last ones of its output; the very last of the standard output is its answer."""
-    answer: Any
-
-
-def execute(command: Command, work: Path, seconds: float) -> Ended:
-    """Run a command for at most so long; leave no process of it, also when this one is interrupted."""
-    with (work / "stdout.txt").open("w+b") as output, (work / "stderr.txt").open("w+b") as errors:
-        child = processes.start(command, output, errors)
-        code: int | None = None
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = child.wait(timeout=max(seconds, 0.1))
-        finally:
-            if code is None:
-                processes.end(processes.family(child.pid), grace_seconds=1.0)
-                child.wait()
-                _clean_up(command)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                # What a program leaves that crashed.
-                os.killpg(child.pid, signal.SIGKILL)
-        output.seek(0)
-        errors.seek(0)
-        printed = output.read().decode(errors="replace").splitlines()
-        said = errors.read().decode(errors="replace").splitlines()
-    return Ended(code, _last([*printed, *said]), _json(printed[-1:]) if code == 0 else None)
-
-
-def _clean_up(command: Command) -> None:
-    if command.cleanup:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            variables = dict(command.environment)
-            subprocess.run(command.cleanup, env=variables, capture_output=True, timeout=30, check=False)
-
-
-def _last(lines: Sequence[str]) -> tuple[str, ...]:
-    # Where in C++ an error came up says less than the error, which is above that.
-    return tuple([line.rstrip() for line in lines if line.strip() and not FRAME.match(line)][-LAST_LINES:])
-
-
-def _json(lines: Sequence[str]) -> Any:
-    with contextlib.suppress(ValueError):
-        return json.loads(lines[0]) if lines else None
-    return None
-
-
-def latest_output(work: Path) -> tuple[str, ...]:
-    """Return the last lines of the training that wrote last: what a check hangs in."""
-    found = sorted(work.glob("*/output.txt"), key=lambda path: path.stat().st_mtime)
-    return _last(found[-1].read_text(encoding="utf-8", errors="replace").splitlines()) if found else ()
-
-
-# -- where -------------------------------------------------------------------------------------------
-
-
-def find_target(request: Request, choice: Choice, machine: Node) -> tuple[Target, Path | None]:
-    """Return where an implementation runs, with the Python if that is the host; EncoreError if nowhere."""
-    if request.python is not None:
-        file = request.python.expanduser().absolute()
-        return Target(runtime="host", python=file), file
-    runtime = request.runtime or ("host" if request.device == "cpu" else "auto")
-    target = runtimes.choose(runtime, choice, machine, request.device, request.image)
-    if target.problem is not None:
-        raise target.problem
-    if target.runtime != "host":
-        return target, None
-    if request.device == "gpu":
-        remedy = f"make build-{choice.name}, or name a Python that has the framework with CUDA: --python FILE"
-        raise EncoreError(f"the host runtime's framework is built for CPUs ({target.why})", remedy=remedy)
-    made = environment.describe(choice.implementation.framework)
-    if not made.is_ready:
-        raise EncoreError("the framework's environment is not made yet", remedy="make environments")
-    return target, made.python
-
-
-def make_place(request: Request, choice: Choice, machine: Node, work: Path) -> Place:
-    """Return the place of an implementation; its work folder is made."""
-    target, python = find_target(request, choice, machine)
-    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
-    resolved = configuration.resolve(choice, system, 1, 1, [])
-    folder = work / choice.name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(resolved.plain()), encoding="utf-8")
-    return Place(
-        choice=choice,
-        configuration=resolved,
-        request=request,
-        target=target,
-        python=python,
-        data=work / "data" / choice.benchmark.name,
-        work=folder,
-        gpus=visible_gpus(machine, os.environ) if request.device == "gpu" else 0,
-    )
-
-
-def visible_gpus(machine: Node, caller: Mapping[str, str]) -> int:
-    """Return the number of GPUs that CUDA shows to a process of the caller's."""
-    chosen = caller.get("CUDA_VISIBLE_DEVICES")
-    every = len(machine.gpus)
-    return every if chosen is None else min(every, len([word for word in chosen.split(",") if word.strip()]))
-
-
-def check_imports(place: Place) -> str:
-    """Return why the place cannot import what the implementation needs; empty where it can."""
-    command = place.command("train", "--help")
-    ended = execute(command, place.work, CHECK_SECONDS)
-    if ended.code == 0:
-        return ""
-    return ended.lines[-1] if ended.lines else "no answer"
-
-
-def prepare_data(place: Place) -> None:
-    """Make the small data set, unless it is there."""
-    if (place.data / data.PASSPORT).exists():
-        return
-    place.data.mkdir(parents=True, exist_ok=True)
-    small = data.Preparation()
-    by = place.python or runtimes.preparation(place.target, place.data.name, place.data, small)
-    data.prepare(place.data.name, place.data, small, by)
-
-
-# -- the checks --------------------------------------------------------------------------------------
 
 
 class Selftest:
@@ -262,6 +42,8 @@ class Selftest:
         self._request, self._work, self._machine, self._on_step = request, work, machine, on_step
         self._ends = time.monotonic() + request.time_limit
         self._telemetry = telemetry.Telemetry(work / "telemetry.jsonl")
+        self._measured: set[str] = set()
+        """Frameworks whose all-reduce is planned."""
         self.skipped: list[Row] = []
         """What was found while planning."""
 
@@ -295,7 +77,11 @@ class Selftest:
             found = f"its checks cannot be listed: exit code {listed.code}"
             self.skipped.append(Row(name=choice.name, check=IMPORTS, result="FAIL", found=found, lines=listed.lines))
             return []
-        return [(place, name) for name in (*listed.answer, BENCH) if self._wants(name)]
+        # Collectives are the framework's, whatever it trains.
+        framework = choice.implementation.framework
+        more = (BENCH,) if framework in self._measured else (BENCH, ALL_REDUCE)
+        self._measured.add(framework)
+        return [(place, name) for name in (*listed.answer, *more) if self._wants(name)]
 
     def _wants(self, name: str) -> bool:
         return not self._request.only or name.startswith(self._request.only)
@@ -325,67 +111,10 @@ class Selftest:
         started = time.monotonic()
         if name == BENCH:
             row = bench_row(place, self._machine, seconds, row)
+        elif name == ALL_REDUCE:
+            row = all_reduce_row(place, links.this_server(self._machine), self._machine, seconds, row)
         else:
             row = judged(execute(place.selftest("--check", name), place.work, seconds), place.work, seconds, row)
         if row.result == "FAIL" and time.monotonic() >= self._ends:
             row = replace(row, result="SKIPPED", found=f"{limit} ended it", lines=(), cut=True)
         return replace(row, seconds=time.monotonic() - started)
-
-
-def judged(ended: Ended, work: Path, seconds: float, row: Row) -> Row:
-    """Return the row of a check's process: its own answer, or how it ended without one."""
-    if ended.code is None:
-        lines = (*ended.lines, *latest_output(work))[-LAST_LINES:]
-        return replace(row, result="FAIL", found=f"no result after {seconds:.0f} s", lines=lines)
-    answer = ended.answer
-    if not isinstance(answer, dict) or answer.get("result") not in ("OK", "FAIL", "SKIPPED"):
-        how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
-        return replace(row, result="FAIL", found=f"ended with {how} and without a result", lines=ended.lines)
-    lines = tuple(answer.get("lines", ()))
-    return replace(row, result=answer["result"], found=answer["found"], lines=lines)
-
-
-def bench_row(place: Place, machine: Node, seconds: float, row: Row) -> Row:
-    """Measure the step; on a GPU with the sizes of the nearest submitted system, next to what was published."""
-    on_gpu = place.request.device == "gpu"
-    resolved = place.configuration
-    if on_gpu:
-        system = planning.choose_system(place.choice, 1, machine, None, None)
-        resolved = configuration.resolve(place.choice, system, 1, 1, [])
-        real = place.work / "real"
-        written = execute(place.selftest("--real-sizes", str(real)), place.work, seconds)
-        if not isinstance(written.answer, bool):
-            return judged(written, place.work, seconds, row)
-        place = replace(place, data=real if written.answer else place.data)
-    file = place.work / "bench.json"
-    file.write_text(json.dumps(resolved.plain()), encoding="utf-8")
-    counts = ("--steps", "20" if on_gpu else "2", "--repeats", "3" if on_gpu else "1")
-    ended = execute(place.command("bench", "--config", str(file), "--data", str(place.data), *counts),
-                    place.work, seconds)  # fmt: skip
-    if not isinstance(ended.answer, dict):
-        return judged(ended, place.work, seconds, row)
-    measured = ended.answer["measured"]
-    speed = measured.get("synthetic", measured["real"])["median"]
-    found = f"{speed:,.0f} samples/s: {ended.answer['title']}"
-    if on_gpu:
-        found += published_speed.beside(place.choice.benchmark.name, machine.gpus[0].name, speed)
-    return replace(row, result="OK", found=found)
-
-
-def telemetry_row(path: Path, device: str) -> Row:
-    """Return whether the readings that were taken meanwhile are complete."""
-    row = Row(name="", check=TELEMETRY, result="SKIPPED", found="")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    readings = [json.loads(line) for line in lines]
-    if not readings:
-        return replace(row, result="FAIL", found="no reading")
-    gpus = [reading["gpus"] for reading in readings]
-    if device == "cpu":
-        return replace(row, result="OK", found=f"{len(readings)} readings of the machine, none of a GPU (--device cpu)")
-    names_of_none = {name for each in gpus for gpu in each for name, value in gpu.items() if value is None}
-    busy = max((gpu["use_percent"] or 0 for each in gpus for gpu in each), default=0)
-    used = max((gpu["memory_mib"] or 0 for each in gpus for gpu in each), default=0)
-    found = f"{len(readings)} readings; a GPU was used up to {busy} % with {used:,} MiB"
-    if names_of_none:
-        found += f"; not given by NVML: {', '.join(sorted(names_of_none))}"
-    return replace(row, result="OK" if busy and used else "FAIL", found=found)

@@ -37,6 +37,38 @@ def test_switched_links() -> None:
     assert len(server.switches) == 4
 
 
+def by_matrix(*rows: str) -> Server:
+    """Return a server of the links in the upper triangle, row by row."""
+    gpus = tuple(f"GPU{number}" for number in range(len(rows) + 1))
+    found = {}
+    for i, row in enumerate(rows):
+        for j, word in enumerate(row.split(), i + 1):
+            found[gpus[i], gpus[j]] = found[gpus[j], gpus[i]] = word
+    return Server(gpus=gpus, links=found)
+
+
+@pytest.mark.parametrize(
+    ("server", "capability", "floor"),
+    [
+        (sample("dgx1-v100"), "7.0", 60.0),
+        (sample("dgx-a100"), "8.0", 120.0),
+        (by_matrix("NV18"), "9.0", 185.4),
+        (by_matrix("NV4 NV4 NV4", "NV4 NV4", "NV4"), "8.0", 40.0),
+        # Bridges join pairs; between them the CPUs carry the ring.
+        (by_matrix("NV4 SYS SYS", "SYS SYS", "NV4"), "8.6", 3.0),
+        (by_matrix("NV4 PIX PIX", "PIX PIX", "NV4"), "8.6", 6.0),
+        (by_matrix("NODE"), "8.9", 3.0),
+        (by_matrix("NV18"), None, None),
+        (Server(gpus=("GPU0", "GPU1")), "9.0", None),
+        (Server(gpus=("GPU0",)), "9.0", None),
+    ],
+)
+def test_floor_of_an_all_reduce(server: Server, capability: str | None, floor: float | None) -> None:
+    """Half of what NCCL counts with for the links, whose numbers are those of its src/graph/topo.h."""
+    found = links.all_reduce_floor(server, capability)
+    assert (found and found[0] / 1e9) == (pytest.approx(floor) if floor else None)
+
+
 def test_description_is_read_back() -> None:
     server = sample("dgx1-v100")
     again = links.from_json(server.as_json())

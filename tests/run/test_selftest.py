@@ -19,12 +19,24 @@ from encore.cli import selftest as command_line
 from encore.cli.app import app
 from encore.job import Command
 from encore.machine import node
-from encore.run import published_speed
+from encore.machine.links import parse_topology
+from encore.run import published_speed, selftest_place, selftest_speed
 from encore.run import selftest as selftests
-from encore.run.selftest import Request, Row, execute, judged
+from encore.run.selftest_place import Ended, Place, Request, Row, execute, judged, make_place
 from tests.conftest import Encore
 
 EMPTY = Row(name="ncf", check="device", result="SKIPPED", found="")
+
+
+def place_of(name: str, folder: Path, gpus: int) -> Place:
+    """Return a place on the host whose commands are never started."""
+    request = Request(device="gpu" if gpus else "cpu", python=Path(sys.executable))
+    return replace(make_place(request, catalogue.choose(name), node.this_node(), folder), gpus=gpus)
+
+
+def gpu_of(capability: str | None) -> node.Gpu:
+    """Return a GPU of a compute capability."""
+    return node.Gpu(index=0, name="NVIDIA H200", memory_gib=139.8, driver="580", compute_capability=capability)
 
 
 def python(program: str) -> Command:
@@ -94,11 +106,48 @@ def readings(path: Path, *gpus: dict[str, int | None]) -> Path:
 def test_telemetry_must_have_seen_the_gpu_at_work(tmp_path: Path) -> None:
     idle: dict[str, int | None] = {"use_percent": 0, "memory_mib": 400, "power_watts": None}
     busy = {**idle, "use_percent": 97, "memory_mib": 9000}
-    seen = selftests.telemetry_row(readings(tmp_path / "a", idle, busy), "gpu")
+    seen = selftest_speed.telemetry_row(readings(tmp_path / "a", idle, busy), "gpu")
     assert seen.result == "OK"
     assert "up to 97 % with 9,000 MiB; not given by NVML: power_watts" in seen.found
-    assert selftests.telemetry_row(readings(tmp_path / "b", idle), "gpu").result == "FAIL"
-    assert selftests.telemetry_row(tmp_path / "none", "gpu").result == "FAIL"
+    assert selftest_speed.telemetry_row(readings(tmp_path / "b", idle), "gpu").result == "FAIL"
+    assert selftest_speed.telemetry_row(tmp_path / "none", "gpu").result == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rate", "result", "words"),
+    [
+        (8, 121e9, "OK", "121.00 GB/s bus bandwidth between 8 ranks; at least 120.0 by 12 NVLinks"),
+        (8, 119e9, "FAIL", "119.00 GB/s"),
+        (2, 1e9, "OK", "no floor known for these links"),
+        (1, 0.0, "SKIPPED", "one GPU"),
+        (8, None, "FAIL", "exit code 1 and without a result"),
+    ],
+)
+def test_all_reduce_has_a_floor_by_the_links(
+    gpus: int, rate: float | None, result: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the recorded links of a DGX A100; with two of its GPUs, whose links are not known to be these."""
+    place = place_of("dlrm", tmp_path, gpus=gpus)
+    text = (paths.ROOT / "tests" / "samples" / "topology" / "dgx-a100.txt").read_text(encoding="utf-8")
+
+    def execute(command: Command, work: Path, seconds: float) -> Ended:
+        assert f"--nproc-per-node={gpus}" in command.argv and "benchmarks.common.all_reduce" in command.argv
+        if rate is None:
+            return Ended(1, (), None)
+        (work / "all_reduce.json").write_text(json.dumps({"rate": rate}), encoding="utf-8")
+        return Ended(0, (), None)
+
+    monkeypatch.setattr(selftest_speed, "execute", execute)
+    machine = replace(node.this_node(), gpus=(gpu_of("8.0"),) * 8)
+    row = selftest_speed.all_reduce_row(place, parse_topology(text), machine, 60.0, EMPTY)
+    assert (row.result, words in row.found) == (result, True), row
+
+
+def test_gpus_that_cuda_does_not_show_get_no_rank() -> None:
+    machine = replace(node.this_node(), gpus=(gpu_of(None),) * 8)
+    for chosen, count in ((None, 8), ("2,3", 2), ("", 0), ("0,", 1)):
+        caller = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+        assert selftest_place.visible_gpus(machine, caller) == count
 
 
 NO_SPEED_PUBLISHED = {"minigo"}
@@ -161,22 +210,25 @@ def test_a_python_without_the_framework_is_skipped_with_the_reason(encore: Encor
 
 
 def test_checks_run_for_real_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
-    wanted = ("resume", "overflow", "precision", "two ranks", "defaults on all", "bench", "telemetry")
+    wanted = ("resume", "overflow", "precision", "two ranks", "defaults on all", "all-reduce", "bench", "telemetry")
     options = [word for name in wanted for word in ("--only", name)]
     done = encore("selftest", "dlrm", "--device", "cpu", "--python", str(pytorch_python), "--json", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = json.loads(done.stdout)
     assert printed["passed"] and printed["device"] == "cpu"
     results = {row["check"]: row["result"] for row in printed["checks"]}
-    assert list(results)[:3] == ["defaults on all GPUs", "bench", "overflow"], "what says most comes first"
+    assert list(results)[:4] == ["defaults on all GPUs", "all-reduce", "bench", "overflow"], (
+        "what says most comes first"
+    )
     assert results == {
         **dict.fromkeys(("bench", "overflow", "resume", "two ranks", "precision=bf16", "telemetry"), "OK"),
-        "defaults on all GPUs": "OK",
+        **dict.fromkeys(("defaults on all GPUs", "all-reduce"), "OK"),
         **dict.fromkeys(("precision=fp16", "precision=tf32"), "SKIPPED"),
     }
     found = {row["check"]: row["found"] for row in printed["checks"]}
     assert "epochs differ by 0.00%" in found["resume"]
     assert found["defaults on all GPUs"].startswith("2 ranks, ")
+    assert "GB/s bus bandwidth between 2 ranks; no floor" in found["all-reduce"]
     assert "not finite" in found["overflow"]
     assert all(row["seconds"] >= 0 and row["lines"] == [] for row in printed["checks"])
 

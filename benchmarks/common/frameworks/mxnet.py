@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 import mxnet as mx
 import nvidia.dali.plugin.mxnet  # noqa: F401
@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "save",
     "start",
+    "summing",
     "synchronize",
     "total",
 ]
@@ -69,6 +70,12 @@ def total(values: Any) -> List[float]:
 def barrier() -> None:
     """Wait until all ranks have come here."""
     total([0.0])
+
+
+def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
+    """Return a call that sums an array of so many fp32 values over all ranks, one after the other."""
+    array = mx.nd.zeros(count, ctx=ranks.context)
+    return lambda: _sum(array, "array").wait_to_read()
 
 
 def broadcast(parameters: ParameterDict) -> None:

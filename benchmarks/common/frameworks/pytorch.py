@@ -165,6 +165,12 @@ def barrier() -> None:
         dist.barrier()
 
 
+def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
+    """Return a call that sums an array of so many fp32 values over all ranks."""
+    array = torch.zeros(count, device=ranks.context)
+    return lambda: dist.all_reduce(array)
+
+
 def average_tensors(tensors: List[torch.Tensor]) -> None:
     """Set each tensor to its mean over all ranks, by one all-reduce."""
     if size() == 1:

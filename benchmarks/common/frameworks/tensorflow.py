@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 # Before the import: TensorFlow reports every library that it finds or misses otherwise.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -102,6 +102,13 @@ def total(values: Any) -> List[float]:
 def barrier() -> None:
     """Wait until all ranks have come here."""
     total([0.0])
+
+
+def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
+    """Return a call that sums an array of so many fp32 values over all ranks and waits for it."""
+    with tf.device(ranks.context):
+        array = tf.zeros([count])
+    return lambda: _sum(array, "array")
 
 
 def broadcast(variables: Sequence[tf.Variable]) -> None:
