@@ -129,6 +129,32 @@ class SmallData(_Strict):
     """System file that trains on it."""
 
 
+class Weights(_Strict):
+    """Trained weights to begin with; with ``file``, those that every submitted system began with."""
+
+    title: str = ""
+    file: str = ""
+    """Its name, under which the data folder may hold it; empty: no submission began with any."""
+    also: tuple[str, ...] = ()
+    """Files that have to be next to it."""
+    source: str = ""
+    """Where to get it."""
+    checksums: dict[Literal["md5", "sha256"], tuple[str, ...]] = Field(default_factory=dict)
+    """Digests of the files that count as this one, or what they begin with."""
+    published: str = ""
+    """Where the digests are published."""
+
+
+class Difference(_Strict):
+    """A part of the submissions that no system can set, and what a run has in its place."""
+
+    what: str
+    rounds: tuple[str, ...] = ()
+    """Empty: all."""
+    submitted: str
+    here: str
+
+
 class Benchmark(_Strict):
     """benchmark.toml: a task, once for all of its implementations."""
 
@@ -142,8 +168,10 @@ class Benchmark(_Strict):
     default_round: str
     rates: tuple[str, ...] = ("learning_rate",)
     """Keys in units of the learning rate, which follow the global batch with it."""
-    weights: tuple[str, ...] = ()
-    """Keys that name a file of trained weights to begin with, or are empty."""
+    weights: dict[str, Weights] = Field(default_factory=dict)
+    """By the key that names their file, or is empty."""
+    differences: tuple[Difference, ...] = ()
+    """Besides the image, which containers/images.toml has."""
     roles: dict[str, Role] = Field(default_factory=dict)
     """By name; empty where all ranks do the same."""
     implementations: dict[str, Implementation]

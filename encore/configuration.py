@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from encore import names, paths
-from encore.catalogue import Choice, System
+from encore.catalogue import Choice, System, Weights
 from encore.errors import EncoreError
 
 UNSUBMITTED = {
@@ -91,6 +91,12 @@ class Configuration:
     def division(self) -> str:
         """MLPerf division by whose rules the run is checked."""
         return "closed" if self.is_submitted else "open"
+
+    @property
+    def needed_weights(self) -> dict[str, Weights]:
+        """Weights that the submission began with, by the key that names their file; none where it is left empty."""
+        known = self.choice.benchmark.weights if _begins_as_submitted(self.system, self.get("device")) else {}
+        return {key: each for key, each in known.items() if each.file and self.get(key)}
 
     @property
     def environment(self) -> dict[str, Value]:
@@ -247,16 +253,29 @@ def scaled(
     return {name: Value(float(f"{rate * factor:.6g}"), f"rule: {rate:g} {rule}") for name, rate in submitted.items()}
 
 
+def _begins_as_submitted(system: System, device: str) -> bool:
+    """Return whether a run begins with the submission's weights: on a CPU it tries the code."""
+    return system.kind == "submitted" and device == "gpu"
+
+
 def _deviations(
-    system: System, nodes: int, ranks_per_node: int, values: dict[str, Value], overrides: dict[str, Value]
+    system: System,
+    nodes: int,
+    ranks_per_node: int,
+    values: dict[str, Value],
+    overrides: dict[str, Value],
+    weights: Collection[str],
 ) -> tuple[Deviation, ...]:
+    """Return the differences; ``weights`` are keys whose file may be anywhere: whether it is the one is checked."""
     found = []
     if (nodes, ranks_per_node) != (system.nodes, system.gpus_per_node) and not system.keep_global_batch:
         layout = f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}"
         found.append(Deviation("gpus", layout))
     for name, value in overrides.items():
-        if value.value != values[name].value:
-            found.append(Deviation(name, f"{name} = {value.value} ({value.origin})"))
+        elsewhere = name in weights and values[name].value and value.value
+        if value.value != values[name].value and not elsewhere:
+            shown = "empty" if value.value == "" else value.value
+            found.append(Deviation(name, f"{name} = {shown} ({value.origin})"))
     return tuple(found)
 
 
@@ -275,6 +294,9 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
         origin = f"systems/{system.file}"
         values[name] = Value(_checked(name, value, wanted[name]), origin)
     given = [parse_setting(setting, wanted) for setting in settings]
+    if _begins_as_submitted(system, dict(given).get("device", values["device"].value)):
+        needed = {key: each.file for key, each in choice.benchmark.weights.items() if each.file}
+        values.update({key: Value(file, "benchmark.toml, weights") for key, file in needed.items()})
     known = {**{name: value.value for name, value in values.items()}, **dict(given)}
     training = partial(choice.benchmark.training_ranks, known)
     overrides = scaled(system, nodes, ranks_per_node, choice.benchmark.rates, training)
@@ -283,7 +305,7 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
             raise EncoreError("round is no setting: it decides the targets as well", remedy=f"use --round {value}")
         overrides[name] = Value(value, "--set")
     overrides.update(_shorter_warmup(system, overrides))
-    deviations = _deviations(system, nodes, ranks_per_node, values, overrides)
+    deviations = _deviations(system, nodes, ranks_per_node, values, overrides, choice.benchmark.weights)
     framework = choice.implementation.framework
     if system.framework not in ("", framework):
         deviations = (Deviation("framework", f"{framework} instead of {system.framework}"), *deviations)

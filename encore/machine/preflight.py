@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from encore.catalogue import Weights
 from encore.configuration import Configuration
 from encore.data import DataPassport, check_data
 from encore.errors import EncoreError
 from encore.files import existing
 from encore.machine.node import Node
-from encore.machine.weights import weight_files
+from encore.machine.weights import refuse_wrong, weight_files
 
 Level = Literal["OK", "WARN", "FAIL"]
 
@@ -160,14 +161,28 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
 
 
 def check_weights(configuration: Configuration, data: Path) -> list[Check]:
-    """Check that files of trained weights that the configuration names are there."""
+    """Check that files of trained weights that the configuration names are there, and those that were submitted."""
     remedy = "give the whole path, or the name of a file in the data folder; empty: begin without"
-    return [
-        Check("OK", key, str(path))
-        if path.is_file()
-        else Check("FAIL", key, f"{path} is no file", f"--set {key}=FILE: {remedy}")
-        for key, path in weight_files(configuration, data).items()
-    ]
+    checks, needed = [], configuration.needed_weights
+    for key, path in weight_files(configuration, data).items():
+        if key in needed:
+            checks.append(_check_submitted(key, path, needed[key]))
+        elif path.is_file():
+            checks.append(Check("OK", key, str(path)))
+        else:
+            checks.append(Check("FAIL", key, f"{path} is no file", f"--set {key}=FILE: {remedy}"))
+    return checks
+
+
+def _check_submitted(key: str, path: Path, wanted: Weights) -> Check:
+    """Compare a file with the weights that the submission began with."""
+    try:
+        unknown = refuse_wrong(key, path, wanted)
+    except EncoreError as error:
+        return Check("FAIL", key, f"{error.found} (expected: {error.expected})", error.remedy)
+    if unknown:
+        return Check("WARN", key, f"{path} for {wanted.title}: {unknown}")
+    return Check("OK", key, f"{path}: {wanted.title}, as published")
 
 
 def check_run(configuration: Configuration, machine: Node, data: Path, results: Path) -> list[Check]:

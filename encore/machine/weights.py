@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from encore.catalogue import Weights
 from encore.configuration import Configuration
 from encore.errors import EncoreError
 from encore.job import Mount
@@ -20,16 +21,45 @@ def weight_files(configuration: Configuration, data: Path) -> dict[str, Path]:
     return {key: data / name for key, name in given.items() if name}
 
 
+def _digest(path: Path, algorithm: str) -> str:
+    digest = hashlib.new(algorithm)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def refuse_wrong(key: str, path: Path, wanted: Weights) -> str:
+    """Return what is known of the file that a submitted system is to begin with.
+
+    Raises:
+        EncoreError: it is not there, or is another one than was published.
+    """
+    instead = f"--set {key}=FILE where it is elsewhere; --set {key}= begins with random weights, unlike the submission"
+    get = f"get {wanted.file} from {wanted.source} and put it into the data folder; {instead}"
+    same_form = path.suffix == Path(wanted.file).suffix
+    for each in (path, *(path.with_name(name) for name in wanted.also if same_form)):
+        if not each.is_file():
+            raise EncoreError(f"{each} is no file", expected=wanted.title, remedy=get)
+    if not same_form or not wanted.checksums:
+        return f"no checksum of a {path.suffix} file is published; its names and shapes are checked when it is read"
+    for algorithm, published in wanted.checksums.items():
+        found = _digest(path, algorithm)
+        if not found.startswith(published):
+            raise EncoreError(
+                f"{path} has the {algorithm.upper()} {found}",
+                expected=f"{wanted.title}: {' or '.join(published)} ({wanted.published})",
+                remedy=get,
+            )
+    return ""
+
+
 def as_json(files: dict[str, Path]) -> dict[str, Any]:
     """Return path, size and SHA-256 of each, for the passport."""
-    found = {}
-    for key, path in files.items():
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
-        found[key] = {"file": str(path), "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-    return found
+    return {
+        key: {"file": str(path), "bytes": path.stat().st_size, "sha256": _digest(path, "sha256")}
+        for key, path in files.items()
+    }
 
 
 def mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from encore import catalogue, configuration
+from encore.catalogue import Weights
 from encore.configuration import Configuration
 from encore.errors import EncoreError
 from encore.job import Mount
@@ -45,6 +46,68 @@ def test_a_file_that_is_not_there_is_named_before_the_run(encore: Encore, tmp_pa
     file = tmp_path / "none.pth"
     done = encore("run", "ssd", "1", "--system", "cpu", "--set", f"backbone={file}", "--dry-run")
     assert f"{file} is no file" in done.stdout + done.stderr
+
+
+def submitted(name: str, *settings: str) -> Configuration:
+    choice = catalogue.choose(name)
+    system = catalogue.find_system(choice, "dgxa100", "v0.7")
+    return configuration.resolve(choice, system, 1, 8, list(settings))
+
+
+@pytest.mark.parametrize(("name", "key"), [("bert", "checkpoint"), ("ssd", "backbone"), ("maskrcnn", "backbone")])
+def test_submitted_systems_begin_with_the_submissions_weights(name: str, key: str, tmp_path: Path) -> None:
+    choice = catalogue.choose(name)
+    for system in catalogue.systems(choice):
+        resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
+        assert (list(resolved.needed_weights) == [key]) == (system.kind == "submitted"), system.file
+        assert bool(weights.weight_files(resolved, tmp_path)) == (system.kind == "submitted")
+    # Anywhere, it is the configuration that was submitted; from random weights, or on a CPU, another one.
+    assert submitted(name).is_submitted
+    assert submitted(name, f"{key}={tmp_path / 'own.pkl'}").is_submitted
+    random = submitted(name, f"{key}=")
+    assert random.why_not_submitted == f"{key} = empty (--set)"
+    assert preflight.check_weights(random, tmp_path) == []
+    assert submitted(name, "device=cpu", "precision=fp32").needed_weights == {}
+
+
+@pytest.mark.parametrize("name", ["bert", "ssd", "maskrcnn"])
+def test_weights_that_were_submitted_are_refused_where_they_are_not(name: str, tmp_path: Path) -> None:
+    resolved = submitted(name)
+    ((key, wanted),) = resolved.needed_weights.items()
+    (missing,) = preflight.check_weights(resolved, tmp_path)
+    assert (missing.level, missing.name) == ("FAIL", key)
+    assert f"{tmp_path / wanted.file} is no file (expected: {wanted.title})" in missing.found
+    assert wanted.source in missing.remedy
+    for file in (wanted.file, *wanted.also):
+        (tmp_path / file).write_bytes(b"other weights")
+    (other,) = preflight.check_weights(resolved, tmp_path)
+    assert other.level == "FAIL"
+    (algorithm,) = wanted.checksums
+    assert hashlib.new(algorithm, b"other weights").hexdigest() in other.found
+    assert all(digest in other.found for digest in wanted.checksums[algorithm])
+    # Of a converted file, such as NVIDIA's model.ckpt-28252.pt, nobody published a checksum.
+    (tmp_path / "converted.npy").write_bytes(b"")
+    (converted,) = preflight.check_weights(submitted(name, f"{key}=converted.npy"), tmp_path)
+    assert (converted.level, "no checksum of a .npy file" in converted.found) == ("WARN", True)
+
+
+def test_a_checksum_may_be_the_beginning_of_a_digest(tmp_path: Path) -> None:
+    path = tmp_path / "net.pth"
+    path.write_bytes(b"weights")
+    begins = hashlib.sha256(b"weights").hexdigest()[:8]
+    wanted = Weights(title="a network", file="net.pth", source="nowhere", checksums={"sha256": ("00000000", begins)})
+    assert weights.refuse_wrong("backbone", path, wanted) == ""
+    path.write_bytes(b"Weights")
+    with pytest.raises(EncoreError, match="has the SHA256 "):
+        weights.refuse_wrong("backbone", path, wanted)
+
+
+def test_a_dry_run_without_the_weights_would_be_refused(encore: Encore, tmp_path: Path) -> None:
+    done = encore("run", "maskrcnn", "8", "--system", "dgxa100", "--data", str(tmp_path), "--dry-run")
+    said = " ".join((done.stdout + done.stderr).split())
+    assert f"FAIL backbone: {tmp_path / 'R-50.pkl'} is no file" in said
+    assert "detectron/ImageNetPretrained/MSRA/R-50.pkl" in said
+    assert "the run would be refused with exit code 2: " in said and "backbone; a dry run exits with 0" in said
 
 
 def test_keys_of_weights_are_keys_of_the_configuration() -> None:
