@@ -33,7 +33,7 @@ def search_of(config: Any, readouts: int) -> Search:
         max_resign_threshold=config.max_resign_threshold,
         disable_resign_pct=config.disable_resign_pct,
         soft_pick_cutoff=soft_moves(config),
-        restrict_pass_alive_play_threshold=_passes_that_restrict(config),
+        restrict_pass_alive_play_threshold=4 if config.pass_alive else NEVER,
         move_limit=config.move_limit,
         cache_entries=(config.cache_mb << 20) // (BYTES_OF_A_PRIOR * moves),
     )
@@ -46,7 +46,11 @@ def soft_moves(config: Any) -> int:
 
 
 def match_search(config: Any) -> Search:
-    """Return the search of a match: without noise, and without resignation from v0.7 on (eval.flags)."""
+    """Return the search of a match: without noise, and without resignation from v0.7 on (eval.flags).
+
+    In self-play the submitted default (train_loop.py, v0.7) forbids a move into unconditional life after four passes of
+    the other side, in a match always (MctsPlayer::SuggestMove); v0.6 knows no unconditional life.
+    """
     return Search(
         readouts=config.eval_readouts,
         parallel_leaves=config.parallel_leaves,
@@ -57,11 +61,6 @@ def match_search(config: Any) -> Search:
         min_resign_threshold=config.eval_resign_threshold,
         max_resign_threshold=config.eval_resign_threshold,
         disable_resign_pct=0.0 if config.eval_resign_threshold > -1 else 1.0,
-        restrict_pass_alive_play_threshold=_passes_that_restrict(config),
+        restrict_pass_alive_play_threshold=0 if config.pass_alive else NEVER,
         move_limit=config.move_limit,
     )
-
-
-def _passes_that_restrict(config: Any) -> int:
-    """Return the passes of one side after which the other plays no move into unconditional life; v0.6 knows none."""
-    return 4 if config.pass_alive else NEVER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from benchmarks.minigo.engine import (
     build,
     plain,
 )
+from benchmarks.minigo.rules import match_search, rules_of
+from tests.benchmarks import minigo_original
+from tests.benchmarks.test_minigo import config_of
 
 # -- search -----------------------------------------------------------------------------------------------
 
@@ -178,6 +182,77 @@ def test_refused_searches_and_evaluations() -> None:
     rows = games.leaves(np.zeros((8, 5, 5, 17), np.uint8))
     with pytest.raises(Problem, match="not finite"):
         games.answer(np.full((rows, 26), np.nan), np.zeros(rows))
+
+
+# -- the original's rule ----------------------------------------------------------------------------------
+
+
+class Drawn:
+    """A network whose answer is drawn for each position, so that no two moves tie."""
+
+    def __init__(self, rules: Rules, seed: int) -> None:
+        self.rules, self.seed, self.positions = rules, seed, 0
+
+    def __call__(self, planes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self.positions += len(planes)
+        policies, values = np.zeros((len(planes), self.rules.moves), np.float32), np.zeros(len(planes), np.float32)
+        for row, each in enumerate(planes):
+            generator = np.random.default_rng([self.seed, zlib.crc32(each.tobytes())])
+            policies[row] = generator.dirichlet(np.full(self.rules.moves, 0.3))
+            values[row] = generator.uniform(-1, 1)
+        return policies, values
+
+
+ORIGINAL = Search(readouts=30, parallel_leaves=4, fastplay_frequency=0.6, fastplay_readouts=7, random_symmetry=False,
+                  noise_mix=0.3, dirichlet_alpha=0.4, soft_pick_cutoff=6, move_limit=24)  # fmt: skip
+SEARCHES = {
+    "self-play of v0.7": ORIGINAL,
+    "always a reused tree": replace(ORIGINAL, fastplay_frequency=0.0, parallel_leaves=1),
+    "no move into life": replace(ORIGINAL, restrict_pass_alive_play_threshold=0, readouts=12),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_self_play_searches_by_the_originals_rule(name: str) -> None:
+    """Visits, moves, values and evaluations of whole games, against the reference's rules in plain Python."""
+    search, rules, seed = SEARCHES[name], Rules(size=5, komi=0.5), 4
+    kept = 0
+    for number in range(3):
+        net, pool = Drawn(rules, seed), Games(rules, search, games=1, seed=seed, first=number)
+        pool.stop(number + 1)
+        (found,) = drive(pool, net)
+        wanted_net = Drawn(rules, seed)
+        wanted = minigo_original.game(rules, [search.native(5)], [wanted_net], seed, number)
+        assert wanted.smallest_gap > minigo_original.SLACK, "a choice that rounding decides: take another seed"
+        assert found.moves.tolist() == wanted.moves
+        assert np.array_equal(found.visits, wanted.visits)
+        assert found.values == pytest.approx(wanted.values, abs=1e-4)
+        assert net.positions == wanted_net.positions
+        kept += sum(count > search.readouts + search.parallel_leaves for count in wanted.readouts)
+    if name == "self-play of v0.7":
+        assert kept > 5, "full searches that make up for the visits they forget"
+
+
+def drive(pool: Games, net: Drawn) -> list:
+    planes, found = np.zeros((8, 5, 5, 17), np.uint8), []
+    while pool.running:
+        rows = pool.leaves(planes)
+        found += pool.answer(*net(planes[:rows]))
+    return found
+
+
+def test_a_match_searches_by_the_originals_rule() -> None:
+    """As in cc/eval.cc of v0.7: no noise, the most visited move, never one into unconditional life."""
+    config = config_of("cpu", "v0.7", "eval_readouts=14", "eval_soft_moves=0", "move_limit=40", "komi=0.5")
+    rules, search = rules_of(config), replace(match_search(config), random_symmetry=False)
+    # In the first of these a side would play into life where only passes forbid it.
+    for seed, number in ((4, 0), (0, 1)):
+        nets = Drawn(rules, seed), Drawn(rules, seed + 1)
+        (found,) = Match(rules, (search, search), games=1, seed=seed, first=number).play(nets, batch=8)
+        wanted = minigo_original.game(rules, [search.native(5)] * 2, list(nets), seed, number)
+        assert wanted.smallest_gap > minigo_original.SLACK, "a choice that rounding decides: take another seed"
+        assert found.moves.tolist() == wanted.moves
+        assert np.array_equal(found.visits, wanted.visits)
 
 
 # -- problems ---------------------------------------------------------------------------------------------

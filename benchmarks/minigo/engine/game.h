@@ -76,7 +76,9 @@ class Game {
     moves_.push_back(static_cast<int16_t>(move));
     values_.push_back(player.root()->mean());
     visits_.resize(visits_.size() + M);
-    if (!player.fast()) player.target(restricted, visits_.data() + visits_.size() - M);
+    // A match is not trained on, and its trees stay as they are (MctsPlayer::PlayMove).
+    if (!player.fast() && search.target_pruning && players_.size() == 1) player.prune(restricted);
+    if (!player.fast()) player.target(visits_.data() + visits_.size() - M);
     int& passes = passes_[black ? 0 : 1];
     if (passes < search.restrict_pass_alive_play_threshold) passes = move == PASS ? passes + 1 : 0;
     for (auto& each : players_) each.advance(move);

@@ -57,7 +57,7 @@ class Search:
     """Take visits away that the search would not have spent, had it known the values that it found."""
     allow_pass: bool = True
     restrict_pass_alive_play_threshold: int = 4
-    """Passes of the other side in a row after which no move is played into unconditional life."""
+    """Passes of the other side in a row after which no move is played into unconditional life; 0: never one."""
     reuse_tree: bool = True
     random_symmetry: bool = True
     """Evaluate each position under one of the eight symmetries, drawn by its hash and the game."""

@@ -29,13 +29,15 @@ class Searcher {
     begin();
   }
 
-  // Start the search of a move: readouts are added to the visits that the root has.
+  // Start the search of a move: readouts are added to the visits that the root has. The reference sets the target before
+  // it clears the tree, so that a full search after fast ones makes up for the visits that it forgets.
   void begin() {
     fast_ = search_.fastplay_frequency > 0 && root()->board.played > 0 &&
             random_.uniform() < search_.fastplay_frequency;
     noise_ = !fast_ && search_.noise_mix > 0;
-    if (!search_.reuse_tree || (search_.fastplay_frequency > 0 && !fast_)) tree_.clear();
+    if (!search_.reuse_tree) tree_.clear();
     target_ = *root()->visits + (fast_ ? search_.fastplay_readouts : search_.readouts);
+    if (search_.fastplay_frequency > 0 && !fast_) tree_.clear();
   }
 
   bool ready() const { return queue_.empty() && root()->expanded && *root()->visits >= target_; }
@@ -43,8 +45,7 @@ class Searcher {
   // Put at most `quota` leaves on the queue; none if the search is complete.
   void select(int quota, Cache* cache) {
     Point* root = tree_.root();
-    int repeats = 0;
-    while (static_cast<int>(queue_.size()) < quota && (!root->expanded || *root->visits < target_)) {
+    while (static_cast<int>(queue_.size() + again_.size()) < quota && (!root->expanded || *root->visits < target_)) {
       if (noise_ && root->expanded) add_noise();
       Point* leaf = tree_.select(search_.allow_pass != 0);
       if (leaf->board.over()) {
@@ -52,10 +53,11 @@ class Searcher {
         continue;
       }
       if (leaf->waiting > 0) {
-        // Chosen again before its evaluation is there: one more virtual loss leads the next choice elsewhere.
+        // Chosen again before its evaluation is there: it takes a place of the quota, as in the reference, which
+        // evaluates it twice and ignores the second value.
         again_.push_back(leaf);
         tree_.virtual_loss(leaf, 1);
-        if (leaf == root || ++repeats >= quota) break;
+        if (leaf == root) break;
         continue;
       }
       CacheKey<N> key;
@@ -120,12 +122,11 @@ class Searcher {
     return best;
   }
 
-  // The visits as a training target: those that the search would not have spent, had it known the values that it
-  // found, are taken away (MctsTree::ReshapeFinalVisits, v0.7).
-  void target(bool restrict_pass_alive, uint16_t* out) const {
-    const Point* node = root();
-    for (int c = 0; c < M; ++c) out[c] = clamped(node->edges->visits_of[c]);
-    if (!search_.target_pruning) return;
+  // Take visits away that the search would not have spent, had it known the values that it found, in the tree itself:
+  // the next search begins with what is left (MctsTree::ReshapeFinalVisits, v0.7).
+  void prune(bool restrict_pass_alive) {
+    Point* node = tree_.root();
+    int32_t* counts = node->edges->visits_of;
     int best = most_visited(false);
     float visits = static_cast<float>(*node->visits), own = node->board.to_play == kBlack ? 1.0f : -1.0f;
     float best_score = tree_.score_of(node, best, tree_.exploration(node) * std::sqrt(1 + visits));
@@ -133,15 +134,21 @@ class Searcher {
     bool any = false;
     for (int c = 0; c < M; ++c) {
       if (c != PASS && outside[c]) {
-        out[c] = 0;
+        counts[c] = 0;
       } else if (c != best) {
-        float mean = own * node->edges->total_of[c] / static_cast<float>(1 + node->edges->visits_of[c]);
-        float enough = tree_.exploration(node) * node->prior_of[c] * std::sqrt(visits) / (best_score - mean);
-        if (best_score > mean) out[c] = clamped(std::min(node->edges->visits_of[c], static_cast<int32_t>(enough)));
+        float mean = own * node->edges->total_of[c] / static_cast<float>(1 + counts[c]);
+        double enough = tree_.exploration(node) * node->prior_of[c] * std::sqrt(double{visits}) / (best_score - mean);
+        // A move whose value alone is above the best score keeps no visit, as in the reference.
+        counts[c] = best_score > mean ? static_cast<int32_t>(std::min<double>(counts[c], enough)) : 0;
       }
-      any |= out[c] > 0;
+      any |= counts[c] > 0;
     }
-    if (!any) out[PASS] = 1;
+    if (!any) counts[PASS] = 1;
+  }
+
+  // The visits as a training target.
+  void target(uint16_t* out) const {
+    for (int c = 0; c < M; ++c) out[c] = static_cast<uint16_t>(std::min(root()->edges->visits_of[c], 65535));
   }
 
   void advance(int move) { tree_.advance(move, search_.reuse_tree != 0); }
@@ -159,8 +166,6 @@ class Searcher {
     int symmetry;
     CacheKey<N> key;
   };
-
-  static uint16_t clamped(int32_t visits) { return static_cast<uint16_t>(std::min(visits, 65535)); }
 
   void add_noise() {
     float noise[M];
