@@ -164,7 +164,8 @@ def clock(captured: bool) -> Time:
 def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -> Tuple[str, Dict[str, str]]:
     """Return the name with the least seconds on rank 0, for all ranks, and what each measurement found.
 
-    One that refuses this device, type or option is no candidate.
+    One that refuses the device, type or option of any rank is no candidate: a rank that took it would end, and the
+    others would wait for it. Raises ValueError on all ranks where none is left.
     """
     names = sorted(measures)
     times, words = [], {}
@@ -176,7 +177,14 @@ def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -
         except Exception as problem:
             times.append(float("inf"))
             words[name] = f"{type(problem).__name__}: {str(problem).strip().splitlines()[-1] if str(problem) else ''}"
-    best = torch.tensor([min(range(len(names)), key=times.__getitem__)], device=device)
+    failed = pytorch.total([float(time == float("inf")) for time in times])
+    for name, time, ranks in zip(names, times, failed):
+        if ranks and time < float("inf"):
+            words[name] += f", fails on {ranks:.0f} other ranks"
+    left = [number for number, ranks in enumerate(failed) if not ranks]
+    if not left:
+        raise ValueError(f"no implementation runs on all ranks: {words}")
+    best = torch.tensor([min(left, key=times.__getitem__)], device=device)
     pytorch.broadcast([best])
     return names[int(best.item())], words
 
@@ -197,7 +205,7 @@ def choose(
     Raises ValueError where the kernels are wanted and cannot run.
     """
     device = ranks.context
-    reason = why_plain(device)
+    reason = pytorch.agreed(why_plain(device))
     names = dict(saved or {name: wanted if each.triton else "plain" for name, each in operators.items()})
     if reason and "triton" in names.values():
         raise ValueError(f"kernels=triton: {reason}; use kernels=auto, or resume where the run began")

@@ -10,6 +10,7 @@ from typing import Any, Optional, TypeVar
 
 import torch
 
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 
 T = TypeVar("T")
@@ -33,8 +34,8 @@ def settle(given: T, ranks: Ranks) -> T:
 
 def _choose(key: str, asked: Any, best: Any, off: Any, ranks: Ranks) -> Any:
     wanted = best if asked == "auto" else asked
-    lack = None if wanted == off else LACKS[key](ranks.context)
-    if lack is None:
+    lack = "" if wanted == off else pytorch.agreed(LACKS[key](ranks.context) or "")
+    if not lack:
         return wanted
     if asked != "auto":
         raise SystemExit(f"{key}={asked}: {lack}\n  do this: set {key}={str(off).lower()}, or use a newer image")

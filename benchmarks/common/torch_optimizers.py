@@ -14,7 +14,9 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 
 from benchmarks.common import kernels
+from benchmarks.common.frameworks import pytorch
 
+IMPLEMENTATIONS = ("apex", "fused", "plain")
 Build = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 Measure = Callable[[Build, Sequence[torch.nn.Parameter]], float]
 
@@ -74,8 +76,9 @@ def choose(
 
     ``wanted`` names one, or "auto" takes the fastest by ``measure`` (seconds of a step; default: on copies of
     the parameters, so that these need twice their memory and four times for Adam for a moment). Rank 0's
-    measurement decides for all ranks.
+    measurement decides for all ranks, among what all of them have.
     """
+    candidates = {name: candidates[name] for name in pytorch.everywhere(candidates, IMPLEMENTATIONS)}
     if wanted == "auto":
         timed = measure or seconds_of_step
         measures = {name: partial(timed, build, parameters) for name, build in candidates.items()}

@@ -68,3 +68,22 @@ def test_an_images_choice_of_tf32_is_not_that_of_the_training(pytorch_python: Pa
         [pytorch_python, "-c", program], env=variables, capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout == "highest\n"
+
+
+def test_ranks_choose_alike_where_one_alone_lacks_something(in_pytorch: InFramework) -> None:
+    """Rank 1 lacks or fails each thing; a rank that chose by itself would end or leave the other in a collective."""
+    first, second = result(in_pytorch("agreeing_ranks.py", ranks=2))
+    wanted = {
+        "no Triton": {"loss": "plain"}, "no fused Adam": "plain", "no flash": "padded", "no compiler": "none",
+        "no apex": {"loss": "plain"}, "sum": [3.0],
+    }  # fmt: skip
+    for found in (first, second):
+        assert {name: found[name] for name in wanted} == wanted
+        assert found["a kernel that fails"][0] == "plain", "the faster one of rank 0 ends rank 1"
+        refused = {name for name, each in found.items() if isinstance(each, dict) and "refused" in each}
+        assert refused == {
+            "none is left", "Triton wanted", "fused Adam wanted", "flash wanted", "compiler wanted",
+            "torchvision wanted",
+        }  # fmt: skip
+    assert first["a kernel that fails"][1]["triton"].endswith("fails on 1 other ranks")
+    assert first["flash wanted"]["refused"].startswith("attention=flash: not on every rank")

@@ -171,6 +171,19 @@ def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
     return lambda: dist.all_reduce(array)
 
 
+def agreed(reason: str) -> str:
+    """Return ``reason``, or that another rank has one; empty where no rank has one, which all ranks then know."""
+    others = total([float(bool(reason))])[0]
+    return reason or ("not on every rank" if others else "")
+
+
+def everywhere(here: Iterable[str], known: Iterable[str]) -> List[str]:
+    """Return those of the ``known`` names that every rank has ``here``; all ranks call this with the same ``known``."""
+    mine, names = set(here), sorted(known)
+    missing = total([float(name not in mine) for name in names])
+    return [name for name, ranks in zip(names, missing) if not ranks]
+
+
 def average_tensors(tensors: List[torch.Tensor]) -> None:
     """Set each tensor to its mean over all ranks, by one all-reduce."""
     if size() == 1:

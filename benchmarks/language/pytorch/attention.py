@@ -17,6 +17,8 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch.nn import functional
 
+from benchmarks.common.frameworks import pytorch
+
 Attention = Callable[..., torch.Tensor]
 """(queries, keys, values, offsets, longest, dropout) -> (T, heads, size)."""
 
@@ -116,7 +118,7 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype, size: int, ran
         if wanted == "flash":
             raise ValueError("attention=flash: a kernel for GPUs alone; use attention=auto")
         return "grouped" if wanted == "auto" else wanted
-    reason = why_no_flash(device, dtype, size) if wanted in ("auto", "flash") else ""
+    reason = pytorch.agreed(why_no_flash(device, dtype, size)) if wanted in ("auto", "flash") else ""
     if wanted == "flash" and reason:
         raise ValueError(f"attention=flash: {reason}; use attention=auto")
     chosen = wanted if wanted != "auto" else "padded" if reason else "flash"

@@ -78,6 +78,7 @@ def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Option
     Raises ValueError where torchvision's operators are wanted and are not there.
     """
     theirs = torchvision_operators(found or find_torchvision())
+    theirs = {name: theirs[name] for name in pytorch.everywhere(theirs, OPERATORS)}
     if config.kernels == "torchvision" and not theirs:
         raise ValueError("kernels=torchvision: torchvision is not installed, or not for this PyTorch; use kernels=auto")
     dtype, names = pytorch.DTYPES[config.precision], dict(saved)

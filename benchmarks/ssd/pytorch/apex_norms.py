@@ -82,7 +82,8 @@ def choose(plain: Norm, others: Dict[str, Norm], ranks: Ranks, dtype: torch.dtyp
     operator = kernels.Operator(plain, "", _example, ({"shape": (4, 64, 8, 8)}, {"shape": (2, 128, 5, 7)}))
     measures = {PLAIN: partial(_seconds, plain, ranks, dtype, shape)}
     words = []
-    for name, made in others.items():
+    for name in pytorch.everywhere(others, CLASSES):
+        made = others[name]
         wrong = _error(operator, made, ranks, dtype)
         # A layer that one rank alone measures would wait for the others.
         if pytorch.total([float(wrong > kernels.tolerance(ranks.context, dtype))])[0]:

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.common import kernels
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.kernels import Operator
 from benchmarks.common.ranks import Ranks
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss
@@ -122,7 +123,7 @@ def choose(
     Raises ValueError where ``wanted`` names what is not there.
     """
     theirs = apex_operators(find_apex() if found is None else found)
-    theirs = {name: theirs[name] for name in sizes if name in theirs}
+    theirs = {name: theirs[name] for name in pytorch.everywhere(theirs, sizes)}
     if wanted == "apex" and not theirs:
         raise ValueError("kernels=apex: the image has no apex, or one without its CUDA parts; use kernels=auto")
     operators = {name: OPERATORS[name] for name in sizes}
