@@ -17,6 +17,7 @@ from benchmarks.common import torch_optimizers
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_optimizers import Build
 
+Rate = Union[float, torch.Tensor]
 ALIGNMENT = 64
 """Elements: each weight begins where wide loads and tensor cores can read it, 256 bytes in fp32."""
 
@@ -100,15 +101,18 @@ class Updates:
         """Return ``loss`` as ``backward`` is to begin from."""
         return loss if self.scale is None else loss * self.scale.value
 
-    def step(self, learning_rate: Union[float, torch.Tensor], divisor: float) -> None:
+    def step(self, learning_rate: Union[Rate, Sequence[Rate]], divisor: float) -> None:
         """Update the weights by the gradients, which are cleared; skip it where they are not finite and are scaled.
 
         Args:
-            learning_rate: of this step; a tensor where a CUDA graph reads it, for the fused optimizer.
+            learning_rate: of this step, one or one for each group of the optimizer; a tensor where a CUDA graph reads
+                it, for the fused optimizer.
             divisor: of the sum of the gradients over all ranks, such as the tokens of all ranks.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        groups = self.optimizer.param_groups
+        each = learning_rate if isinstance(learning_rate, (list, tuple)) else [learning_rate] * len(groups)
+        for group, rate in zip(groups, each):
+            group["lr"] = rate
         self._reduce()
         factor, finite = self._factor(divisor)
         self._apply(factor, finite)

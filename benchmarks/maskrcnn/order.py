@@ -1,4 +1,4 @@
-"""Which images make which batches: images of about one shape together, in an order that an epoch draws.
+"""Which images make which batches: wide images together and high ones, in an order that an epoch draws.
 
 Shapes are few, so that memory, compiled code and CUDA graphs of one batch serve all others of its shape. numpy alone.
 """
@@ -15,8 +15,15 @@ Shape = Tuple[int, int]
 """Height and width to which the images of a batch are padded."""
 
 
-class GlobalBatch(NamedTuple):
-    """The images of all ranks for one step."""
+class Share(NamedTuple):
+    """Part of the images that a rank has."""
+
+    rank: int
+    ranks: int
+
+
+class ImageBatch(NamedTuple):
+    """Images that are padded to one shape."""
 
     shape: Shape
     positions: np.ndarray
@@ -45,7 +52,7 @@ def shapes(sizes: np.ndarray, short_side: int, long_side: int, step: int) -> np.
     """
     short, most = _multiple(short_side, STRIDE), _multiple(long_side, STRIDE)
     longer = np.minimum(-(-sizes.max(1) // step) * step, most).clip(min=short)
-    is_wide = sizes[:, 0] >= sizes[:, 1]
+    is_wide = sizes[:, 0] > sizes[:, 1]
     return np.stack((np.where(is_wide, short, longer), np.where(is_wide, longer, short)), axis=1)
 
 
@@ -61,52 +68,53 @@ def _multiple(length: int, of: int) -> int:
     return -(-length // of) * of
 
 
-def batches(wanted: np.ndarray, positions: np.ndarray, size: int, seed: int, epoch: int) -> List[GlobalBatch]:
-    """Return the batches of an epoch, each of ``size`` images; what does not fill the last one is drawn again.
+def batches(
+    sizes: np.ndarray, wanted: np.ndarray, positions: np.ndarray, batch: int, seed: int, epoch: int, share: Share
+) -> List[ImageBatch]:
+    """Return a rank's batches of an epoch, each of ``batch`` images; what does not fill one is filled up again.
 
-    What is left of a shape goes to the next longer one; what is left of wide and of high ones meets in squares.
+    As DistributedSampler and GroupedBatchSampler of the submissions (maskrcnn_benchmark/data/samplers): a rank has a
+    share of the shuffled images, and groups it by itself into those that are wider than high and the others; batches
+    come in the order of their first images. There a group's last batch is smaller; here the last images of both groups
+    share a batch of squares where one holds them, so that all ranks have as many batches in each epoch.
 
     Args:
+        sizes: (N, 2), width and height of all images after resizing.
         wanted: (N, 2), shapes of all images.
         positions: of the images that are trained on.
-        size: of a global batch.
+        batch: images of a rank in a step.
         seed: of the run.
         epoch: from 0.
+        share: which rank's.
     """
-    random = np.random.RandomState([seed & 0xFFFFFFFF, epoch])
-    shuffled = random.permutation(positions)
-    longest = int(wanted.max())
-    found: List[GlobalBatch] = []
-    rest = np.zeros(0, dtype=np.int64)
-    for axis in (0, 1):
-        # The axis of the longer side; squares count as wide.
-        is_high = wanted[shuffled, 0] > wanted[shuffled, 1]
-        full, left = _chain(wanted, shuffled[is_high == (axis == 0)], axis, size)
-        found += full
-        rest = np.concatenate((rest, left))
-    missing = -len(rest) % size
-    rest = np.concatenate((rest, np.resize(shuffled, missing)))
-    found += [GlobalBatch((longest, longest), part) for part in np.split(rest, len(rest) // size)] if len(rest) else []
-    return [found[number] for number in random.permutation(len(found))]
+    each = -(-len(positions) // share.ranks)
+    shuffled = np.random.RandomState([seed & 0xFFFFFFFF, epoch]).permutation(positions)
+    mine = np.resize(shuffled, each * share.ranks)[share.rank * each :][:each]
+    is_wide = sizes[mine, 0] > sizes[mine, 1]
+    groups = [np.flatnonzero(is_wide), np.flatnonzero(~is_wide)]
+    full = [group[: len(group) // batch * batch].reshape(-1, batch) for group in groups]
+    rests = [
+        (group, group[group_full.size :]) for group, group_full in zip(groups, full) if group_full.size < len(group)
+    ]
+    if len(rests) == 2 and sum(len(rest) for _, rest in rests) <= batch:
+        rests = [(np.arange(each), np.sort(np.concatenate([rest for _, rest in rests])))]
+    filled = [np.concatenate((rest, np.resize(group, batch - len(rest))))[None] for group, rest in rests]
+    places = np.concatenate((*full, *filled))
+    return [_padded(mine[row], wanted) for row in places[places[:, 0].argsort()]]
 
 
-def _chain(wanted: np.ndarray, mine: np.ndarray, axis: int, size: int) -> Tuple[List[GlobalBatch], np.ndarray]:
-    """Fill batches shape by shape, and return them with what is left behind the longest."""
-    found, left = [], np.zeros(0, dtype=np.int64)
-    for longer in np.unique(wanted[mine, axis]):
-        group = np.concatenate((left, mine[wanted[mine, axis] == longer]))
-        shape = wanted[group[-1]]
-        full = len(group) // size * size
-        found += [GlobalBatch((int(shape[0]), int(shape[1])), part) for part in group[:full].reshape(-1, size)]
-        left = group[full:]
-    return found, left
+def _padded(positions: np.ndarray, wanted: np.ndarray) -> ImageBatch:
+    """Return a batch in the shape that holds all of its images: one of wide and of high ones is a square."""
+    height, width = wanted[positions].max(0).tolist()
+    short, longest = int(wanted.min()), int(wanted.max())
+    return ImageBatch((height, width) if short in (height, width) else (longest, longest), positions)
 
 
-def evaluation(wanted: np.ndarray, size: int) -> List[GlobalBatch]:
+def evaluation(wanted: np.ndarray, size: int) -> List[ImageBatch]:
     """Return batches of up to ``size`` images of one shape, so that each image comes once."""
     found = []
     for shape in np.unique(wanted, axis=0):
         group = np.flatnonzero((wanted == shape).all(1))
         parts = np.split(group, range(size, len(group), size))
-        found += [GlobalBatch((int(shape[0]), int(shape[1])), part) for part in parts]
+        found += [ImageBatch((int(shape[0]), int(shape[1])), part) for part in parts]
     return found

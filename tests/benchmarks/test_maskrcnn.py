@@ -72,6 +72,38 @@ def test_pooling_and_masks_are_those_of_loops(parts: dict[str, Any]) -> None:
     assert parts["pasting"] == 0
 
 
+def test_inclusive_boxes_are_pooled_by_the_submitted_kernels_formula(parts: dict[str, Any]) -> None:
+    found = parts["inclusive"]
+    assert max(found[name] for name in ("values", "gradient", "exported")) < 1e-12
+    assert found["plain"] < 1e-6, "whose points are of fp32"
+    assert found["continuous"] > 0.01, "what is a pixel wider has other values"
+    assert found["levels"][8] == 1 and set(found["levels"]) == {0, 1, 2, 3}, "by the area with the last pixel"
+
+
+def test_boxes_are_inclusive_where_the_submitted_code_has_them_so(parts: dict[str, Any]) -> None:
+    four = {"begins": 0.0, "drawn": True}
+    assert parts["corners"] == {
+        "True": {"edges": [1.0] * 4, "ends": 1.0, **four},
+        "False": {"edges": [0.0] * 4, "ends": 0.0, **four},
+    }
+    assert parts["objects"] == {
+        "error": pytest.approx(0, abs=1e-4),
+        "kept": [[1, 2, 3, 5]] * 2,
+        "back": pytest.approx(0, abs=1e-4),
+    }
+
+
+def test_evaluation_lets_cudnn_measure_nothing(parts: dict[str, Any]) -> None:
+    assert parts["tuning"] == [True, False, True]
+
+
+def test_weights_and_biases_have_rates_of_their_own(parts: dict[str, Any]) -> None:
+    weights, biases, twice = (parts["of_each_rate"][rates] for rates in ("(0.01, 0.0)", "(0.0, 0.01)", "(0.0, 0.02)"))
+    assert weights[0] > 0 and weights[1] == 0
+    assert biases[0] == twice[0] == 0
+    assert twice[1] == pytest.approx(2 * biases[1], rel=1e-3) and biases[1] > 0
+
+
 def test_losses_are_the_equations(parts: dict[str, Any]) -> None:
     assert parts["loss_values"]["largest error"] < 1e-12
     assert parts["loss_values"]["finite"] is True, "a box without area has no finite offset"
@@ -144,11 +176,13 @@ def test_checkpoint_continues_to_the_bit(parts: dict[str, Any]) -> None:
     assert first == second
 
 
-def test_batches_have_one_shape_and_every_image(parts: dict[str, Any]) -> None:
+def test_each_rank_groups_its_own_images_by_aspect(parts: dict[str, Any]) -> None:
     found = parts["ordering"]
-    assert found["steps"][0] == found["steps"][1]
+    assert all(len(set(steps)) == 1 for steps in found["steps"]), "all ranks have as many"
+    assert found["missing"] == 0 and max(found["mixed"]) <= 1
+    assert found["same shapes"] == [True, False, False], "each rank has shapes of its own"
     assert found["published"] == [[1066, 800], [800, 1066], [1335, 267]], "as the submitted code rounds"
-    wanted = ("fits", "every image", "evaluated once", "same", "another epoch", "known")
+    wanted = ("as sampled", "fits", "evaluated once", "same", "another epoch", "known")
     assert [name for name in wanted if not found[name]] == []
 
 
@@ -165,10 +199,13 @@ def test_learning_rate_is_the_submitted_one() -> None:
     config = config_of("dgxa100", "v0.7", 8)
     # WarmupMultiStepLR: 0.08 - (800 - step) * 0.0001, then tenths after 18,000 and 24,000 steps.
     expected = {0: 0.0, 400: 0.04, 799: 0.0799, 800: 0.08, 17999: 0.08, 18000: 0.008, 24000: 0.0008}
-    assert {step: schedule.learning_rate(config, step) for step in expected} == pytest.approx(expected)
+    assert {step: schedule.rates(config, step).weights for step in expected} == pytest.approx(expected)
+    # Of biases the same is subtracted from twice the base value.
+    biases = {0: 0.08, 400: 0.12, 799: 0.1599, 800: 0.16, 17999: 0.16, 18000: 0.016, 24000: 0.0016}
+    assert {step: schedule.rates(config, step).biases for step in biases} == pytest.approx(biases)
     default = SimpleNamespace(**{**vars(config), "warmup_factor": 0.0})
-    assert schedule.learning_rate(default, 0) == pytest.approx(0.08 / 3)
-    assert schedule.learning_rate(default, 400) == pytest.approx(0.08 * 2 / 3)
+    assert schedule.rates(default, 0) == pytest.approx((0.08 / 3, 0.16 / 3))
+    assert schedule.rates(default, 400) == pytest.approx((0.08 * 2 / 3, 0.16 * 2 / 3))
 
 
 def test_submitted_systems_have_the_submitted_global_batch() -> None:

@@ -1,7 +1,9 @@
 """Mask R-CNN's network: its precisions, shapes, trained weights, choice of operators, checkpoints and order."""
 
 import dataclasses
+import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -15,10 +17,13 @@ from benchmarks.detection.pytorch.nms import nms
 from benchmarks.maskrcnn import order
 from benchmarks.maskrcnn.pytorch import backbone, choice, export, operators
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, batch_of, synthetic_batch
+from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, batch_of, read_objects, synthetic_batch
+from benchmarks.maskrcnn.pytorch.evaluation import detections, in_images
+from benchmarks.maskrcnn.pytorch.proposals import Found
 from benchmarks.maskrcnn.pytorch.served import Served
 from benchmarks.maskrcnn.pytorch.train import train_step, whole_step
 from benchmarks.maskrcnn.pytorch.training import EDGES, build, content
+from benchmarks.maskrcnn.schedule import Rates
 
 torch.set_num_threads(1)
 CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -29,13 +34,14 @@ CONFIG = Config(device="cpu", precision="fp32", stages=(1, 1, 1, 1), stem_width=
                 warmup_steps=0, pixel_mean=(120.0,) * 3, pixel_std=(57.0,) * 3, short_side=64, long_side=96,
                 bucket_step=32, warm_up_steps=0, objects=6, score_threshold=0.01)  # fmt: skip
 SHAPE = (64, 96)
+RATES = Rates(0.01, 0.02)
 
 
 def steps(**changes):
     config = dataclasses.replace(CONFIG, **changes)
     training = build(config, 5, CPU, {}, whole_step)
     batch = synthetic_batch(config, 5, SHAPE, CPU.context)
-    return training, [float(train_step(training, batch, 0.01)) for _ in range(5)]
+    return training, [float(train_step(training, batch, RATES)) for _ in range(5)]
 
 
 def precisions():
@@ -97,10 +103,10 @@ def as_one_kernel(operator):
 
 
 def on_a_gpu(precision, saved=None):
-    """What a GPU trains with, as far as a CPU can: fixed shapes, the rate in a tensor, hidden kernels."""
+    """What a GPU trains with, as far as a CPU can: fixed shapes, the rates in tensors, hidden kernels."""
     config = dataclasses.replace(CONFIG, precision=precision, loss_scale=1024.0)
     made = build(config, 5, CPU, saved or {}, whole_step)
-    made._is_static, made.rate = True, torch.zeros(())
+    made._is_static, made.rates = True, [torch.zeros(()), torch.zeros(())]
     chosen = made.operators
     made.operators = chosen._replace(**{name: as_one_kernel(getattr(chosen, name)) for name in chosen._fields[1:]})
     return made
@@ -126,7 +132,7 @@ def waiting():
     """For what a step on a GPU would wait, and that the watch sees what does."""
     training = on_a_gpu("fp16")
     batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
-    train_step(training, batch, 0.01)  # makes what is kept from one step to the next one
+    train_step(training, batch, RATES)  # makes what is kept from one step to the next one
     found = {}
     for training._is_static in (True, False):
         with Waits() as watch:
@@ -136,7 +142,7 @@ def waiting():
 
 
 def captured():
-    """Memory as a graph holds it: outlines with more room, a rate in a tensor, what a shorter batch leaves behind."""
+    """Memory as a graph holds it: outlines with more room, rates in tensors, what a shorter batch leaves behind."""
     made = {}
     for held in (False, True):
         training = on_a_gpu("fp32")
@@ -148,7 +154,7 @@ def captured():
                 for place, new in zip(memory, batch.tensors(), strict=True):
                     place[: len(new)].copy_(new)
                 batch = batch_of(memory)
-            made[held].append(float(train_step(training, batch, rate)))
+            made[held].append(float(train_step(training, batch, Rates(rate, 2 * rate))))
     training.graphs[SHAPE] = "graph"
     fits = [synthetic_batch(CONFIG, 5, SHAPE, CPU.context, edges=edges) for edges in (EDGES, EDGES + 1)]
     other = synthetic_batch(CONFIG, 5, (96, 64), CPU.context)
@@ -268,36 +274,162 @@ def resumed():
     saved = {name: (value if not isinstance(value, dict) else dict(value)) for name, value in saved.items()}
     batch = synthetic_batch(CONFIG, 5, SHAPE, CPU.context)
     again = build(CONFIG, 5, CPU, json_free(saved), whole_step)
-    return [float(train_step(each, batch, 0.01)) for each in (training, again)]
+    return [float(train_step(each, batch, RATES)) for each in (training, again)]
 
 
 def json_free(saved):
     return torch.utils._pytree.tree_map(lambda value: value.clone() if torch.is_tensor(value) else value, saved)
 
 
+def of_each_rate():
+    """How far each group of weights moves in a first step, at rates of its own."""
+    found = {}
+    for rates in (Rates(0.01, 0.0), Rates(0.0, 0.01), Rates(0.0, 0.02)):
+        training = build(dataclasses.replace(CONFIG, gradient_clip=0.0), 5, CPU, {}, whole_step)
+        named = dict(training.network.named_parameters())
+        before = {name: each.detach().double().clone() for name, each in named.items()}
+        train_step(training, synthetic_batch(training.config, 5, SHAPE, CPU.context), rates)
+        moved = [(each.dim(), float((each.detach().double() - before[name]).norm())) for name, each in named.items()]
+        found[str(tuple(rates))] = [sum(far for dim, far in moved if (dim == 1) == is_bias) for is_bias in (0, 1)]
+    return found
+
+
+def corners():
+    """Which boxes are pooled and drawn, and from what area their level is."""
+    found = {}
+    for inclusive in (True, False):
+        training = build(dataclasses.replace(CONFIG, inclusive_corners=inclusive), 5, CPU, {}, whole_step)
+        chosen, pooled, drawn = training.operators, [], []
+
+        def align(levels, rois, images, bins, edge, pooled=pooled, chosen=chosen):
+            pooled.append((rois, edge))
+            return chosen.roi_align(levels, rois, images, bins, edge)
+
+        def project(outlines, rois, objects, size, drawn=drawn, chosen=chosen):
+            drawn.append(rois)
+            return chosen.project_masks(outlines, rois, objects, size)
+
+        training.operators = chosen._replace(roi_align=align, project_masks=project)
+        sampled = []
+        box_losses = training._box_losses
+        training._box_losses = lambda levels, rois, to=sampled, call=box_losses: to.append(rois) or call(levels, rois)
+        batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
+        training.losses(batch)
+        training.detect(EvaluationBatch(batch.images, batch.sizes, np.arange(2)))
+        (boxes,) = [rois.boxes.flatten(0, 1) for rois in sampled]
+        found[str(inclusive)] = {
+            "edges": [edge for _, edge in pooled],
+            "ends": float((boxes - pooled[0][0])[:, 2:].mean()),
+            "begins": float((boxes - pooled[0][0])[:, :2].abs().max()),
+            "drawn": torch.equal(drawn[0], pooled[1][0]),
+        }
+    return found
+
+
+def objects():
+    """Boxes and outlines of an image, resized and mirrored as maskrcnn_benchmark's BoxList does, and back."""
+    given = [[10.0, 20, 30, 40], [0, 0, 100, 80], [90, 70, 30, 30], [5, 5, 0.5, 9], [3.25, 7.5, 6.5, 2.25]]
+    outline = np.array([[10.0, 20], [40, 20], [25, 60]], np.float32)
+    part = SimpleNamespace(offsets=[0, len(given)], crowds=[False] * len(given), sizes=np.array([[100, 80]], np.int32),
+                           boxes=np.array(given, np.float32), labels=np.arange(1, 6), image_ids=[7],
+                           polygons=lambda number: [outline])  # fmt: skip
+    worst, back, kept = 0.0, 0.0, []
+    for mirrored in (False, True):
+        found = read_objects(part, 0, (250, 200), mirrored, CONFIG)
+        wanted = []
+        for x, y, width, height in given:
+            ends = [x, y, x + max(width - 1, 0), y + max(height - 1, 0)]
+            left, top, right, bottom = (min(max(v, 0), most) for v, most in zip(ends, (99, 79, 99, 79), strict=True))
+            if right > left and bottom > top:
+                left, top, right, bottom = (2.5 * v for v in (left, top, right, bottom))
+                wanted.append(
+                    [250 - right - 1, top, 250 - left - 1, bottom] if mirrored else [left, top, right, bottom]
+                )
+        ours = found.boxes.astype(np.float64) - [0, 0, 1, 1]
+        worst = max(worst, np.abs(ours - np.array(wanted)).max())
+        x = 250 - 2.5 * outline[:, 0] - 1 if mirrored else 2.5 * outline[:, 0]
+        worst = max(worst, np.abs(found.polygons[0][0] - np.stack((x, 2.5 * outline[:, 1]), 1)).max())
+        kept.append(found.labels.tolist())
+        if not mirrored:
+            count = len(found.boxes)
+            detected = Found(torch.zeros(count).long(), torch.from_numpy(found.boxes), torch.ones(count),
+                             torch.arange(count))  # fmt: skip
+            batch = EvaluationBatch(None, torch.tensor([[250.0, 200]]), np.array([0]))
+            boxes = in_images(SimpleNamespace(val=part), batch, detected, np.ones((count, 28, 28), np.float32), 1.0)
+            back = np.abs(boxes.boxes[[0, 1, -1]] - np.array(given)[[0, 1, -1]]).max()
+    return {"error": float(worst), "kept": kept, "back": float(back)}
+
+
+def tuning():
+    """Whether cuDNN may measure: in the steps, in an evaluation's batches, after one that fails."""
+    torch.backends.cudnn.benchmark = True  # as frameworks/pytorch.py sets it when a run starts
+    found = [torch.backends.cudnn.benchmark]
+    data = SimpleNamespace(val=SimpleNamespace(sizes=np.array([[64, 64]])))
+
+    def seen(batches):
+        found.append(torch.backends.cudnn.benchmark)
+        raise KeyboardInterrupt
+
+    training = SimpleNamespace(config=CONFIG)
+    try:
+        detections(training, data, SimpleNamespace(watch=seen, ranks=CPU))
+    except KeyboardInterrupt:
+        found.append(torch.backends.cudnn.benchmark)
+    return found
+
+
+def as_sampled(sizes, positions, batch, epoch, share):
+    """The full batches of a rank by the submitted rule, image by image."""
+    shuffled = np.random.RandomState([3, epoch]).permutation(positions).tolist()
+    each = -(-len(shuffled) // share.ranks)
+    mine = list(itertools.islice(itertools.cycle(shuffled), share.rank * each, (share.rank + 1) * each))
+    groups, found = {}, []
+    for place, image in enumerate(mine):
+        group = groups.setdefault(sizes[image][1] / sizes[image][0] >= 1, [])
+        group.append((place, image))
+        if len(group) == batch:
+            found.append((group[0][0], [image for _, image in group]))
+            group.clear()
+    return [images for _, images in sorted(found)]
+
+
 def ordering():
     random = np.random.RandomState(0)
     sizes = random.randint(60, 200, (500, 2))
+    sizes[::50] = 100  # squares
     resized = order.resized(sizes, 80, 133)
     wanted = order.shapes(resized, 80, 133, 32)
     chosen = np.flatnonzero(random.rand(500) < 0.9)
-    batches = order.batches(wanted, chosen, 8, 3, 0)
-    flat = np.concatenate([each.positions for each in batches])
-    fits = all((resized[each.positions][:, ::-1] <= np.array(each.shape)).all() for each in batches)
-    rest = [np.bincount(flat, minlength=500)[chosen].min(), len(flat) - len(chosen)]
+
+    def batches(rank, ranks, epoch=0):
+        return order.batches(resized, wanted, chosen, 4, 3, epoch, order.Share(rank, ranks))
+
+    found = {"steps": [], "missing": 0, "mixed": [], "as sampled": True, "fits": True, "known": True, "same shapes": []}
+    for ranks in (1, 2, 3):
+        of_ranks = [batches(rank, ranks) for rank in range(ranks)]
+        found["steps"].append([-(-len(chosen) // (4 * ranks)), *map(len, of_ranks)])
+        flat = np.concatenate([each.positions for listed in of_ranks for each in listed])
+        found["missing"] += len(set(chosen.tolist()) - set(flat.tolist()))
+        for rank, listed in enumerate(of_ranks):
+            high = [{bool(resized[n][1] >= resized[n][0]) for n in each.positions} for each in listed]
+            found["mixed"].append(sum(len(each) > 1 for each in high))
+            ours = [each.positions.tolist() for each in listed]
+            full = as_sampled(resized, chosen, 4, 0, order.Share(rank, ranks))
+            found["as sampled"] &= [each for each in ours if each in full] == full and len(full) >= len(ours) - 2
+            found["fits"] &= all((resized[each.positions][:, ::-1] <= np.array(each.shape)).all() for each in listed)
+            found["known"] &= {each.shape for each in listed} <= set(order.all_shapes(80, 133, 32))
+        found["same shapes"].append(
+            all(len({each.shape for each in step}) == 1 for step in zip(*of_ranks, strict=True))
+        )
     evaluated = np.concatenate([each.positions for each in order.evaluation(wanted, 16)])
+    first, again, other = ([each.positions.tolist() for each in batches(0, 2, epoch)] for epoch in (0, 0, 1))
     return {
-        "steps": [len(batches), -(-len(chosen) // 8)],
-        "fits": fits,
-        "every image": bool(rest[0] >= 1 and rest[1] < 8),
+        **found,
         "evaluated once": sorted(evaluated.tolist()) == list(range(500)),
-        "same": all(np.array_equal(a.positions, b.positions)
-                    for a, b in zip(batches, order.batches(wanted, chosen, 8, 3, 0), strict=True)),
-        "another epoch": any(not np.array_equal(a.positions, b.positions)
-                             for a, b in zip(batches, order.batches(wanted, chosen, 8, 3, 1), strict=True)),
-        "known": bool({each.shape for each in batches} <= set(order.all_shapes(80, 133, 32))),
+        "same": first == again,
+        "another epoch": first != other,
         "published": order.resized(np.array([[640, 480], [480, 640], [500, 100]]), 800, 1333).tolist(),
-    }  # fmt: skip
+    }
 
 
 PARTS = (
@@ -311,6 +443,10 @@ PARTS = (
     folded,
     with_torchvision,
     resumed,
+    of_each_rate,
+    corners,
+    objects,
+    tuning,
     ordering,
 )
 print(json.dumps({part.__name__: part() for part in PARTS}, default=lambda value: value.item()))

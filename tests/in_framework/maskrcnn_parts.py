@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.detection.pytorch.nms import nms
-from benchmarks.maskrcnn.pytorch import anchors, losses, masks, operators, targets
+from benchmarks.maskrcnn.pytorch import anchors, losses, masks, operators, plain, served, targets
 from benchmarks.maskrcnn.pytorch.proposals import Limits, propose
 
 torch.set_num_threads(1)
@@ -220,6 +220,61 @@ def roi_align():
     return {"largest error": worst, "gradients": passed, "levels": sorted(used), "none": list(none.shape)}
 
 
+def point_weights(length, place):
+    """The two pixels of an axis and their weights, as bilinear_interpolate_gradient of ROIAlign_cuda.cu has them."""
+    if place < -1 or place > length:
+        return []
+    place = max(place, 0.0)
+    low = int(place)
+    if low >= length - 1:
+        return [(length - 1, 1.0)]
+    return [(low, 1 - (place - low)), (low + 1, place - low)]
+
+
+def inclusive():
+    """RoIAlign of inclusive boxes next to the CUDA kernel's formula on them, values and gradient."""
+    torch.manual_seed(2)
+    levels = [torch.randn(2, 2, 20 >> n, 28 >> n, dtype=torch.float64, requires_grad=True) for n in range(4)]
+    boxes = torch.cat((random_boxes(8, extent=90, seed=12), torch.tensor(
+        [[0.0, 0, 112, 112], [2, 1, 226, 225], [-30, -9, 4, 5], [100, 60, 190, 140], [5, 5, 5, 5], [3, 3, 500, 600]],
+        dtype=torch.float64)))  # fmt: skip
+    images, bins = torch.arange(len(boxes)) % 2, 3
+    top = torch.randn(len(boxes), 2, bins, bins, dtype=torch.float64)
+    values, gradients = torch.zeros_like(top), [torch.zeros_like(level) for level in levels]
+    used = []
+    for number, (left, up, right, down) in enumerate((boxes - torch.tensor([0, 0, 1, 1])).tolist()):
+        # BoxList.area and LevelMapper, then RoIAlignForward and RoIAlignBackwardFeature.
+        area = (right - left + 1) * (down - up + 1)
+        level = min(max(math.floor(4 + math.log2(math.sqrt(area) / 224 + 1e-6)), 2), 5) - 2
+        scale, image = 0.25 / (1 << level), int(images[number])
+        width, height = max(right * scale - left * scale, 1.0), max(down * scale - up * scale, 1.0)
+        rows, columns = levels[level].shape[2:]
+        used.append(level)
+        for row in range(bins):
+            for column in range(bins):
+                for y in (0.5, 1.5):
+                    for x in (0.5, 1.5):
+                        of_y = point_weights(rows, up * scale + row * height / bins + y * height / bins / 2)
+                        of_x = point_weights(columns, left * scale + column * width / bins + x * width / bins / 2)
+                        for (i, a), (j, b) in [(p, q) for p in of_y for q in of_x]:
+                            pixel = levels[level].detach()[image, :, i, j]
+                            values[number, :, row, column] += a * b / 4 * pixel
+                            gradients[level][image, :, i, j] += a * b / 4 * top[number, :, row, column]
+    ours = operators.roi_align(levels, anchors.sampled(boxes, 1.0), images, bins, 1.0)
+    theirs = torch.autograd.grad((ours * top).sum(), levels)
+    plainly = plain.roi_align([each.detach() for each in levels], boxes, images, bins, 1.0)
+    exported = served.roi_align(levels, torch.stack((boxes[::2], boxes[1::2])), bins, 1.0)
+    continuous = operators.roi_align(levels, boxes, images, bins)
+    return {
+        "values": float((ours - values).detach().abs().max()),
+        "gradient": max(float((a - b).abs().max()) for a, b in zip(theirs, gradients, strict=True)),
+        "plain": float((plainly - values).abs().max()),
+        "exported": float((exported.detach() - torch.cat((values[::2], values[1::2]))).abs().max()),
+        "continuous": float((continuous - values).detach().abs().max()),
+        "levels": used,
+    }
+
+
 def inside(x, y, polygon):
     result = False
     for (x0, y0), (x1, y1) in zip(polygon, [*polygon[1:], polygon[0]], strict=True):
@@ -316,6 +371,6 @@ def loss_values():
     }
 
 
-PARTS = (suppression, published_anchors, offsets, matching, sampling, proposals, roi_align, projection, pasting,
-         loss_values)  # fmt: skip
+PARTS = (suppression, published_anchors, offsets, matching, sampling, proposals, roi_align, inclusive, projection,
+         pasting, loss_values)  # fmt: skip
 print(json.dumps({part.__name__: part() for part in PARTS}, default=lambda value: value.item()))

@@ -25,6 +25,7 @@ from benchmarks.maskrcnn.pytorch.plain import plain_step
 from benchmarks.maskrcnn.pytorch.proposals import Found
 from benchmarks.maskrcnn.pytorch.train import train_step, whole_step
 from benchmarks.maskrcnn.pytorch.training import Training, build
+from benchmarks.maskrcnn.schedule import Rates
 
 TITLES = {
     "bare": "plain PyTorch loop, images/s",
@@ -43,7 +44,7 @@ def evaluated(training: Training, data: DataSet, batches: Iterator[EvaluationBat
     """Detect, and draw the masks, of one batch."""
     batch = next(batches)
     found, masks = training.detect(batch)
-    in_images(data, batch, Found(*(each.cpu() for each in found)), masks.cpu().numpy())
+    in_images(data, batch, Found(*(each.cpu() for each in found)), masks.cpu().numpy(), training.config.edge)
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
@@ -61,7 +62,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     again = cycle(some)
 
     def step(batch: Batch) -> torch.Tensor:
-        return train_step(training, batch, RATE)
+        return train_step(training, batch, Rates(RATE, RATE))
 
     loops: Dict[str, bench.Loop] = {
         "bare": bench.repeated(plain_step(config, classes, ranks, batch, RATE)),

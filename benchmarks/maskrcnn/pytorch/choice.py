@@ -47,8 +47,10 @@ def torchvision_operators(found: Any) -> Dict[str, Any]:
         result[group[kept], place[kept]] = True
         return result
 
-    def roi_align(levels: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
-        level = operators.levels_of(rois)
+    def roi_align(
+        levels: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int, edge: float = 0.0
+    ) -> torch.Tensor:
+        level = operators.levels_of(rois, edge)
         result = levels[0].new_zeros(len(rois), levels[0].shape[1], bins, bins)
         for number, feature in enumerate(levels):
             mine = (level == number).nonzero().squeeze(1)

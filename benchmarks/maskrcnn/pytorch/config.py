@@ -59,6 +59,10 @@ class Config:
     detection_overlap: float = 0.5  # IoU above which the lower score of a class is suppressed
     detections: int = 100  # of an image, at most
 
+    # The corners of boxes
+    inclusive_corners: bool = True  # where boxes are resized, pooled and drawn they end at their last pixel, as
+    # submitted; false: behind it
+
     # The loss
     loss_scale: float = 65536.0  # for fp16: first factor on the loss; halved where gradients overflow
     loss_scale_interval: int = 1000  # steps without overflow after which it is doubled
@@ -72,7 +76,7 @@ class Config:
     weight_decay: float = 0.0001  # not of biases
     gradient_clip: float = 0.0  # largest norm of the whole gradient; 0: not clipped, as submitted
     warmup_steps: int = 500
-    warmup_factor: float = 0.0  # climb of the rate per step; 0: from a third of the base value
+    warmup_factor: float = 0.0  # climb of the rates per step; 0: from a third of the base values
     decay_steps: Tuple[int, ...] = (60000, 80000)  # steps at which the rate is multiplied by decay_factor
     decay_factor: float = 0.1
 
@@ -108,6 +112,11 @@ class Config:
     def targets(self) -> Dict[str, float]:
         """Target of each quality, by the names of benchmark.toml."""
         return {"box_ap": self.box_target, "mask_ap": self.mask_target}
+
+    @property
+    def edge(self) -> float:
+        """Pixels that a box ends before its right and bottom where it is resized, pooled and drawn."""
+        return 1.0 if self.inclusive_corners else 0.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""

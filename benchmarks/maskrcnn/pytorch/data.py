@@ -17,7 +17,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.common.read_ahead import read_ahead
 from benchmarks.detection.annotations import DataSet, Part
 from benchmarks.maskrcnn import order
-from benchmarks.maskrcnn.order import GlobalBatch, Shape
+from benchmarks.maskrcnn.order import ImageBatch, Shape, Share
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.operators import Outlines, outlines_of
 
@@ -80,22 +80,25 @@ def read_image(part: Part, position: int, size: Tuple[int, int], mirrored: bool,
     return pixels[:, :, ::-1] if config.bgr else pixels
 
 
-def read_objects(part: Part, position: int, size: Tuple[int, int], mirrored: bool, most: int) -> Image8:
+def read_objects(part: Part, position: int, size: Tuple[int, int], mirrored: bool, config: Config) -> Image8:
     """Return the objects of an image but crowds, in pixels of the resized image, without its pixels.
 
-    Objects that are empty once their boxes are cut to the image are left out, as the submissions do.
+    Objects that are empty once their boxes are cut to the image are left out, as the submissions do. With
+    inclusive_corners what is resized and mirrored is the place of a box's last pixel, as their BoxList does.
     """
     first, last = int(part.offsets[position]), int(part.offsets[position + 1])
     kept = [number for number in range(first, last) if not part.crowds[number]]
-    scale = np.array(size, dtype=np.float32) / part.sizes[position]
-    boxes = np.asarray(part.boxes[kept], dtype=np.float32).reshape(-1, 4)
-    ltrb = np.concatenate((boxes[:, :2], boxes[:, :2] + boxes[:, 2:]), axis=1) * np.tile(scale, 2)
-    ltrb = ltrb.clip(0, np.tile(np.array(size, dtype=np.float32), 2))
+    scale = (np.array(size) / part.sizes[position]).astype(np.float32)
+    boxes, edge = np.asarray(part.boxes[kept], dtype=np.float32).reshape(-1, 4), np.float32(config.edge)
+    ltrb = np.concatenate((boxes[:, :2], boxes[:, :2] + (boxes[:, 2:] - edge).clip(0)), axis=1)
+    ltrb = ltrb.clip(0, np.tile(part.sizes[position].astype(np.float32) - edge, 2)) * np.tile(scale, 2)
     polygons = [[each * scale for each in part.polygons(number)] for number in kept]
     if mirrored:
-        ltrb = np.stack((size[0] - ltrb[:, 2], ltrb[:, 1], size[0] - ltrb[:, 0], ltrb[:, 3]), axis=1)
-        polygons = [[np.stack((size[0] - each[:, 0], each[:, 1]), 1) for each in some] for some in polygons]
-    there = np.flatnonzero((ltrb[:, 2] > ltrb[:, 0]) & (ltrb[:, 3] > ltrb[:, 1]))[:most]
+        right = np.float32(size[0]) - edge
+        ltrb = np.stack((right - ltrb[:, 2], ltrb[:, 1], right - ltrb[:, 0], ltrb[:, 3]), axis=1)
+        polygons = [[np.stack((right - each[:, 0], each[:, 1]), 1) for each in some] for some in polygons]
+    there = np.flatnonzero((ltrb[:, 2] > ltrb[:, 0]) & (ltrb[:, 3] > ltrb[:, 1]))[: config.objects]
+    ltrb[:, 2:] += edge
     labels = np.asarray(part.labels[kept], dtype=np.int64)[there]
     return Image8(np.zeros((0, 0, 3), np.uint8), ltrb[there], labels, [polygons[number] for number in there])
 
@@ -127,22 +130,23 @@ def assembled(images: List[Image8], shape: Shape, seeds: np.ndarray, config: Con
 
 
 class Orders:
-    """The batches of each epoch, from the sizes of the training images alone."""
+    """This rank's batches of each epoch, from the sizes of the training images alone."""
 
     def __init__(self, config: Config, part: Part, ranks: Ranks) -> None:
-        self.config, self.part = config, part
+        self.config, self.part, self._share = config, part, Share(ranks.rank, ranks.size)
         self.resized = order.resized(np.asarray(part.sizes), config.short_side, config.long_side)
         self.shapes = order.shapes(self.resized, config.short_side, config.long_side, config.bucket_step)
         self.size = config.batch_size * ranks.size
-        self.of_epoch: Callable[[int], List[GlobalBatch]] = lru_cache(maxsize=2)(self._of_epoch)
+        self.of_epoch: Callable[[int], List[ImageBatch]] = lru_cache(maxsize=2)(self._of_epoch)
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch."""
+        """Steps of an epoch, the same on all ranks."""
         return -(-len(self.part.with_objects) // self.size)
 
-    def _of_epoch(self, epoch: int) -> List[GlobalBatch]:
-        return order.batches(self.shapes, self.part.with_objects, self.size, self.config.seed, epoch)
+    def _of_epoch(self, epoch: int) -> List[ImageBatch]:
+        config, listed = self.config, self.part.with_objects
+        return order.batches(self.resized, self.shapes, listed, config.batch_size, config.seed, epoch, self._share)
 
 
 class TrainingInput:
@@ -165,19 +169,18 @@ class TrainingInput:
         config = self._config
         epoch, number = divmod(step, self._orders.steps)
         batch = self._orders.of_epoch(epoch)[number]
-        mine = batch.positions[self._ranks.rank * config.batch_size :][: config.batch_size]
         random = np.random.RandomState([config.seed & 0xFFFFFFFF, 1, step])
-        # Drawn for the images of all ranks, so that it does not matter which rank has one.
-        drawn = random.random_sample(self._orders.size)[self._ranks.rank * config.batch_size :]
-        seeds = random.randint(0, 1 << 31, self._orders.size)[self._ranks.rank * config.batch_size :][: len(mine)]
+        mine = slice(self._ranks.rank * config.batch_size, (self._ranks.rank + 1) * config.batch_size)
+        drawn = random.random_sample(self._orders.size)[mine]
+        seeds = random.randint(0, 1 << 31, self._orders.size)[mine]
         images = [
-            self._image(int(position), bool(value < config.flip)) for position, value in zip(mine.tolist(), drawn)
+            self._image(position, bool(value < config.flip)) for position, value in zip(batch.positions.tolist(), drawn)
         ]
         return assembled(images, batch.shape, seeds.astype(np.int64), config).pinned(self._ranks.context)
 
     def _image(self, position: int, mirrored: bool) -> Image8:
         part, (width, height) = self._orders.part, self._orders.resized[position].tolist()
-        found = read_objects(part, position, (width, height), mirrored, self._config.objects)
+        found = read_objects(part, position, (width, height), mirrored, self._config)
         return found._replace(pixels=read_image(part, position, (width, height), mirrored, self._config))
 
 
@@ -196,7 +199,7 @@ def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[Ev
     sizes = order.resized(np.asarray(part.sizes), config.short_side, config.long_side)
     wanted = order.shapes(sizes, config.short_side, config.long_side, config.bucket_step)
 
-    def make(batch: GlobalBatch) -> EvaluationBatch:
+    def make(batch: ImageBatch) -> EvaluationBatch:
         mine = batch.positions[ranks.rank :: ranks.size]
         fills = config.eval_batch_size - len(mine) if config.device == "gpu" else int(len(mine) == 0)
         read = np.concatenate((mine, np.resize(batch.positions, fills)))

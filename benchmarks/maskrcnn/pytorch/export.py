@@ -91,7 +91,7 @@ def evaluate(config: Config, data: DataSet) -> Callable[[Infer], Dict[str, float
         parts = [empty(masks=True)]
         for batch in evaluation_input(config, data, ALONE):
             outputs = infer(batch.images.contiguous().numpy(), batch.sizes.numpy())
-            parts.append(in_images(data, batch, *detections(outputs)))
+            parts.append(in_images(data, batch, *detections(outputs), config.edge))
         found = coco_ap(data, joined(parts), tuple(QUALITIES))
         return {name: found[kind] for kind, name in QUALITIES.items()}
 

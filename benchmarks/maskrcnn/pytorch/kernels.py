@@ -218,9 +218,11 @@ class _Align(torch.autograd.Function):
         return of_table.to(ctx.dtype), None, None, None
 
 
-def roi_align(features: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
+def roi_align(
+    features: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int, edge: float = 0.0
+) -> torch.Tensor:
     """See operators.roi_align."""
-    where = placed(rois, images, len(features[0]), [(each.shape[2], each.shape[3]) for each in features])
+    where = placed(rois, images, len(features[0]), [(each.shape[2], each.shape[3]) for each in features], edge)
     scaled = (rois * where.scale.unsqueeze(1)).float().contiguous()
     places = torch.stack((where.start, where.height, where.width), 1).contiguous()
     return _Align.apply(pixels(features), scaled, places, bins).permute(0, 3, 1, 2)

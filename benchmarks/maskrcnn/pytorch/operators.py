@@ -23,9 +23,9 @@ FIRST_LEVEL, POOLED_LEVELS = 2, 4
 """Strides 4 to 32; the fifth level has proposals alone."""
 
 
-def levels_of(rois: torch.Tensor) -> torch.Tensor:
-    """Return the level int64 (...), 0 for stride 4, from which RoIs (..., 4) are pooled."""
-    size = ((rois[..., 2] - rois[..., 0]) * (rois[..., 3] - rois[..., 1])).clamp(min=0).sqrt()
+def levels_of(rois: torch.Tensor, edge: float = 0.0) -> torch.Tensor:
+    """Return the level int64 (...), 0 for stride 4, from which RoIs (..., 4) are pooled; ``edge``: see roi_align."""
+    size = ((rois[..., 2] - rois[..., 0] + edge) * (rois[..., 3] - rois[..., 1] + edge)).clamp(min=0).sqrt()
     level = torch.floor(CANONICAL_LEVEL + torch.log2(size / CANONICAL_SIZE + 1e-6))
     return level.clamp(FIRST_LEVEL, FIRST_LEVEL + POOLED_LEVELS - 1).long() - FIRST_LEVEL
 
@@ -46,7 +46,9 @@ def match(objects: torch.Tensor, present: torch.Tensor, boxes: torch.Tensor, hig
 # -- RoIAlign -----------------------------------------------------------------------------------------
 
 
-def roi_align(features: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
+def roi_align(
+    features: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int, edge: float = 0.0
+) -> torch.Tensor:
     """Pool each RoI from its level: means of bilinear samples (arXiv 1703.06870, section 3).
 
     A bin of a RoI is a sum of 16 pixels with weights: four points, each between four pixels. That is a row of
@@ -57,13 +59,15 @@ def roi_align(features: Sequence[torch.Tensor], rois: torch.Tensor, images: torc
         rois: (R, 4) in pixels of the images.
         images: int64 (R,), the image of each RoI.
         bins: of the result in each direction.
+        edge: by which the boxes are larger to the right and bottom, whose area decides on the level: 1 where ``rois``
+            are inclusive ones (LevelMapper of modeling/poolers.py).
 
     Returns:
         (R, C, bins, bins), in channels_last.
     """
     channels = features[0].shape[1]
     shapes = [(each.shape[2], each.shape[3]) for each in features]
-    places, weights = taps(rois, placed(rois, images, len(features[0]), shapes), bins)
+    places, weights = taps(rois, placed(rois, images, len(features[0]), shapes, edge), bins)
     pooled = functional.embedding_bag(
         places.view(-1, places.shape[-1]),
         pixels(features),
@@ -90,9 +94,11 @@ class Placed(NamedTuple):
     """Of the level: its pixels per pixel of the image."""
 
 
-def placed(rois: torch.Tensor, images: torch.Tensor, batch: int, shapes: Sequence[Tuple[int, int]]) -> Placed:
+def placed(
+    rois: torch.Tensor, images: torch.Tensor, batch: int, shapes: Sequence[Tuple[int, int]], edge: float
+) -> Placed:
     """Return where ``rois`` (R, 4) are; ``shapes`` are (h, w) of the levels, of ``batch`` images each."""
-    level = levels_of(rois)
+    level = levels_of(rois, edge)
     heights, widths, starts = (each[level] for each in _layout(batch, tuple(shapes), rois.device))
     start = starts + images * heights * widths
     return Placed(start, heights, widths, 0.25 / (1 << level).to(rois.dtype))

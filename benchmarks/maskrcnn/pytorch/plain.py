@@ -42,9 +42,11 @@ def suppression(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor, f
     return suppressed if theirs is None else theirs.nms
 
 
-def roi_align(features: List[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
+def roi_align(
+    features: List[torch.Tensor], boxes: torch.Tensor, images: torch.Tensor, bins: int, edge: float
+) -> torch.Tensor:
     """RoIAlign level by level: the four pixels around each sample are gathered, weighted and averaged."""
-    level = operators.levels_of(rois)
+    level, rois = operators.levels_of(boxes), anchors.sampled(boxes, edge)
     result = features[0].new_zeros(len(rois), features[0].shape[1], bins, bins)
     for number, feature in enumerate(features):
         mine = (level == number).nonzero().squeeze(1)
@@ -182,14 +184,14 @@ def _head_losses(
         labels.append(batch.labels[image, which].masked_fill(~positive, 0))
         wanted.append(anchors.encode(batch.boxes[image, which], rois[image], anchors.HEAD_WEIGHTS))
         numbers = image * batch.boxes.shape[1] + which[positive]
-        masks.append(_drawn_masks(batch.outlines, rois[image][positive], numbers))
+        masks.append(_drawn_masks(batch.outlines, anchors.sampled(rois[image][positive], config.edge), numbers))
     boxes, label, offsets = torch.cat(rois), torch.cat(labels), torch.cat(wanted)
-    logits, found = network.boxes(roi_align(levels[:POOLED_LEVELS], boxes, owners, BOX_BINS))
+    logits, found = network.boxes(roi_align(levels[:POOLED_LEVELS], boxes, owners, BOX_BINS, config.edge))
     filled = torch.ones_like(label, dtype=torch.bool)
     of_class = found[torch.arange(len(label)), label].float()
     total = losses.classes(logits.float(), label, filled) + losses.boxes(of_class, offsets, label > 0, filled, 1.0)
     mine = (label > 0).nonzero().squeeze(1)
-    pooled = roi_align(levels[:POOLED_LEVELS], boxes[mine], owners[mine], MASK_BINS)
+    pooled = roi_align(levels[:POOLED_LEVELS], boxes[mine], owners[mine], MASK_BINS, config.edge)
     for layer in network.masks.layers:
         pooled = functional.relu(layer(pooled))
     drawn = network.masks.masks(functional.relu(network.masks.up(pooled)))[torch.arange(len(mine)), label[mine]]

@@ -41,10 +41,10 @@ class Served(nn.Module):
         """
         levels, scored = self.network(images)
         found = self._proposals(levels, scored, sizes)
-        pooled = roi_align(levels[:POOLED_LEVELS], found.boxes, BOX_BINS)
+        pooled = roi_align(levels[:POOLED_LEVELS], found.boxes, BOX_BINS, self.config.edge)
         logits, offsets = self.network.boxes(pooled)
         boxes, scores, labels = self._detections(logits, offsets, found, sizes)
-        pooled = roi_align(levels[:POOLED_LEVELS], boxes, MASK_BINS)
+        pooled = roi_align(levels[:POOLED_LEVELS], boxes, MASK_BINS, self.config.edge)
         masks = self.network.masks(pooled, labels.flatten()).sigmoid()
         masks = masks.view(-1, self.config.detections, MASK_SIZE, MASK_SIZE)
         return boxes, scores, labels, masks * (labels > 0)[..., None, None]
@@ -138,12 +138,11 @@ def best_of_classes(boxes: torch.Tensor, scores: torch.Tensor, threshold: float,
     return found
 
 
-def roi_align(features: Sequence[torch.Tensor], rois: torch.Tensor, bins: int) -> torch.Tensor:
-    """As operators.roi_align, of ``rois`` (B, S, 4): one pixel of the sixteen of all bins after the other."""
+def roi_align(features: Sequence[torch.Tensor], rois: torch.Tensor, bins: int, edge: float) -> torch.Tensor:
+    """As operators.roi_align, of boxes (B, S, 4): one pixel of the sixteen of all bins after the other."""
     batch, count = rois.shape[0], rois.shape[1]
     images = torch.arange(batch, device=rois.device).unsqueeze(1).expand(batch, count).flatten()
-    boxes = rois.flatten(0, 1)
-    level = operators.levels_of(boxes)
+    level, boxes = operators.levels_of(rois.flatten(0, 1)), anchors.sampled(rois.flatten(0, 1), edge)
     heights, widths = (
         torch.cat([torch.full((1,), each.shape[axis], device=rois.device) for each in features]) for axis in (2, 3)
     )

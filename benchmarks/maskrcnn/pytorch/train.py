@@ -27,14 +27,14 @@ from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput
 from benchmarks.maskrcnn.pytorch.evaluation import detections
 from benchmarks.maskrcnn.pytorch.training import Training, build, content
-from benchmarks.maskrcnn.schedule import learning_rate
+from benchmarks.maskrcnn.schedule import Rates, rates
 
 QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}
 """Name of the quality of each kind of comparison."""
 
 
 def whole_step(training: Training, batch: Batch) -> torch.Tensor:
-    """Forward, backward and update on one batch, at the rate that is set; returns the sum of this rank's losses."""
+    """Forward, backward and update on one batch, at the rates that are set; returns the sum of this rank's losses."""
     losses = training.losses(batch)
     loss = torch.stack(list(losses.values())).sum()
     training.updates.scaled(loss).backward()
@@ -42,9 +42,9 @@ def whole_step(training: Training, batch: Batch) -> torch.Tensor:
     return loss.detach()
 
 
-def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
+def train_step(training: Training, batch: Batch, rates: Rates) -> torch.Tensor:
     """Train on one batch; return the sum of this rank's losses, still on the device."""
-    training.set_rate(rate)
+    training.set_rates(rates)
     graph = training.graph_of(batch)
     if graph is not None:  # the same, captured
         loss: torch.Tensor = graph(*batch.tensors())
@@ -77,8 +77,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.use(Evaluator(data, QUALITIES, run.output, config.eval_workers))
         for _ in run.blocks():
             for number in run.steps():
-                rate = learning_rate(config, number)
-                run.report(train_step(training, run.wait_for(batches.next), rate), rate)
+                now = rates(config, number)
+                run.report(train_step(training, run.wait_for(batches.next), now), now.weights)
             if run.evaluates():
                 run.evaluated_later(evaluate(training, data, run))
     return run.finish()

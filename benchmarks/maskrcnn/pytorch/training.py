@@ -24,6 +24,7 @@ from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, batch_of, s
 from benchmarks.maskrcnn.pytorch.model import BOX_BINS, MASK_BINS, MASK_SIZE, MaskRCNN, Scored
 from benchmarks.maskrcnn.pytorch.operators import POOLED_LEVELS
 from benchmarks.maskrcnn.pytorch.proposals import Found, Limits, Proposals, detect, propose, trimmed
+from benchmarks.maskrcnn.schedule import Rates
 
 Step = Callable[["Training", Batch], torch.Tensor]
 """``whole_step`` of train.py."""
@@ -65,7 +66,6 @@ class Training:
             weights.load_backbone(self.network.backbone, trained)
         self.network.to(ranks.context, memory_format=torch.channels_last)
         matrices, biases = parameters(self.network)
-        self._biases = biases
         rule = ScaleRule(config.loss_scale, config.loss_scale_interval)
         candidates = sgd_candidates(config, matrices)
         if config.cuda_graph:
@@ -79,9 +79,9 @@ class Training:
             scale=rule if config.precision == "fp16" else None,
         )
         self.operators = operators
-        self.rate: Union[float, torch.Tensor] = 0.0
+        self.rates: Sequence[Union[float, torch.Tensor]] = Rates(0.0, 0.0)
         if config.cuda_graph:
-            self.rate = torch.zeros((), device=ranks.context)
+            self.rates = [torch.zeros((), device=ranks.context) for _ in self.rates]
         self.graphs: Dict[Shape, Captured] = {}
         self._forward, self._boxes, self._masks = (
             _compiled(module, config) for module in (self.network, self.network.boxes, self.network.masks)
@@ -98,12 +98,12 @@ class Training:
 
     # -- training -----------------------------------------------------------------------------------------
 
-    def set_rate(self, rate: float) -> None:
-        """Give the next step its learning rate."""
-        if isinstance(self.rate, torch.Tensor):
-            self.rate.fill_(rate)
-        else:
-            self.rate = rate
+    def set_rates(self, rates: Rates) -> None:
+        """Give the next step its learning rates."""
+        held = [each for each in self.rates if isinstance(each, torch.Tensor)]
+        for tensor, rate in zip(held, rates):
+            tensor.fill_(rate)
+        self.rates = held or rates
 
     def graph_of(self, batch: Batch) -> Optional[Captured]:
         """Return the captured step for ``batch``; None where there is none, or the batch is more than it holds."""
@@ -168,11 +168,15 @@ class Training:
         objects = (matched + first).masked_fill(~drawn.positive, -1)
         return Rois(boxes, labels, wanted, objects, drawn.filled)
 
+    def _pooled(self, levels: List[torch.Tensor], boxes: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
+        edge = self.config.edge
+        return self.operators.roi_align(levels[:POOLED_LEVELS], anchors.sampled(boxes, edge), images, bins, edge)
+
     def _box_losses(self, levels: List[torch.Tensor], rois: Rois) -> Dict[str, torch.Tensor]:
         labels, filled = rois.labels.flatten(), rois.filled.flatten()
         images = _images(rois.boxes)
         with pytorch.autocast(self.ranks.context, self.config.precision):
-            pooled = self.operators.roi_align(levels[:POOLED_LEVELS], rois.boxes.flatten(0, 1), images, BOX_BINS)
+            pooled = self._pooled(levels, rois.boxes.flatten(0, 1), images, BOX_BINS)
             logits, offsets = self._boxes(pooled)
         of_class = targets.take(offsets.float(), labels.unsqueeze(1)).squeeze(1)
         return {
@@ -188,16 +192,15 @@ class Training:
             there = (labels > 0).nonzero().squeeze(1)
             boxes, labels, objects, images = boxes[there], labels[there], objects[there], images[there]
         with pytorch.autocast(self.ranks.context, self.config.precision):
-            pooled = self.operators.roi_align(levels[:POOLED_LEVELS], boxes, images, MASK_BINS)
+            pooled = self._pooled(levels, boxes, images, MASK_BINS)
             logits = self._masks(pooled, labels)
-        wanted = self.operators.project_masks(batch.outlines, boxes, objects, MASK_SIZE)
+        drawn = anchors.sampled(boxes, self.config.edge)
+        wanted = self.operators.project_masks(batch.outlines, drawn, objects, MASK_SIZE)
         return losses.masks(logits.float(), wanted, labels > 0)
 
     def update(self) -> None:
-        """Update the weights by the gradients, averaged over the ranks; biases learn twice as fast, as submitted."""
-        # A factor on a gradient without weight decay is one on its learning rate.
-        torch._foreach_mul_([bias.grad for bias in self._biases], 2.0)
-        self.updates.step(self.rate, self.ranks.size)
+        """Update the weights by the gradients, averaged over the ranks."""
+        self.updates.step(self.rates, self.ranks.size)
 
     # -- evaluation ---------------------------------------------------------------------------------------
 
@@ -211,7 +214,7 @@ class Training:
             grid = self._anchors(tuple((level.shape[2], level.shape[3]) for level in levels))
             found = self._proposals(scored, grid, batch.sizes, training=False)
             boxes = found.boxes.flatten(0, 1)
-            pooled = self.operators.roi_align(levels[:POOLED_LEVELS], boxes, _images(found.boxes), BOX_BINS)
+            pooled = self._pooled(levels, boxes, _images(found.boxes), BOX_BINS)
             logits, offsets = self.network.boxes(pooled)
             shape = found.boxes.shape[:2]
             detected = detect(
@@ -224,7 +227,7 @@ class Training:
                 config.detections,
                 self.operators.suppress,
             )
-            pooled = self.operators.roi_align(levels[:POOLED_LEVELS], detected.boxes, detected.images, MASK_BINS)
+            pooled = self._pooled(levels, detected.boxes, detected.images, MASK_BINS)
             masks = self.network.masks(pooled, detected.labels)
         return detected, masks.float().sigmoid()
 
@@ -245,13 +248,16 @@ def _compiled(module: torch.nn.Module, config: Config) -> Callable[..., Any]:
 
 
 def parameters(network: MaskRCNN) -> Tuple[List[torch.nn.Parameter], List[torch.nn.Parameter]]:
-    """Return what is trained: weights, which decay, and biases, which do not and learn twice as fast."""
+    """Return what is trained: weights, which decay, and biases, which do not and have rates of their own."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     return [each for each in trained if each.dim() > 1], [each for each in trained if each.dim() == 1]
 
 
 def sgd_candidates(config: Config, matrices: Sequence[torch.nn.Parameter]) -> Dict[str, Build]:
-    """Return SGD with momentum by implementation, for one flat tensor that begins with ``matrices``."""
+    """Return SGD with momentum by implementation, for one flat tensor that begins with ``matrices``.
+
+    Its two groups are the weights and the biases, in the order of Rates.
+    """
     border = sum(-(-each.numel() // ALIGNMENT) * ALIGNMENT for each in matrices)
 
     def build(flat: Sequence[torch.nn.Parameter], **options: bool) -> torch.optim.Optimizer:
