@@ -1,8 +1,8 @@
 """The on-disk format: COCO's images and JSON files as published, and the objects of all images in arrays.
 
-A prepared folder has ``train2017/``, ``val2017/``, ``annotations/instances_{train,val}2017.json`` and, for ``train``
-and ``val``, one ``.npy`` file for each name in ARRAYS, such as ``train_boxes.npy``. Arrays are read through memory
-maps::
+A prepared folder has ``train2017/``, ``val2017/``, ``annotations/{instances,boxes}_{train,val}2017.json`` and, for
+``train`` and ``val``, one ``.npy`` file for each name in ARRAYS, such as ``train_boxes.npy``. Arrays are read through
+memory maps::
 
     data = open_data(Path("data/ssd"))
     print(data.train.path(0), data.train.boxes[data.train.offsets[0] : data.train.offsets[1]])
@@ -51,6 +51,11 @@ def json_file(part: str) -> str:
     return f"annotations/instances_{part}2017.json"
 
 
+def boxes_file(part: str) -> str:
+    """Return the path of the JSON file with a part's images and boxes alone, within the data folder."""
+    return f"annotations/boxes_{part}2017.json"
+
+
 def array_file(part: str, array: str) -> str:
     """Return the name of an array's file."""
     return f"{part}_{array}.npy"
@@ -87,6 +92,8 @@ class Part:
     """Of the images."""
     json: Path
     """The annotations as published."""
+    boxes_json: Path
+    """The boxes of the arrays in COCO's form, for DALI's reader, which parses them after the clock has started."""
     image_ids: np.ndarray
     """int64 (N,)"""
     files: Sequence[str]
@@ -174,7 +181,7 @@ def load(folder: Path, part: str, array: str) -> np.ndarray:
 def _open_part(folder: Path, part: str) -> Part:
     arrays: Dict[str, Any] = {name: load(folder, part, name) for name in ARRAYS if name not in ("bytes", "checksums")}
     arrays["files"] = Names(arrays["files"])
-    return Part(folder / images_folder(part), folder / json_file(part), **arrays)
+    return Part(folder / images_folder(part), folder / json_file(part), folder / boxes_file(part), **arrays)
 
 
 def check(data: DataSet) -> List[Problem]:
@@ -182,6 +189,8 @@ def check(data: DataSet) -> List[Problem]:
     again = prepare_again(data.folder)
     expected = []
     for name, part in (("train", data.train), ("val", data.val)):
+        if not part.boxes_json.exists():
+            return [Problem(f"{part.boxes_json} is missing", "the boxes that SSD's input reads", again)]
         count = data.passport["splits"][name]["count"]
         objects, polygons = len(part.boxes), len(part.point_offsets) - 1
         lengths = {"files": count, "sizes": count, "image_ids": count, "offsets": count + 1}

