@@ -8,6 +8,9 @@ from benchmarks.study.mxnet.networks import build, describe
 found = {}
 for wanted in sys.argv[1:]:
     name, image, classes = wanted.split(":")
-    found[wanted] = describe(build(name, int(classes), int(image)), (2, 3, int(image), int(image)))
+    network = build(name, int(classes), int(image))
+    found[wanted] = describe(network, (2, 3, int(image), int(image)))
+    operators = [node["op"] for node in json.loads(network.tojson())["nodes"]]
+    found[wanted]["operators"] = [operator for operator in operators if operator != "null"]
     found[wanted]["arrays"] = len(found[wanted].pop("sizes"))
 print(json.dumps(found))

@@ -36,6 +36,9 @@ def test_layers_weights_and_output_shapes(in_mxnet: Callable[..., str]) -> None:
         assert network["output"] == [2, int(wanted.rpartition(":")[2])]
     # 8 layers of AlexNet have a weight and a bias each.
     assert found["alexnet:224:1000"]["arrays"] == 16
+    # As symbols/alexnet.py of MXNet 0.12 to 1.3.1: what is pooled is normalized.
+    stage = ["Convolution", "Activation", "LRN", "Pooling"]
+    assert found["alexnet:224:1000"]["operators"][:9] == [*stage, *stage, "Convolution"]
 
 
 def write(folder: Path, network: str, way: str, ranks: int, batch: int) -> Path:

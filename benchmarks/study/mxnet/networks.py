@@ -101,8 +101,7 @@ def _alexnet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> m
     """Five convolutions without groups: 50.8 million weights at 224, where Krizhevsky's have 61."""
 
     def reduced(convolved: mx.sym.Symbol) -> mx.sym.Symbol:
-        pooled = _pool(_relu(convolved), "max", 3, 2)
-        return mx.sym.LRN(pooled, alpha=0.0001, beta=0.75, knorm=2, nsize=5)
+        return _pool(mx.sym.LRN(_relu(convolved), alpha=0.0001, beta=0.75, knorm=2, nsize=5), "max", 3, 2)
 
     data = reduced(_conv(data, 96, (11, 11), stride=(4, 4)))
     data = reduced(_conv(data, 256, (5, 5), pad=(2, 2)))
