@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 
-from benchmarks.common.checks import at_least, fraction, refuse
+from benchmarks.common.checks import above_zero, at_least, fraction, refuse
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Hyperparameters:
     # The input
     image_size: int = 224  # pixels, after the crop
     eval_resize: int = 256  # pixels of the shorter side before the centre crop of image_size
+    antialias: bool = False  # smooth what is made smaller; DALI's default since 1.16, thus submitted since v3.0
     crop_area: Tuple[float, ...] = (0.05, 1.0)  # smallest and largest share of the image in a training crop
     crop_ratio: Tuple[float, ...] = (0.75, 1.3333333333333333)  # width to height of a training crop
     mirror: bool = True  # flip half of the training images left to right
@@ -103,6 +104,7 @@ class Hyperparameters:
         at_least(self, 0, "dali_pinned_mb", "dali_decoder_hint", "dali_crop_hint", "dali_normalize_hint")
         at_least(self, 0, "dali_temp_hint", "dali_preallocate_width", "dali_preallocate_height", "dali_hw_decoder_load")
         at_least(self, 2, "num_classes")
+        above_zero(self, "learning_rate")
         at_least(self, 16, "image_size")
         fraction(self, "quality_target")
         refuse(

@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from nvidia.dali import backend, fn, pipeline_def, types
 
-from benchmarks.common.dali import EXECUTOR
+from benchmarks.common.dali import EXECUTOR, resampling
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.config import Hyperparameters
 
@@ -70,6 +70,10 @@ def _hint(bytes_per_sample: int, temporary: int = 0) -> Dict[str, int]:
     return {name: size for name, size in hints.items() if size}
 
 
+def _resizing(config: Hyperparameters) -> Dict[str, Any]:
+    return {**resampling(config.antialias), **_hint(config.dali_crop_hint, config.dali_temp_hint)}
+
+
 def _normalize(images: Any, config: Hyperparameters, mirror: Any) -> Any:
     return fn.crop_mirror_normalize(
         images,
@@ -86,12 +90,12 @@ def _normalize(images: Any, config: Hyperparameters, mirror: Any) -> Any:
 
 def _random_crop(jpegs: Any, config: Hyperparameters, seed: int) -> Any:
     """Crop and resize: either decode only the region of interest, or whole images that a cache keeps."""
-    options, hints = _decoder(config), _hint(config.dali_crop_hint, config.dali_temp_hint)
+    options, resizing = _decoder(config), _resizing(config)
     area, ratio, side = list(config.crop_area), list(config.crop_ratio), config.image_size
     crop = {"random_area": area, "random_aspect_ratio": ratio, "num_attempts": 100, "seed": seed}
     if config.dali_decoder_cache_mb:
-        return fn.random_resized_crop(fn.decoders.image(jpegs, **options), size=(side, side), **crop, **hints)
-    return fn.resize(fn.decoders.image_random_crop(jpegs, **options, **crop), resize_x=side, resize_y=side, **hints)
+        return fn.random_resized_crop(fn.decoders.image(jpegs, **options), size=(side, side), **crop, **resizing)
+    return fn.resize(fn.decoders.image_random_crop(jpegs, **options, **crop), resize_x=side, resize_y=side, **resizing)
 
 
 @pipeline_def
@@ -109,8 +113,7 @@ def _evaluation(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
     # the padding is not counted.
     jpegs, labels = _read(config, data, "val", ranks, stick_to_shard=True, pad_last_batch=True)
     images = fn.decoders.image(jpegs, **_decoder(config))
-    hints = _hint(config.dali_crop_hint, config.dali_temp_hint)
-    return _normalize(fn.resize(images, resize_shorter=config.eval_resize, **hints), config, 0), labels
+    return _normalize(fn.resize(images, resize_shorter=config.eval_resize, **_resizing(config)), config, 0), labels
 
 
 def _seed(config: Hyperparameters, ranks: Ranks) -> int:

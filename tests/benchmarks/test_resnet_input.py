@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common.input_wait import InputWait
+from encore import catalogue, configuration
 from tests.conftest import Encore
 from tests.trainings import InFramework, result
 
@@ -126,8 +127,19 @@ def test_crops_get_their_hints_and_labels_are_on_the_gpu(graphs: Any) -> None:
         assert (crop["device"], normalize["device"]) == ("gpu", "gpu")
         assert (crop["bytes_per_sample_hint"], crop["temp_buffer_hint"]) == ("[165581, ]", "355568328")
         assert normalize["bytes_per_sample_hint"] == "[441549, ]"
-    for graph in graphs.values():
-        assert [graph[split]["outputs"] for split in ("training", "evaluation")] == [["gpu", "gpu"]] * 2
+        assert [graphs[name][split]["outputs"] for name in ("plain", "cached")] == [["gpu", "gpu"]] * 2
+
+
+def test_resizing_smooths_only_where_it_was_submitted(graphs: Any) -> None:
+    """DALI did so by its triangular filter alone until 1.16, which made it the default of the linear one."""
+    for name, smooth in (("plain", "False"), ("cached", "True")):
+        operators = [of for split in graphs[name].values() for of in split.items()]
+        assert [of["antialias"] for operator, of in operators if "Resize" in operator] == [smooth] * 2
+    assert graphs["resizing before 1.16"] == [{}, {"min_filter": "DALIInterpType.INTERP_TRIANGULAR"}]
+    choice = catalogue.choose("resnet")
+    systems = [system for system in catalogue.systems(choice) if system.kind in ("submitted", "later")]
+    found = [configuration.resolve(choice, each, each.nodes, each.gpus_per_node, []) for each in systems]
+    assert {each.system.system for each in found if each.get("antialias")} == {"dgxh100", "dgxh100_n8", "h200"}
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,8 @@ def test_input_has_every_image_once_and_resumes_exactly(in_pytorch: InFramework,
     assert found["unchanged"]["share"] > 0.98, "but for boxes at the edge of a match, in fp32"
     assert found["flipped"] < 1e-5
     assert found["cropped"] == {"objects": True, "repeats": True, "differs": True, "finite": True}
+    # v0.5 resized without antialiasing for training; all submissions evaluate on what Pillow resized.
+    assert found["smoothed"] == {"training": False, "evaluation": True}
 
 
 # -- schedule and rules ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from nvidia.dali import backend
 
+from benchmarks.common import dali
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import pipeline
 from benchmarks.resnet.config import Hyperparameters
@@ -33,13 +34,18 @@ def of_both(config):
 plain = Hyperparameters(dali_nvjpeg_padding_mb=64, dali_hw_decoder_load=0.5)
 cached = replace(
     plain, dali_decoder_cache_mb=6144, dali_decoder_hint=1315942, dali_crop_hint=165581, dali_normalize_hint=441549,
-    dali_temp_hint=355568328, dali_preallocate_width=0, dali_mmap=False,
+    dali_temp_hint=355568328, dali_preallocate_width=0, dali_mmap=False, antialias=True,
 )  # fmt: skip
 found = {"plain": of_both(plain), "cached": of_both(cached)}
-
 
 # DALI 2.2's decoder has arguments that older ones lack; all else of it is the installed one's.
 names = [*backend.GetSchema("decoders__Image").GetArgumentNames(), "adjust_orientation", "dtype"]
 schema = SimpleNamespace(GetArgumentNames=lambda: names)
 pipeline.backend = SimpleNamespace(GetSchema=lambda name: schema)
-print(json.dumps({**found, "nvImageCodec": of_both(cached)}))
+found["nvImageCodec"] = of_both(cached)
+
+# DALI before 1.16 resizes without the argument.
+old = SimpleNamespace(GetArgumentNames=lambda: ["resize_x", "min_filter"])
+dali.backend = SimpleNamespace(GetSchema=lambda name: old)
+before = [{name: str(value) for name, value in dali.resampling(smooth).items()} for smooth in (False, True)]
+print(json.dumps({**found, "resizing before 1.16": before}))

@@ -90,6 +90,16 @@ def flipped() -> float:
     return max(errors)
 
 
+def smoothed() -> dict:
+    """Without antialiasing training has other images, and evaluation the same."""
+    configs = [
+        dataclasses.replace(CONFIG, crop=False, colour=False, flip=False, antialias=way) for way in (True, False)
+    ]
+    trained = [TrainingInput(config, DATA.train, rank(0, 1)).next().images for config in configs]
+    evaluated = [next(iter(EvaluationInput(config, DATA.val, rank(0, 1)).one_pass()))[0] for config in configs]
+    return {"training": torch.equal(*trained), "evaluation": torch.equal(*evaluated)}
+
+
 def cropped() -> dict:
     """Crops change the images, keep an object in each and differ between ranks and seeds."""
     inputs = [TrainingInput(dataclasses.replace(CONFIG, seed=seed), DATA.train, rank(0, 1)) for seed in (0, 0, 7)]
@@ -109,4 +119,5 @@ if __name__ == "__main__":
         "unchanged": unchanged(),
         "flipped": flipped(),
         "cropped": cropped(),
+        "smoothed": smoothed(),
     }))  # fmt: skip

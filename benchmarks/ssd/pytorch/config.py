@@ -83,6 +83,7 @@ class Config:
     crop: bool = True  # of training images: random, by the overlap with their objects
     colour: bool = True  # twist saturation, contrast, brightness and hue of training images at random
     flip: bool = True  # flip half of the training images left to right
+    antialias: bool = True  # smooth training images that are made smaller; v0.5 did not
     decoder: Literal["cpu", "gpu"] = "gpu"  # what decodes training images with device=gpu; submitted: use-nvjpeg
     dali_threads: int = 4  # CPU threads per rank; submitted: num-workers
     dali_prefetch: int = 2  # batches kept ready

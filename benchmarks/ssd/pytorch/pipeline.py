@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 from nvidia.dali import fn, pipeline_def, types
 
-from benchmarks.common.dali import EXECUTOR
+from benchmarks.common.dali import EXECUTOR, resampling
 from benchmarks.common.ranks import Ranks
 from benchmarks.detection.annotations import Part
 from benchmarks.ssd.pytorch.coding import VARIANCES
@@ -50,13 +50,8 @@ def _normalize(images: Any, config: Config, mirror: Any) -> Any:
     )
 
 
-def _resized(images: Any, config: Config) -> Any:
-    return fn.resize(
-        images,
-        resize_x=config.image_size,
-        resize_y=config.image_size,
-        min_filter=types.INTERP_TRIANGULAR,
-    )
+def _resized(images: Any, config: Config, antialias: bool) -> Any:
+    return fn.resize(images, resize_x=config.image_size, resize_y=config.image_size, **resampling(antialias))
 
 
 def _decoder(config: Config) -> Dict[str, Any]:
@@ -132,7 +127,7 @@ def _training(config: Config, part: Part, ranks: Ranks, anchors: Sequence[float]
     if config.flip:
         mirror = fn.random.coin_flip(probability=0.5, seed=_seed(config, ranks, "flip"))
         boxes = fn.bb_flip(boxes, ltrb=True, horizontal=mirror)
-    images = _resized(_decoded(jpegs, crop, config), config)
+    images = _resized(_decoded(jpegs, crop, config), config, config.antialias)
     images = _twisted(images, config, ranks) if config.colour else images
     offsets, labels = fn.box_encoder(
         _moved(boxes, config),
@@ -161,7 +156,8 @@ def _evaluation(config: Config, part: Part, ranks: Ranks) -> Any:
         name="reader",
     )
     images = _moved(fn.decoders.image(jpegs, device="cpu", output_type=types.RGB), config)
-    return _normalize(_resized(images, config), config, 0), positions
+    # All submissions evaluate on images that Pillow resized, which antialiases.
+    return _normalize(_resized(images, config, antialias=True), config, 0), positions
 
 
 def _build(definition: Any, config: Config, part: Part, ranks: Ranks, *more: Any, **options: Any) -> Any:
