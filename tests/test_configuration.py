@@ -109,6 +109,15 @@ def test_another_number_of_gpus_scales_the_learning_rate(system: str, factor: fl
     assert Deviation("gpus", "1 x 4 GPUs instead of 1 x 8") in half.deviations
 
 
+@pytest.mark.parametrize("name", catalogue.choices())
+@pytest.mark.parametrize("rate", ["0", "-0.1"])
+def test_a_learning_rate_that_trains_nothing_is_refused(name: str, rate: str) -> None:
+    choice = catalogue.choose(name)
+    system = catalogue.systems(choice)[0]
+    with pytest.raises(EncoreError, match="learning_rate must be above 0"):
+        resolve(choice, system, system.nodes, system.gpus_per_node, [f"learning_rate={rate}"])
+
+
 def test_what_is_in_units_of_the_learning_rate_is_scaled_with_it() -> None:
     """Mask R-CNN's warm-up climbs by its factor: as it was, one GPU of eight would begin far below zero."""
     choice = catalogue.choose("maskrcnn")

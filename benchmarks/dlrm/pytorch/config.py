@@ -74,7 +74,7 @@ class Config:
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 1, "batch_size", "eval_batch_size", "epochs", "eval_interval", "log_interval")
         at_least(self, 0, "prefetch", "warm_up_steps", "warmup_steps", "decay_steps")
-        above_zero(self, "loss_scale")
+        above_zero(self, "learning_rate", "loss_scale")
         fraction(self, "quality_target")
         refuse(
             ("device=cpu has no CUDA graphs: set cuda_graph=false", self.device == "cpu" and self.cuda_graph),

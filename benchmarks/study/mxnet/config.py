@@ -34,6 +34,7 @@ class Config:
 
     def __post_init__(self) -> None:
         above_zero(self, "image", "classes", "ranks", "batch_size", "blocks", "block_seconds", "memory_limit_mib")
+        above_zero(self, "learning_rate")
         precision_on_cpu(self, "fp32")
         refuse(
             ("way=nccl needs GPUs: on a CPU set way=local or way=horovod", (self.device, self.way) == ("cpu", "nccl"))
