@@ -10,6 +10,8 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any, Dict, List, Pattern, Sequence, Tuple
 
+from benchmarks.translation.vocabulary import EOS, SPECIAL, UNK
+
 ORDER = 4
 """Longest n-grams that count."""
 
@@ -18,6 +20,7 @@ def sacrebleu_score(hypotheses: Sequence[str], references: Sequence[str]) -> flo
     """Return sacreBLEU of detokenized text in lower case with the ``intl`` tokenizer, as GNMT's submissions count.
 
     ``sacrebleu --score-only -lc --tokenize intl`` (inference.py, v0.5; bleu.py, v0.6 and v0.7), smoothed by ``exp``.
+    The target is compared with two decimals: of the printed score in v0.5, rounded by inference.py since.
     """
     import sacrebleu
 
@@ -25,17 +28,29 @@ def sacrebleu_score(hypotheses: Sequence[str], references: Sequence[str]) -> flo
     score: Any = sacrebleu.corpus_bleu(
         list(hypotheses), [list(references)], lowercase=True, tokenize="intl", force=True, smooth_method="exp"
     )
-    return float(score.score)
+    return round(float(score.score), 2)
 
 
 def tokenized_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return BLEU over words in lower case, split at punctuation and symbols, as the Transformer's submissions count.
+    """Return BLEU over words in lower case, split at punctuation and symbols, of both sides' rejoined subtokens.
 
-    Compounds with hyphens are split, numbers with commas or points are not (bleu_tokenize and compute_bleu of
-    train.py with ``--ignore-case``, v0.6 and v0.7; there the reference's subtokens are joined again, here it is text).
+    Compounds with hyphens are split, numbers with commas or points are not (bleu_tokenize and compute_bleu of the
+    Transformer's train.py with ``--ignore-case``, v0.6 and v0.7).
     """
     _check(hypotheses, references)
     return _bleu([split_words(line.lower()) for line in hypotheses], [split_words(line.lower()) for line in references])
+
+
+def fairseq_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Return BLEU over words in lower case as BPE rejoins them on both sides, as the Transformer's v0.5 counts.
+
+    Nothing is smoothed, a reference's unknown word matches none, and a line without words has its end as one
+    (train.py, fairseq/bleu.py and libbleu.cpp).
+    """
+    _check(hypotheses, references)
+    unknown, end = SPECIAL[UNK], SPECIAL[EOS]
+    wanted = ([f"<{word}>" if word == unknown else word for word in line.lower().split()] for line in references)
+    return _bleu([line.lower().split() or [end] for line in hypotheses], [line or [end] for line in wanted], False)
 
 
 def plain_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
@@ -45,7 +60,10 @@ def plain_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 
 def split_words(line: str) -> List[str]:
-    """Split at punctuation that does not stand between digits and at symbols, as mteval-v14 (international)."""
+    """Split at punctuation that does not stand between digits and at symbols, as mteval-v14 (international).
+
+    A backslash splits nothing: in the submission's class of all punctuation it escapes the bracket behind it.
+    """
     before, after, symbols = _patterns()
     line = before.sub(r"\1 \2 ", line)
     line = after.sub(r" \1 \2", line)
@@ -57,7 +75,7 @@ def _patterns() -> Tuple[Pattern[str], Pattern[str], Pattern[str]]:
     kinds: Dict[str, List[str]] = {"P": [], "S": []}
     for mark in map(chr, range(sys.maxunicode)):
         kind = unicodedata.category(mark)[0]
-        if kind in kinds:
+        if kind in kinds and mark != "\\":
             kinds[kind].append(mark)
     punctuation, symbols = (re.escape("".join(kinds[kind])) for kind in "PS")
     return (
@@ -78,8 +96,11 @@ def _ngrams(words: Sequence[str]) -> "Counter[Tuple[str, ...]]":
     )
 
 
-def _bleu(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
-    """Return BLEU of words; an order without matches counts as half a match, the next one as a quarter and so on."""
+def _bleu(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]], smoothed: bool = True) -> float:
+    """Return BLEU of words; an order without matches counts as half a match, the next one as a quarter and so on.
+
+    Not ``smoothed``: any order without matches makes it 0.
+    """
     matches, possible = [0] * ORDER, [0] * ORDER
     for words, reference in zip(hypotheses, references):
         found = _ngrams(words)
@@ -87,6 +108,8 @@ def _bleu(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str
             matches[len(ngram) - 1] += count
         for ngram, count in found.items():
             possible[len(ngram) - 1] += count
+    if not smoothed and not all(matches):
+        return 0.0
     smooth, logs = 1.0, 0.0
     for match, total in zip(matches, possible):
         if not total:

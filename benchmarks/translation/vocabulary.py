@@ -89,8 +89,11 @@ def join_subtokens(tokens: Iterable[str]) -> str:
 
 
 def join_as_submitted(tokens: Iterable[str]) -> str:
-    """Join subtokens with spaces and rejoin some punctuation, as the Transformer's submission does before BLEU."""
-    text = " ".join(" ".join(_unescaped(tokens)).split())
+    """Join subtokens with spaces and rejoin some punctuation, as the Transformer's submission does before BLEU.
+
+    Escapes stay, and white space inside of a token goes.
+    """
+    text = " ".join("".join("".join(tokens).split()).split("_"))
     for apart, together in _SPACED:
         text = text.replace(apart, together)
     return text.strip()

@@ -141,8 +141,8 @@ def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, rea
     assert "0 errors" in checked.stdout, checked.stdout
     found = evaluations(reached.experiment / "metrics.jsonl")
     assert quality(found[-1]) >= 60.0 > quality(found[0])
-    # sacreBLEU splits words at the same marks, and there are no others in this language.
-    assert found[-1]["sacrebleu"] == pytest.approx(quality(found[-1]), abs=1e-3)
+    # sacreBLEU splits words at the same marks, and there are no others in this language; it has two decimals.
+    assert found[-1]["sacrebleu"] == pytest.approx(quality(found[-1]), abs=6e-3)
     log = reached.folder / "result_0.txt"
     accuracies = [event["value"] for event in logged(log) if event["key"] == "eval_accuracy"]
     assert accuracies == pytest.approx([quality(each) / 100 for each in found])

@@ -89,6 +89,14 @@ def test_each_sentence_is_translated_once(batches: Any) -> None:
     assert batches["twice"] == "translated 3 sentences, of them 2 different, of 3"
 
 
+def test_bleu_of_the_transformer_is_that_of_the_round(batches: Any) -> None:
+    """Over tokens of both sides; v0.5 matches no unknown word: 5 of 6 words, 4 of 5 pairs, 3 of 4, 2 of 3."""
+    expected = {"v0.5": 100 * 3**-0.25, "v0.6": 100, "v0.7": 100}
+    found = batches["judged"]
+    assert found.pop("plain") < 30, "of the text, which is another one"
+    assert found == pytest.approx(expected)
+
+
 def test_translations_can_be_read(batches: Any) -> None:
     written = batches["written"]
     assert written["quality"] == pytest.approx(32 / 7), "of rank 0, on every rank"

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.frameworks import pytorch
+from benchmarks.transformer.pytorch.config import Config
+from benchmarks.transformer.pytorch.training import score_of
 from benchmarks.translation.arrays import Pairs, Sentences
 from benchmarks.translation.orders import Order, by_sentences, by_tokens, for_evaluation
 from benchmarks.translation.pytorch import batches, evaluation
 from benchmarks.translation.pytorch.batches import Batch, Shape, SourceBatch, TrainingInput
-from benchmarks.translation.vocabulary import BOS, EOS, PAD, SPECIAL, Vocabulary
+from benchmarks.translation.vocabulary import BOS, EOS, PAD, SPECIAL, SUBTOKENS, UNK, Vocabulary
 
 WORDS = 20
 LINES = ["ein Haus .", 'zwei\u2028Häuser "\\" .', "", "drei Katzen schlafen .", "ja", "nein nein nein", "x\u0085y"]
@@ -144,7 +146,7 @@ def written(output: Path, ranks: Any) -> dict[str, Any]:
         assert references is LINES
         return sum(map(len, texts)) / 7
 
-    found = evaluation.quality(hypotheses, data, share, ranks, output, 3)
+    found = evaluation.quality(hypotheses, data, {"share": evaluation.of_text(share)}, ranks, output, 3)["share"]
     pytorch.barrier()
     path = output / evaluation.TRANSLATIONS
     before = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -163,6 +165,16 @@ def written(output: Path, ranks: Any) -> dict[str, Any]:
     }
 
 
+def judged() -> dict[str, float]:
+    """BLEU by round of a sentence that misses its reference's text and matches its tokens, but one unknown to v0.5."""
+    known = Vocabulary((*SPECIAL, "the_", "Haus_", "-_", "boot_", "\\u_"), SUBTOKENS)
+    target = Sentences(np.array([4, 5, 6, 7, 8, 4, 5, UNK], np.uint16), np.array([0, 8]))
+    data: Any = SimpleNamespace(vocabulary=known, references=["another text"], test=SimpleNamespace(target=target))
+    configs = {name: Config(round=name) for name in ("v0.5", "v0.6", "v0.7")}
+    configs["plain"] = Config(bleu="plain")
+    return {name: score_of(config)([target[0].tolist()], data) for name, config in configs.items()}
+
+
 def main() -> None:
     ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
     checks = training(ranks)
@@ -179,6 +191,7 @@ def main() -> None:
         "translated": [len(translated(count, 2, ranks) or []) for count in (1, 2, 7, 12, 13)],
         "interrupted": translated(7, 2, ranks, interrupted=True),
         "twice": refused,
+        "judged": judged(),
         "written": written(Path(sys.argv[1]), ranks),
         "milliseconds of a batch": 1e3 * seconds_of_batch(),
     }

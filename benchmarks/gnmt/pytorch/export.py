@@ -25,6 +25,7 @@ from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
 from benchmarks.translation.pytorch import serving
 from benchmarks.translation.pytorch.batches import SourceBatch
+from benchmarks.translation.pytorch.evaluation import of_text
 from benchmarks.translation.pytorch.serving import Hypotheses
 from benchmarks.translation.vocabulary import PAD
 
@@ -138,7 +139,7 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
         state = Hypotheses(infer["decoder"], config.beam_size, (source, *infer["encoder"](source)), (zeros, zeros))
         return search(config, data.vocabulary.size, batch, state, ask)
 
-    return serving.judge(evaluation_input(config, data, serving.ALONE), data, decode, {"bleu": sacrebleu_score})
+    return serving.judge(evaluation_input(config, data, serving.ALONE), data, decode, of_text(sacrebleu_score))
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:

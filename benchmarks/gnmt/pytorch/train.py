@@ -28,7 +28,7 @@ from benchmarks.gnmt.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
 from benchmarks.translation.pytorch.batches import Batch
-from benchmarks.translation.pytorch.evaluation import quality, score_translations, translate
+from benchmarks.translation.pytorch.evaluation import of_text, quality, score_translations, translate
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
@@ -50,7 +50,7 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, 
     training.network.train()
     if hypotheses is None:
         return None
-    return {"bleu": quality(hypotheses, data, sacrebleu_score, run.ranks, run.output, run.epoch + 1)}
+    return quality(hypotheses, data, {"bleu": of_text(sacrebleu_score)}, run.ranks, run.output, run.epoch + 1)
 
 
 def main(argv: Optional[List[str]] = None) -> int:

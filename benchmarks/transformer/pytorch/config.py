@@ -70,7 +70,7 @@ class Config:
     longest_factor: float = 1.0  # a translation ends after longest_factor times its source's tokens ...
     longest_offset: int = 50  # ... plus so many
     eval_batch_size: int = 128  # sentences per rank that are translated at once
-    bleu: Literal["tokenized", "plain"] = "tokenized"  # judged: as submitted, or over words as white space parts them
+    bleu: Literal["submitted", "plain"] = "submitted"  # judged: as in its round, or of text, cut at white space
 
     # How it runs
     kernels: Literal["auto", "plain", "triton", "apex"] = (

@@ -27,7 +27,7 @@ from benchmarks.transformer.pytorch.model import (
     plain_attention,
     sinusoids,
 )
-from benchmarks.transformer.pytorch.training import SCORES, search_best
+from benchmarks.transformer.pytorch.training import score_of, search_best
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.pytorch import serving
 from benchmarks.translation.pytorch.batches import SourceBatch, evaluation_batches
@@ -143,7 +143,7 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
         return search_best(config, data.vocabulary.size, batch.source_lengths, state, ask)
 
     batches = evaluation_batches(data.test.source, evaluation_order(config, data, serving.ALONE), serving.ALONE)
-    return serving.judge(batches, data, decode, {"bleu": SCORES[config.bleu]})
+    return serving.judge(batches, data, decode, score_of(config))
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:

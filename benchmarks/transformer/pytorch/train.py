@@ -22,13 +22,13 @@ from benchmarks.common.stopping import end_process
 from benchmarks.transformer import events
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_order, order_of
-from benchmarks.transformer.pytorch.training import SCORES, Training, build
+from benchmarks.transformer.pytorch.training import Training, build, score_of
 from benchmarks.transformer.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
 from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import Batch, TrainingInput, evaluation_batches
-from benchmarks.translation.pytorch.evaluation import quality, score_translations, translate
+from benchmarks.translation.pytorch.evaluation import of_text, quality, score_translations, translate
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
@@ -48,9 +48,8 @@ def evaluate(training: Training, data: DataSet, order: Order, run: Run) -> Optio
     hypotheses = translate(batches, len(data.test), training.decode, run.ranks, run)
     if hypotheses is None:
         return None
-    scores = {"bleu": SCORES[training.config.bleu], "sacrebleu": sacrebleu_score}
-    epoch = run.epoch + 1
-    return {name: quality(hypotheses, data, score, run.ranks, run.output, epoch) for name, score in scores.items()}
+    scores = {"bleu": score_of(training.config), "sacrebleu": of_text(sacrebleu_score)}
+    return quality(hypotheses, data, scores, run.ranks, run.output, run.epoch + 1)
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -15,16 +15,15 @@ from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import limit, noise
 from benchmarks.transformer.pytorch.model import Network, Norm, State
 from benchmarks.translation.arrays import DataSet
-from benchmarks.translation.bleu import plain_score, tokenized_score
+from benchmarks.translation.bleu import fairseq_score, plain_score, tokenized_score
 from benchmarks.translation.pytorch import operators
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.beam import Rules, Step, length_penalty, search
+from benchmarks.translation.pytorch.evaluation import Score, of_text, of_tokens
 from benchmarks.translation.pytorch.loss import smoothed_loss
 
 EagerStep = Callable[["Training", Batch, float], torch.Tensor]
 """``train_step`` of train.py."""
-SCORES = {"tokenized": tokenized_score, "plain": plain_score}
-"""By the names of the configuration."""
 
 
 class Training:
@@ -136,6 +135,13 @@ def search_best(config: Config, words: int, lengths: torch.Tensor, state: Any, s
         rules=Rules(length_penalty(config.length_penalty, config.length_constant), shortest=1, vocabulary=words),
         device=lengths.device,
     )
+
+
+def score_of(config: Config) -> Score:
+    """Return the BLEU that a configuration is judged by: of its round's submission, or plain."""
+    if config.bleu == "plain":
+        return of_text(plain_score)
+    return of_tokens(fairseq_score if config.round == "v0.5" else tokenized_score)
 
 
 def warm_up(step: EagerStep, training: Training) -> None:

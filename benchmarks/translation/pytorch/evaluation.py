@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Iterable, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.pytorch.batches import SourceBatch
 
+Score = Callable[[Sequence[Sequence[int]], DataSet], float]
+"""BLEU of the test part's hypotheses, tokens without BOS and EOS, 0 to 100."""
 Decode = Callable[[SourceBatch], List[List[int]]]
 """Translates a batch that is not empty: tokens of each sentence, without BOS and EOS."""
 TRANSLATIONS = "translations.jsonl"
@@ -85,22 +87,37 @@ def _in_order(indices: List[int], hypotheses: List[List[int]], sentences: int) -
     return found
 
 
+def of_text(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:
+    """Return the score that compares text with the reference's lines."""
+    return lambda hypotheses, data: count([data.vocabulary.text(each) for each in hypotheses], data.references)
+
+
+def of_tokens(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:
+    """Return the score that compares rejoined tokens with those of the reference, as the Transformer's submissions."""
+
+    def score(hypotheses: Sequence[Sequence[int]], data: DataSet) -> float:
+        joined, target = data.vocabulary.joined, data.test.target
+        references = [joined(target[index].tolist()) for index in range(len(target))]
+        return count([joined(each) for each in hypotheses], references)
+
+    return score
+
+
 def quality(
     hypotheses: Sequence[Sequence[int]],
     data: DataSet,
-    score: Callable[[Sequence[str], Sequence[str]], float],
+    scores: Mapping[str, Score],
     ranks: Ranks,
     output: Path,
     epoch: int,
-) -> float:
-    """Return ``score`` of the texts on every rank, found by rank 0, which also writes them to ``output``."""
-    found = torch.zeros((), dtype=torch.float64, device=ranks.context)
+) -> Dict[str, float]:
+    """Return ``scores`` on every rank, found by rank 0, which also writes the texts to ``output``."""
+    found = torch.zeros(len(scores), dtype=torch.float64, device=ranks.context)
     if ranks.rank == 0:
-        texts = [data.vocabulary.text(tokens) for tokens in hypotheses]
-        found += score(texts, data.references)
-        write_translations(output, epoch, texts, data)
+        found += torch.tensor([score(hypotheses, data) for score in scores.values()]).to(found)
+        write_translations(output, epoch, [data.vocabulary.text(tokens) for tokens in hypotheses], data)
     pytorch.broadcast([found])
-    return float(found)
+    return dict(zip(scores, found.tolist()))
 
 
 def write_translations(output: Path, epoch: int, texts: Sequence[str], data: DataSet) -> None:

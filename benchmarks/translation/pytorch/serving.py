@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterable, Mapping, Sequence, TypeVar
+from typing import Any, Dict, Iterable, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from benchmarks.common.export import Arrays, Infer, Value
 from benchmarks.common.ranks import Ranks
 from benchmarks.translation.arrays import CODES, VOCABULARY, DataSet
 from benchmarks.translation.pytorch.batches import SourceBatch
-from benchmarks.translation.pytorch.evaluation import Decode, translate
+from benchmarks.translation.pytorch.evaluation import Decode, Score, translate
 from benchmarks.translation.vocabulary import BOS, BPE, EOS, PAD, SPECIAL, UNK
 
 M = TypeVar("M", bound=nn.Module)
@@ -71,17 +71,11 @@ def rows_of(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array).flatten(0, 1)
 
 
-def judge(
-    batches: Iterable[SourceBatch],
-    data: DataSet,
-    decode: Decode,
-    scores: Mapping[str, Callable[[Sequence[str], Sequence[str]], float]],
-) -> Dict[str, float]:
-    """Return ``scores`` of the translations of all test sentences."""
+def judge(batches: Iterable[SourceBatch], data: DataSet, decode: Decode, score: Score) -> Dict[str, float]:
+    """Return the BLEU of the translations of all test sentences."""
     run: Any = SimpleNamespace(interrupted=False, watch=iter)
     hypotheses = translate(batches, len(data.test), decode, ALONE, run) or []
-    texts = [data.vocabulary.text(tokens) for tokens in hypotheses]
-    return {name: score(texts, data.references) for name, score in scores.items()}
+    return {"bleu": score(hypotheses, data)}
 
 
 def preprocessing(data: DataSet, source_bos: bool) -> Dict[str, Any]:
