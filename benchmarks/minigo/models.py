@@ -1,7 +1,8 @@
 """Files of models: the weights of a network by name, and its shape; numpy only.
 
 A model file is a NumPy archive with an array for each weight and ``shape``, a line of JSON. It is what a run writes
-for each generation, what a target model and initial weights are, and what ``encore play`` loads.
+for each generation, what a target model and initial weights are, and what ``encore play`` loads. A run's has the
+momenta and the count of steps as well, with which another run may go on.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import os
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.minigo.engine import FEATURES
 
-SHAPE = "shape"
+SHAPE, STEPS, MOMENTA = "shape", "steps", "momenta/"
+BLACK_TO_PLAY = {"agz": 16, "mlperf07": 8}
+"""The plane that is 1 where black is to move."""
 POLICY_CHANNELS = 2
 VALUE_CHANNELS = 1
 PLANES = FEATURES
@@ -34,11 +37,25 @@ class Shape:
     conv_width: int
     trunk_layers: int
     fc_width: int
+    black_value: bool = False
+    """Whether the value head's outcome is black's, as in the reference, and not that of the side to move."""
 
     @classmethod
-    def of(cls, config: Any) -> Shape:
+    def of(cls, config: Any, black_value: bool = False) -> Shape:
         """Return the shape of a configuration's network."""
-        return cls(config.board_size, config.features, config.conv_width, config.trunk_layers, config.fc_width)
+        width, layers, hidden = config.conv_width, config.trunk_layers, config.fc_width
+        return cls(config.board_size, config.features, width, layers, hidden, black_value)
+
+
+class Start(NamedTuple):
+    """What a run begins with."""
+
+    shape: Shape
+    arrays: Arrays
+    momenta: Arrays
+    """By the names of the weights; without any they are zeros."""
+    steps: int
+    """That the weights were trained for: where the learning rate goes on."""
 
 
 def weight_shapes(shape: Shape) -> Dict[str, Tuple[int, ...]]:
@@ -109,3 +126,11 @@ def load(path: Path, board_size: int = 0) -> Tuple[Shape, Arrays]:
         found = f"{path} is a model for {shape.board_size} x {shape.board_size}"
         raise Problem(found, f"one for {board_size} x {board_size}", "name another model, or set board_size")
     return shape, arrays
+
+
+def load_start(path: Path, board_size: int) -> Start:
+    """Read a model file as what a run begins with; without momenta and steps it begins at step 0."""
+    shape, arrays = load(path, board_size)
+    with np.load(str(path)) as archive:
+        momenta = {name[len(MOMENTA) :]: archive[name] for name in archive.files if name.startswith(MOMENTA)}
+        return Start(shape, arrays, momenta, int(archive[STEPS]) if STEPS in archive.files else 0)

@@ -25,7 +25,7 @@ class Roles:
 
 
 def learning_rate(config: Any, step: int) -> float:
-    """Return the rate of a step, from 0 over the run: tf.train.piecewise_constant of the submitted dual_net.py."""
+    """Return the rate of a step, those of the initial weights included: tf.train.piecewise_constant of dual_net.py."""
     rate: float = config.rates[bisect_left(config.rate_boundaries, step)]
     return rate
 

@@ -111,6 +111,13 @@ def test_learning_rate_is_the_submitted_one() -> None:
     ]  # fmt: skip
 
 
+def test_models_are_counted_from_the_checkpoint_on() -> None:
+    """NVIDIA's logs of v0.7 have epochs 18 to 71 where iterations is 70: the checkpoint is of model 17."""
+    systems = {"dgxa100": 54, "dgxa100_n2": 49, "dgxa100_n32": 64, "dgxa100_n224": 79, "dgx2_n32": 79}
+    assert {system: config_of(system, "v0.7").epochs for system in systems} == systems
+    assert [config_of(system, "v0.6").epochs for system in ("dgx1", "dgx1_n3")] == [50, 30]
+
+
 def test_roles_are_those_of_the_submission() -> None:
     found = {
         system: schedule.Roles.of(config_of(system, round_), ranks)
@@ -204,6 +211,18 @@ def test_frozen_graphs_of_both_rounds_play(network: dict[str, Any]) -> None:
         "No such file",
     )
     for text, words in zip(network["frozen refused"], wanted, strict=True):
+        assert words in text and "do this" in text
+
+
+def test_a_run_begins_where_the_submissions_checkpoint_is(network: dict[str, Any]) -> None:
+    """Step, momenta, the order of the heads' weights and whose outcome the value is; and from a model file."""
+    assert {features: found["steps"] for features, found in network["start"].items()} == {"mlperf07": 5672, "agz": 9383}
+    for found in network["start"].values():
+        assert found["rate"] == 0.005, "behind the boundary of 4,000 steps"
+        assert max(found["differences"]) < 1e-4
+        steps, *differences = found["again"]
+        assert (steps, differences) == (found["steps"], [0, 0])
+    for text, words in zip(network["start refused"], ("has shape", "model.ckpt-1", "sees the planes"), strict=True):
         assert words in text and "do this" in text
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.common import configuration
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.minigo import frozen, models
+from benchmarks.minigo import frozen, models, schedule
 from benchmarks.minigo.tensorflow import model
 from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.train import train_step
@@ -51,14 +51,14 @@ def layer(x: Any, name: str, batch: bool) -> Any:
     return (x - mean) / np.sqrt(variance + 1e-5) * gamma + beta
 
 
-def equations(x: Any, batch: bool) -> Any:
-    """Logits and values."""
+def equations(x: Any, batch: bool, channels_first: bool = False) -> Any:
+    """Logits and values; the heads are flattened as rows, columns, channels, or as channels, rows, columns."""
     x = np.maximum(layer(x, "stem", batch), 0)
     for block in range(config.trunk_layers):
         inner = np.maximum(layer(x, f"block{block}.1", batch), 0)
         x = np.maximum(x + layer(inner, f"block{block}.2", batch), 0)
-    flat = len(x), -1
-    heads = {head: np.maximum(layer(x, head, batch), 0).reshape(flat) for head in ("policy", "value")}
+    flat, axes = (len(x), -1), (0, 3, 1, 2) if channels_first else (0, 1, 2, 3)
+    heads = {head: np.maximum(layer(x, head, batch), 0).transpose(axes).reshape(flat) for head in ("policy", "value")}
     logits = heads["policy"] @ weights["policy_dense.weight"] + weights["policy_dense.bias"]
     hidden = np.maximum(heads["value"] @ weights["value_hidden.weight"] + weights["value_hidden.bias"], 0)
     return logits, np.tanh(hidden @ weights["value_dense.weight"] + weights["value_dense.bias"])[:, 0]
@@ -180,6 +180,84 @@ report["frozen refused"] = [
     refused(lambda: frozen.read(folder / "target.pb", 9)),
     refused(lambda: load_evaluator(folder / "target.npz", dataclasses.replace(config, features="mlperf07"))),
     refused(lambda: frozen.read(folder / "none.pb", 5)),
+]
+
+
+# -- what a run begins with ------------------------------------------------------------------------------------
+
+# By tf.layers in the order of dual_net.py's model_inference_fn, with trunk_layers=2.
+LAYERS = ("stem", "block0.1", "block0.2", "block1.1", "block1.2", "policy", "value")
+DENSE = ("policy_dense", "value_hidden", "value_dense")
+
+
+def numbered(kind: str, number: int) -> str:
+    return f"{kind}_{number}" if number else kind
+
+
+def write_checkpoint(prefix: str, arrays: Any, momenta: Any, step: int) -> None:
+    """A file as tf.train.Saver of the submissions writes it."""
+    tensors = {"global_step": np.int64(step)}
+    for number, name in enumerate(LAYERS):
+        parts = {"gamma": "gamma", "beta": "beta", "mean": "moving_mean", "variance": "moving_variance"}
+        ours = {"weight": f"{numbered('conv2d', number)}/kernel"}
+        ours.update({mine: f"{numbered('batch_normalization', number)}/{their}" for mine, their in parts.items()})
+        for mine, their in ours.items():
+            if f"{name}.{mine}" in arrays:
+                tensors[their] = arrays[f"{name}.{mine}"]
+            if f"{name}.{mine}" in momenta:
+                tensors[f"{their}/Momentum"] = momenta[f"{name}.{mine}"]
+    for number, name in enumerate(DENSE):
+        for mine, their in (("weight", "kernel"), ("bias", "bias")):
+            tensors[f"{numbered('dense', number)}/{their}"] = arrays[f"{name}.{mine}"]
+            tensors[f"{numbered('dense', number)}/{their}/Momentum"] = momenta[f"{name}.{mine}"]
+    names = sorted(tensors)
+    values = [tf.constant(tensors[name]) for name in names]
+    tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), tensors=values)
+
+
+def started(changes: Any, **weights_of: str) -> Any:
+    values = {**json.loads(Path(sys.argv[1]).read_text()), **changes, **weights_of}
+    other = Config(**{key: tuple(each) if isinstance(each, list) else each for key, each in values.items()})
+    return build(other, ranks, {}, folder)
+
+
+report["start"] = {}
+for features, step in (("mlperf07", 5672), ("agz", 9383)):
+    shape = models.Shape(5, features, config.conv_width, 2, config.fc_width)
+    sizes = models.weight_shapes(shape)
+    arrays = {name: (generator.standard_normal(size) * 0.2).astype(np.float32) for name, size in sizes.items()}
+    arrays.update({name: np.abs(array) + 1 for name, array in arrays.items() if name.endswith("variance")})
+    momenta = {name: array * 3 for name, array in arrays.items() if not name.endswith(("mean", "variance"))}
+    write_checkpoint(str(folder / f"model.ckpt-{step}"), arrays, momenta, step)
+    begun = started({"features": features}, initial_weights=f"model.ckpt-{step}.index")
+    seen_planes = generator.randint(0, 2, (40, 5, 5, models.PLANES[features])).astype(np.uint8)
+    black = models.BLACK_TO_PLAY[features]
+    seen_planes[..., black] = generator.randint(0, 2, (40, 1, 1))
+    weights = {name: array.astype(np.float64) for name, array in arrays.items()}
+    logits, values = equations(seen_planes.astype(np.float64), batch=False, channels_first=features == "mlperf07")
+    found = begun.network(tf.constant(seen_planes), training=False)
+    values *= np.where(seen_planes[:, 0, 0, black], 1, -1)
+    moved = {name: float(np.abs(begun.momenta[name].numpy() - begun.network.variables[name].numpy() * 3).max())
+             for name in momenta}  # fmt: skip
+    assert 0.01 < np.abs(values).mean() < 0.99, "values that say something"
+    report["start"][features] = {
+        "steps": begun.steps,
+        "rate": schedule.learning_rate(begun.config, begun.steps),
+        "differences": [
+            float(np.abs(found[0].numpy() - logits).max()),
+            float(np.abs(found[1].numpy() - values).max()),
+            max(moved.values()),
+        ],
+    }
+    begun.save_model(folder / f"{features}.npz")
+    again = started({"features": features}, initial_weights=f"{features}.npz")
+    same = again.network(tf.constant(seen_planes), training=False)[1].numpy() - found[1].numpy()
+    report["start"][features]["again"] = [again.steps, float(np.abs(same).max()), float(
+        np.abs(again.momenta["stem.weight"].numpy() - begun.momenta["stem.weight"].numpy()).max())]  # fmt: skip
+report["start refused"] = [
+    refused(lambda: started({"features": "agz", "conv_width": 8}, initial_weights="model.ckpt-9383.index")),
+    refused(lambda: started({"features": "agz"}, initial_weights="model.ckpt-1.index")),
+    refused(lambda: started({"features": "agz"}, initial_weights="mlperf07.npz")),
 ]
 report["folder"] = str(folder)
 print(json.dumps(report))

@@ -22,10 +22,10 @@ class Config:
     seed: int = 0  # draws weights, games and the order of positions; a new one for each experiment
     round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf: its log, and what is evaluated when
     quality_target: float = 0.5  # share of games won against the target model; v0.5: of moves predicted
-    epochs: int = 70  # generations; submitted: iterations
+    epochs: int = 54  # generations; submitted: iterations less what the checkpoint has
     train_ranks: int = 0  # ranks that train, the first ones; 0: all; submitted: num_gpus_train
     selfplay_ranks: int = 0  # ranks that play, the last ones; 0: all
-    initial_weights: str = ""  # model file that the first generation plays with; empty: none, weights are drawn
+    initial_weights: str = ""  # model file or MLPerf's model.ckpt-N.index to begin with, and its step; empty: drawn
 
     # The game
     board_size: Literal[5, 9, 13, 19] = 19  # lines of the board
@@ -72,7 +72,7 @@ class Config:
     optimizer: Literal["sgd"] = "sgd"  # with momentum
     learning_rate: float = 0.16  # base value
     rate_factors: Tuple[float, ...] = (0.1, 1.0, 0.1, 0.01)  # on it, one more than there are boundaries
-    rate_boundaries: Tuple[int, ...] = (128, 10000, 20000)  # steps over the run after which the next factor holds
+    rate_boundaries: Tuple[int, ...] = (128, 10000, 20000)  # steps, also those before, after which the next holds
     momentum: float = 0.9  # sgd_momentum
     l2_strength: float = 1e-4  # on half the squared weights, biases and betas apart
     value_cost_weight: float = 0.5  # on the squared error of the value

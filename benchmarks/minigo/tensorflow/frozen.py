@@ -17,12 +17,11 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.minigo import frozen
 from benchmarks.minigo.engine import FEATURES
 from benchmarks.minigo.frozen import About
+from benchmarks.minigo.models import BLACK_TO_PLAY
 from benchmarks.minigo.tensorflow.config import Config
 
 INPUT = "pos_tensor"
 OUTPUTS = ("policy_output", "value_output")
-BLACK_TO_PLAY = {"agz": 16, "mlperf07": 8}
-"""The plane that is 1 where black is to move."""
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,11 @@ class Network:
             x = tf.nn.relu(x + self._conv_norm(inner, f"block{block}.2", training))
         logits = self._dense(tf.nn.relu(self._conv_norm(x, "policy", training)), "policy_dense")
         hidden = tf.nn.relu(self._dense(tf.nn.relu(self._conv_norm(x, "value", training)), "value_hidden"))
-        value = tf.tanh(self._dense(hidden, "value_dense"))
-        return logits, tf.reshape(value, (-1,))
+        value = tf.reshape(tf.tanh(self._dense(hidden, "value_dense")), (-1,))
+        if self.shape.black_value:
+            black = tf.cast(planes[:, 0, 0, models.BLACK_TO_PLAY[self.shape.features]], tf.float32)
+            value *= 2.0 * black - 1.0
+        return logits, value
 
     def _conv_norm(self, x: tf.Tensor, name: str, training: bool) -> tf.Tensor:
         x = tf.nn.conv2d(x, tf.cast(self.variables[f"{name}.weight"], x.dtype), 1, "SAME")

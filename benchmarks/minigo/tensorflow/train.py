@@ -66,7 +66,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, tensorflow, __doc__, argv, events.WORDING)
     config, ranks, within = run.config, run.ranks, run.config.round == "v0.5"
     with run.initialization():
-        training = run.open(lambda: build(config, ranks, run.saved))
+        training = run.open(lambda: build(config, ranks, run.saved, run.data))
         games: Any = run.open(lambda: GoGames(run.data, config.board_size))
         target: Any = None if within else run.open(lambda: open_target(run.data, config))
         step_graph = tf.function(partial(train_step, training))

@@ -16,6 +16,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.minigo import frozen, models
 from benchmarks.minigo.schedule import Roles
 from benchmarks.minigo.tensorflow import model
+from benchmarks.minigo.tensorflow.checkpoint import read_start
 from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.frozen import FrozenNetwork
 from benchmarks.minigo.tensorflow.frozen import build as build_frozen
@@ -78,6 +79,12 @@ class Training:
         momenta = {f"momenta/{name}": each.numpy() for name, each in self.momenta.items()}
         return {**weights, **momenta, "steps": np.array(float(self.steps))}
 
+    def begin(self, start: models.Start) -> None:
+        """Take over momenta and count of steps, as tf.train.Saver restores a checkpoint whole in the submissions."""
+        for name, value in start.momenta.items():
+            self.momenta[name].assign(value)
+        self.steps = start.steps
+
     def restore(self, saved: Mapping[str, Array]) -> None:
         """Take over what ``content`` returned."""
         for name, variable in self.network.variables.items():
@@ -89,17 +96,23 @@ class Training:
     def save_model(self, path: Path) -> None:
         """Write the network as a model file."""
         arrays = {name: variable.numpy() for name, variable in self.network.variables.items()}
-        models.save(path, self.network.shape, arrays)
+        momenta = {f"{models.MOMENTA}{name}": variable.numpy() for name, variable in self.momenta.items()}
+        models.save(path, self.network.shape, {**arrays, **momenta, models.STEPS: np.array(self.steps)})
 
 
-def build(config: Config, ranks: Ranks, saved: Mapping[str, Array]) -> Training:
-    """Build with what a checkpoint ``saved``, else with the initial weights, else with drawn ones, as on every rank."""
+def build(config: Config, ranks: Ranks, saved: Mapping[str, Array], data: Path = Path()) -> Training:
+    """Build with what a checkpoint ``saved``, else with the initial weights, else with drawn ones, as on every rank.
+
+    Initial weights without a folder are in the one of the ``data``.
+    """
     shape = models.Shape.of(config)
-    arrays = models.initial_weights(shape, config.seed)
+    start = models.Start(shape, models.initial_weights(shape, config.seed), {}, 0)
     if config.initial_weights:
-        shape, arrays = models.load(Path(config.initial_weights), config.board_size)
-        _check_planes(Path(config.initial_weights), shape, config)
-    training = Training(model.build(config, shape, arrays), config, ranks)
+        path = data / config.initial_weights
+        start = read_start(config, path)
+        _check_planes(path, start.shape, config)
+    training = Training(model.build(config, start.shape, start.arrays), config, ranks)
+    training.begin(start)
     if saved:
         training.restore(saved)
     return training
