@@ -14,7 +14,8 @@ SUITE = Suite(
     # What is proposed depends on the last bits of the scores.
     device=Tolerance(0.1, 0.1),
     settings={"epochs": 1, "compile": "none", "cuda_graph": False},
-    two_ranks=Tolerance(0.1, 0.1),
+    # Each rank batches its own share of the images: on a CPU first steps differed by up to 10 %, the epoch by 6 %.
+    two_ranks=Tolerance(0.2, 0.15),
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
     varied={
         "precision": Tolerance(0.1, 0.1),
