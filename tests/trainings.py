@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -152,6 +153,18 @@ def held_port(address: str = "127.0.0.1") -> socket.socket:
 def meeting_port() -> socket.socket:
     """Where the ranks of one run after the other meet."""
     return held_port()
+
+
+def with_other_offsets(folder: Path, to: Path) -> Path:
+    """Return a copy of a data set whose arrays of offsets have other values, in files of the same size."""
+    shutil.copytree(folder, to)
+    changed = list(to.glob("*offsets.npy"))
+    for path in changed:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 0x40
+        path.write_bytes(content)
+    assert changed
+    return to
 
 
 def write_small_config(

@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 
+from benchmarks.common import stopping
 from benchmarks.common.frameworks import pytorch
 
 
@@ -54,11 +55,18 @@ class Captured:
         with on_side_stream():
             warm_up(*self._held)
         pytorch.barrier()
+        stopping.progress()
         self._graph = torch.cuda.CUDAGraph()
         pool = beside._graph.pool() if beside is not None else None
         # thread_local: what other threads ask of the device meanwhile does not end the capture.
         with torch.cuda.graph(self._graph, pool=pool, stream=side_stream(), capture_error_mode="thread_local"):
             self._result = function(*self._held)
+        pytorch.register(self)
+        stopping.progress()
+
+    def reset(self) -> None:
+        """Let go of the graph, which is not called again."""
+        self._graph.reset()
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """Copy the tensors in and replay; one that is shorter than its example fills the beginning."""
@@ -75,5 +83,6 @@ def repeated(function: Callable[..., Any], times: int) -> Callable[..., None]:
     def warm_up(*tensors: torch.Tensor) -> None:
         for _ in range(times):
             function(*tensors)
+            stopping.progress()
 
     return warm_up

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 
+from benchmarks.common import stopping
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 
@@ -177,6 +178,7 @@ def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -
         except Exception as problem:
             times.append(float("inf"))
             words[name] = f"{type(problem).__name__}: {str(problem).strip().splitlines()[-1] if str(problem) else ''}"
+        stopping.progress()
     failed = pytorch.total([float(time == float("inf")) for time in times])
     for name, time, ranks in zip(names, times, failed):
         if ranks and time < float("inf"):

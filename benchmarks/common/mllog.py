@@ -15,7 +15,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
@@ -185,7 +185,9 @@ V05_KEYS: Mapping[str, Tuple[str, ...]] = {
 class V05Log:
     """``:::MLPv0.5.0 BENCHMARK UNIX_SECONDS (FILE:LINE) KEY: JSON``, as in the logs of v0.5; epochs count from 0.
 
-    That round has no untimed start: building the model belongs to the run.
+    That round has no untimed start: its clock includes the construction of the model. Here kernels are chosen and steps
+    captured as the model is built, which no submission of that round did on the clock, so that all of it comes before
+    run_start, between init_start and init_stop, tags of later rounds, which show how long it took.
     """
 
     def __init__(self, path: Path, rank: int, wording: Wording) -> None:
@@ -193,9 +195,13 @@ class V05Log:
         self._benchmark, self._names = wording.benchmark, wording.names
         self._keys = {**V05_KEYS, **wording.v05_keys}
         self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
+        self._held: Optional[List[Tuple[str, Any]]] = None
 
     def event(self, key: str, value: Any = None) -> None:
-        """Log ``key``, by its tags of that round, with a JSON ``value``."""
+        """Log ``key``, by its tags of that round, with a JSON ``value``; behind run_start, as in submitted logs."""
+        if self._held is not None:
+            self._held.append((key, value))
+            return
         plain = value.value if isinstance(value, Noted) else value
         for tag in self._keys.get(key, (key,)):
             self._write(tag, plain)
@@ -210,17 +216,25 @@ class V05Log:
         self._file.flush()
 
     def init_start(self, seed: int) -> None:
-        """Log the beginning of the run."""
-        self._write("run_start")
-        self._write("run_set_random_seed", seed)
+        """Log the beginning of the untimed part."""
+        self._write(constants.INIT_START)
+        self._held = [("run_set_random_seed", seed)]
+
+    def init_stop(self) -> None:
+        """Log the end of the untimed part."""
+        self._write(constants.INIT_STOP)
 
     def _ignore(self, *_: int) -> None:
-        """Log nothing: the clock runs already, and this round has neither blocks nor an epoch's end."""
+        """Log nothing: this round has neither blocks nor an epoch's end."""
 
-    init_stop = block_start = block_stop = epoch_stop = _ignore
+    block_start = block_stop = epoch_stop = _ignore
 
     def run_start(self) -> None:
-        """Log that all is built."""
+        """Log the moment from which time counts, and what was to be logged behind it."""
+        self._write(constants.RUN_START)
+        held, self._held = self._held or [], None
+        for key, value in held:
+            self.event(key, value)
         self._write("train_loop")
 
     def epoch_start(self, epoch: int) -> None:

@@ -6,6 +6,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, Deque, List, Optional
 
+CONNECTING = (1, 1 << 24)
+"""Elements of the collectives that open connections before the clock: NCCL connects when the first collective asks, and
+since 2.22 for each algorithm by itself (NCCL_RUNTIME_CONNECT), of which small and large ones have different ones."""
+
 
 @dataclass(frozen=True)
 class Ranks:

@@ -34,7 +34,7 @@ from benchmarks.common.mllog import Wording
 from benchmarks.common.pending import Begun, PendingEvaluations, Result, pause
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.run_logs import RunLogs
-from benchmarks.common.stopping import Heartbeat, StopRequest
+from benchmarks.common.stopping import Heartbeat, StopRequest, leaving_together
 from benchmarks.common.timeline import Timeline
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Run:
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
         self._logs = RunLogs(output, self.ranks.rank, wording, config)
         self._checkpoints = Checkpoints(output / "checkpoint", self._logs.paths, framework, self.ranks)
-        with self._leaving_together():
+        with leaving_together(self._framework):
             state = self._checkpoints.find()
         self.position: int = state.get("step", 0)
         """Steps that are done."""
@@ -111,16 +111,22 @@ class Run:
             self._logs.log.init_stop()
 
     @contextmanager
-    def timed(self, timeline: Union[Timeline, Callable[[], Timeline]]) -> Iterator[None]:
+    def timed(self, timeline: Union[Timeline, Callable[[], Timeline]]) -> Iterator[Timeline]:
         """Let the clock run for what is inside: reading the data set and training (MLPerf training rules, "timing").
 
-        A timeline that only the data set tells is made by a function, after the clock has started.
+        It starts when all ranks are connected and their devices idle, and no rank passes before rank 0 has logged it;
+        it stops when all ranks and devices are done. Yields the timeline; one that depends on the data set is made by
+        a function, after the clock has started.
         """
+        self._framework.connect(self.ranks)
+        self._framework.synchronize()
+        self._framework.barrier()
         if self._logs_events:
             self._logs.log.run_start()
+        self._framework.barrier()
         self._timeline = timeline if isinstance(timeline, Timeline) else timeline()
         try:
-            yield
+            yield self._timeline
             self._end()
         finally:
             self._pending.close()
@@ -130,23 +136,16 @@ class Run:
         if self.interrupted or self._failed:
             self._save()
         else:
+            self._framework.synchronize()
+            self._framework.barrier()
             self._logs.log.run_stop(self._reached)
             self._pending.finish()
             if self.config.checkpoint_interval:  # off the clock: what `encore export` reads
                 self._save("trained")
         if self._failed:
-            with self._leaving_together():
+            with leaving_together(self._framework):
                 raise SystemExit(str(self._pending.problem) if self._pending.problem else FAILED)
         self._logs.metrics.write("end", outcome=outcome)
-
-    @contextmanager
-    def _leaving_together(self) -> Iterator[None]:
-        """Leave the other ranks where all of them end with a message: a rank that just exits may abort the others."""
-        try:
-            yield
-        except SystemExit:
-            self._framework.finish()
-            raise
 
     def open(self, call: Callable[[], T]) -> T:
         """Return the data set that ``call`` opens; what is wrong with it is told once, and ends all ranks."""
@@ -223,7 +222,7 @@ class Run:
             yield self._current
             if self._inside_step:
                 self._part_is_open = False
-                with self._leaving_together():
+                with leaving_together(self._framework):
                     self._reports.end(self.epoch)
                 self._checkpoints.mark_logs()
                 return
@@ -244,7 +243,7 @@ class Run:
         if loss is None:
             self._inside_step = True
             return
-        with self._leaving_together():
+        with leaving_together(self._framework):
             stop = self._reports.add(self._current, loss, self._wants_to_stop(), learning_rate, samples)
         if stop:
             self._agree()
@@ -275,7 +274,7 @@ class Run:
         """End a part of an epoch: at the epoch's end, at an evaluation, or when the run is to stop."""
         self._part_is_open = False
         epoch, done = divmod(self.position - 1, self._timeline.steps_per_epoch)
-        with self._leaving_together():
+        with leaving_together(self._framework):
             if self._reports.end(epoch) and not self._ended:
                 self._agree()
         if done + 1 == self._timeline.steps_per_epoch:

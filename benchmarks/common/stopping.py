@@ -10,15 +10,26 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Callable, NoReturn, Optional
+from typing import Any, Callable, Iterator, List, NoReturn, Optional
 
 HEARTBEAT_SECONDS = 0.05
 """Between two writings of a rank that makes steps."""
 ALIVE_SECONDS = 0.5
 """The same of one that makes none."""
+_heartbeats: List[Heartbeat] = []
+"""This process's, the newest last."""
+
+
+def progress() -> None:
+    """Record that this rank has come further within what it does: warmed up a shape, measured a kernel.
+
+    The launcher waits for the next step only so long; before the first one, some calls of this may be minutes apart.
+    """
+    if _heartbeats:
+        _heartbeats[-1].again()
 
 
 class StopRequest:
@@ -62,11 +73,16 @@ class Heartbeat:
         self._host = socket.gethostname()
         self.beat(-1)
         self._write()
+        _heartbeats.append(self)
         threading.Thread(target=self._follow, name="heartbeat", daemon=True).start()
 
     def beat(self, step: int) -> None:
         """Record that this rank has come to ``step`` (-1 while it starts)."""
         self._last = step, time.time()
+
+    def again(self) -> None:
+        """Record that this rank is still in its step and has come further."""
+        self.beat(self._last[0])
 
     def _follow(self) -> None:
         written, alive = self._last, time.time()
@@ -83,6 +99,16 @@ class Heartbeat:
         self._file.seek(0)
         self._file.write(f"{os.getpid()} {self._host} {step} {when:.3f} {time.time():.3f}\n".ljust(112))
         self._file.flush()
+
+
+@contextmanager
+def leaving_together(framework: Any) -> Iterator[None]:
+    """Leave the other ranks where all of them end with a message: a rank that just exits may abort the others."""
+    try:
+        yield
+    except SystemExit:
+        framework.finish()
+        raise
 
 
 def end_process(main: Callable[[], int]) -> NoReturn:

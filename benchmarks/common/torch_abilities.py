@@ -1,15 +1,20 @@
-"""What the installed PyTorch can do for a fast step: torch.compile and CUDA graphs."""
+"""What the installed PyTorch can do for a fast step: torch.compile and CUDA graphs; and who compiles first."""
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import importlib.util
 import inspect
+import os
 import sys
-from typing import Any, Optional, TypeVar
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Callable, Optional, TypeVar
 
 import torch
 
+from benchmarks.common import stopping
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 
@@ -30,6 +35,35 @@ def settle(given: T, ranks: Ranks) -> T:
     }
     settled: T = dataclasses.replace(config, **chosen)
     return settled
+
+
+def compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
+    """Call ``compiles`` on the first rank of each node, then on its others, which find most in the node's cache.
+
+    It is what a step compiles without its collectives, on noise; a node's only rank compiles in the step itself. The
+    others wait for a lock, which the system takes from a process that ends in any way, and never for a message.
+    """
+    if ranks.local_size == 1:
+        return
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    job = f"{os.environ.get('MASTER_ADDR', '')}_{os.environ.get('MASTER_PORT', '')}".replace("/", "_")
+    with open(folder / f"compiles_{job}", "a", encoding="ascii") as file:
+        # Where the lock cannot be had, as in some shared folders, all compile at once.
+        with suppress(OSError):
+            if ranks.local_rank == 0:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        pytorch.barrier()  # by now the first has it
+        with suppress(OSError):
+            if ranks.local_rank > 0:
+                fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            compiles()
+        finally:
+            # Not by closing it: processes that the compiler has forked keep the file open.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
+    stopping.progress()
 
 
 def _choose(key: str, asked: Any, best: Any, off: Any, ranks: Ranks) -> Any:

@@ -133,7 +133,7 @@ def open_data(folder: Path) -> DataSet:
 
 
 def check(data: DataSet) -> List[Problem]:
-    """Compare the sizes of arrays and files with the passport and with each other; reads the ends of offsets alone."""
+    """Compare the sizes of arrays and files with the passport, and read none of them: the clock does not run yet."""
     folder, splits = data.folder, data.passport["splits"]
     expected = [("entries of the vocabulary", data.vocabulary.size, data.passport["facts"]["vocabulary"])]
     for part, samples in (("train", data.train), ("test", data.test)):
@@ -141,10 +141,4 @@ def check(data: DataSet) -> List[Problem]:
         sizes = [("offsets", samples.offsets, count + 1), ("second", samples.second, count)]
         sizes += [("next", samples.next, count), ("masked_offsets", samples.masked_offsets, count + 1)]
         expected += [(f"values in {part}_{name}", len(array), want) for name, array, want in sizes]
-        if len(samples.offsets) and len(samples.masked_offsets):
-            expected += [
-                (f"tokens in {part}_tokens", len(samples.tokens), int(samples.offsets[-1])),
-                (f"words in {part}_masked_places", len(samples.masked_places), int(samples.masked_offsets[-1])),
-                (f"words in {part}_masked_labels", len(samples.masked_labels), int(samples.masked_offsets[-1])),
-            ]
     return differences(folder, data.passport, expected)

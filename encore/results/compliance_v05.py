@@ -14,7 +14,7 @@ from encore.results.run_log import Reason, RunLog
 _RULES = "training_rules.adoc of v0.5"
 _ONCE = ("run_start", "run_stop")
 _AT_LEAST_ONCE = ("train_loop", "train_epoch", "eval_start", "eval_accuracy", "eval_target")
-_WORK = ("model_hp_", "train_")
+_WORK = ("init_start", "model_hp_", "train_")
 
 
 def check_v05(events: Sequence[Event], run: RunLog) -> list[Finding]:

@@ -39,7 +39,7 @@ from tests.bert_data import (
     write_packed,
     write_text,
 )
-from tests.trainings import wait_until
+from tests.trainings import wait_until, with_other_offsets
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,11 @@ def test_two_workers_write_the_same_and_no_shard_is_another_one(source: Path, wh
     assert not held & seen
     samples = {bytes(data.train[number]) for number in range(len(data.train))}
     assert len(samples) > 0.99 * len(data.train)
+
+
+def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(whole: Path, tmp_path: Path) -> None:
+    """Training opens it before the clock starts."""
+    open_data(with_other_offsets(whole, tmp_path / "copy"))
 
 
 def test_another_seed_gives_other_samples_of_the_same_text(source: Path, whole: Path, tmp_path: Path) -> None:

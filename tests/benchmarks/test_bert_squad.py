@@ -31,7 +31,7 @@ from encore import catalogue, configuration, data, paths
 from encore.errors import EncoreError
 from tests import trainings
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import InFramework, exported, finish, result, trained_once, write_small_config
+from tests.trainings import InFramework, exported, finish, result, trained_once, with_other_offsets, write_small_config
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 
@@ -112,6 +112,11 @@ def test_best_spans_are_those_of_the_published_rule() -> None:
         found = answers.best_spans(start, end, places, 5, 7)
         assert [tuple(span) for span in found] == every_span(start, end, places, 5, 7)
         assert all(span.end > span.begin for span in found)
+
+
+def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(made_set: Path, tmp_path: Path) -> None:
+    """Training opens it before the clock starts."""
+    open_data(with_other_offsets(made_set, tmp_path / "copy"))
 
 
 def test_text_is_the_paragraphs_own() -> None:

@@ -21,6 +21,7 @@ from benchmarks.detection import annotations, preparation, scenes, stream
 from benchmarks.detection.annotations import DataSet, open_data
 from encore import data, paths
 from encore.errors import EncoreError
+from tests.trainings import with_other_offsets
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -440,6 +441,11 @@ def test_verify_names_changed_images(published: Path, tmp_path: Path, how: tuple
     assert code == 2
     names = [path.name for path in map(Path, (text.replace(":", " ").split()[0] for text in found))]
     assert names == (["000000000010.jpg"] if not how else []) + ["000000000020.jpg", "000000000030.jpg"]
+
+
+def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(opened: DataSet, tmp_path: Path) -> None:
+    """Training opens it before the clock starts."""
+    open_data(with_other_offsets(opened.folder, tmp_path / "copy"))
 
 
 def test_arrays_that_do_not_fit_are_refused(opened: DataSet, tmp_path: Path) -> None:

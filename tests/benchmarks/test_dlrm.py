@@ -85,6 +85,16 @@ def test_step_is_that_of_a_plain_model(in_pytorch: InFramework, ranks: int) -> N
     assert sum(found["tables of each rank"]) == 26
 
 
+def test_a_graph_shares_no_group_with_what_is_sent_next_to_it(in_pytorch: InFramework) -> None:
+    found = result(in_pytorch("dlrm_graph.py", ranks=2))
+    assert (found["replays"], found["evaluations"], found["same"]) == (100, 10, True)
+    inside, outside = (dict(map(reversed, found["collectives"][place])) for place in ("inside", "outside"))
+    assert set(inside) == {"default"}
+    assert set(outside) == {"eager"}
+    assert {name for name, _ in found["collectives"]["inside"]} == {"all_to_all_single", "all_reduce"}
+    assert {name for name, _ in found["collectives"]["outside"]} >= {"all_to_all_single", "all_reduce", "all_gather"}
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_auc_is_exact_with_ties(in_pytorch: InFramework, ranks: int) -> None:
     found = result(in_pytorch("dlrm_auc.py", ranks=ranks))

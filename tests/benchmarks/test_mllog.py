@@ -87,6 +87,8 @@ def test_a_run_passes_the_checker_of_its_round(tmp_path: Path, choice: Choice, s
     assert [line for line in lines if not line.startswith(mark)] == []
     report = check(path, f"{system.round[1:]}.0")
     assert [finding for finding in report.findings if finding.severity == "error"] == []
+    timing = [finding.found for finding in report.findings if "model construction included" in finding.rule]
+    assert [found.split()[0] for found in timing] == (["init_start"] if system.round == "v0.5" else [])
     run = read_run(path)
     assert run.converged, run.explanation
     assert run.benchmark == choice.name

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ def foundation(in_pytorch: InFramework, tmp_path_factory: pytest.TempPathFactory
     """What tests/in_framework/torch_foundation.py finds on so many ranks."""
     folder = tmp_path_factory.mktemp("foundation")
 
+    @cache
     def found(ranks: int) -> Any:
         (folder / str(ranks)).mkdir(exist_ok=True)
         return result(in_pytorch("torch_foundation.py", str(folder / str(ranks)), ranks=ranks))
@@ -43,6 +47,39 @@ def test_foundation(foundation: Callable[[int], Any], ranks: int) -> None:
     for check in ("same weights", "own", "same random numbers"):
         assert found[check] is True, check
     assert found["step found again"] == 13
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_group_is_connected_by_each_kind_of_collective(foundation: Callable[[int], Any], ranks: int) -> None:
+    """That of all ranks, that of what no graph holds, and one of rank 0's own."""
+    groups = {"all_reduce": [0, 1, 2], "all_to_all_single": [0, 1, 2]}
+    assert foundation(ranks)["connected"] == (groups if ranks > 1 else {})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_graphs_are_let_go_before_the_group(foundation: Callable[[int], Any], ranks: int) -> None:
+    """NCCL waits without end for graphs that hold kernels of a communicator which is destroyed."""
+    ended = ["barrier", "destroy"] if ranks > 1 else []
+    assert foundation(ranks)["end"] == ["synchronize", "reset", "reset", "synchronize", *ended]
+
+
+def test_the_first_rank_of_a_node_compiles_first(foundation: Callable[[int], Any]) -> None:
+    first, others = ["0 begins", "0 ends"], ["1 begins", "1 ends", "2 begins", "2 ends"]
+    whole, killed = foundation(1)["turns"]
+    assert (whole[:2], sorted(whole[2:])) == (first, others)
+    assert (killed[:1], sorted(killed[1:])) == (first[:1], others), "and nobody waits for one that was killed"
+
+
+def test_the_watchdog_of_nccl_is_switched_off_by_the_name_of_the_release(foundation: Callable[[int], Any]) -> None:
+    names = ["NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    assert foundation(1)["old and new name"] == names
+
+
+def test_caches_of_compilers_are_of_the_node_and_of_all_its_ranks(foundation: Callable[[int], Any]) -> None:
+    default, given = foundation(1)["caches"]
+    folder = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"
+    assert default == {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+    assert given == {"TORCHINDUCTOR_CACHE_DIR": "/cache", "TRITON_CACHE_DIR": "/cache/triton"}
 
 
 def test_optimizer_is_chosen_by_asking_and_measuring(foundation: Callable[[int], Any]) -> None:

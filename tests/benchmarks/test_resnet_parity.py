@@ -1,12 +1,13 @@
-"""ResNet in PyTorch and in TensorFlow computes what MXNet computes."""
+"""ResNet in PyTorch and in TensorFlow computes what MXNet computes; no framework's ranks read data before the clock."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.trainings import InFramework, result
+from tests.trainings import InFramework, result, write_small_config
 
 FRAMEWORKS = ("pytorch", "tensorflow")
 GRADIENTS_OF_50 = {"pytorch": 1e-2, "tensorflow": 2e-2}
@@ -45,3 +46,20 @@ def test_parity_with_mxnet(framework: str, mxnets: Path, digits: Path, request: 
     assert max(found["losses by step"]) < 0.1
     mine, theirs = found["last losses"]
     assert mine == pytest.approx(theirs, rel=0.03)
+
+
+@pytest.mark.parametrize("framework", ["mxnet", *FRAMEWORKS])
+def test_no_rank_reads_before_rank_0_has_started_the_clock(
+    framework: str, digits: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Not even the index; rank 0 takes a second to log run_start, for which the other rank waits."""
+    inside: InFramework = request.getfixturevalue(f"in_{framework}")
+    name = "resnet" if framework == "mxnet" else f"resnet-{framework}"
+    config = write_small_config(tmp_path / "config.json", name, 2, ["warm_up_steps=0"])
+    inside("clock.py", framework, str(config), str(digits), str(tmp_path), ranks=2)
+    log = (tmp_path / "result.txt").read_text(encoding="utf-8")
+    (started,) = re.findall(r'"time_ms": (\d+), "event_type": "INTERVAL_START", "key": "run_start"', log)
+    for rank in (0, 1):
+        read, file = (tmp_path / f"rank_{rank}").read_text(encoding="ascii").split()
+        assert file == "train.idx"
+        assert float(read) >= int(started) / 1000

@@ -19,7 +19,7 @@ import pytest
 from benchmarks.common import checkpoints
 from benchmarks.common import timeline as timelines
 from benchmarks.common.input_wait import InputWait
-from benchmarks.common.mllog import Wording
+from benchmarks.common.mllog import MLLog, Wording
 from benchmarks.common.ranks import Lagged, Ranks
 from benchmarks.common.run import Run
 from benchmarks.common.timeline import Timeline
@@ -54,6 +54,8 @@ FRAMEWORK = SimpleNamespace(
     start=lambda config: Ranks(0, 1, 0, 1, None),
     finish=lambda: None,
     barrier=lambda: None,
+    connect=lambda ranks: None,
+    synchronize=lambda: None,
     total=list,
     save=checkpoints.save_arrays,
     load=checkpoints.load_arrays,
@@ -213,10 +215,30 @@ def test_lines_of_the_oldest_round(tmp_path: Path) -> None:
     assert training.go(lambda weight: {"hit_rate": 0.2}) == "reached"
     lines = (tmp_path / "result.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split(") ", 1)[1] for line in lines] == [
+        *("init_start", "init_stop"),
         *("run_start", "run_set_random_seed: 7", "input_batch_size: 4", "train_loop", "train_epoch: 0"),
         *("eval_start: 0", 'eval_accuracy: {"epoch": 0, "value": 0.2}', "eval_target: 0.1", "eval_stop: 0"),
         *('run_stop: {"success": true}', "run_final"),
     ]
+
+
+def test_all_ranks_are_there_when_the_clock_starts_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What opens connections comes before, and what depends on the data set behind."""
+    order: list[str] = []
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: (order.append(name), call(*arguments))[1]
+
+    for name in ("connect", "synchronize", "barrier", "finish"):
+        monkeypatch.setattr(FRAMEWORK, name, noted(name, getattr(FRAMEWORK, name)))
+    for name in ("run_start", "run_stop"):
+        monkeypatch.setattr(MLLog, name, noted(name, getattr(MLLog, name)))
+    training = Training(tmp_path, by_epochs(1), {"accuracy": 0.5})
+    order.clear()
+    training.timeline = noted("the data set", lambda: by_epochs(1))  # type: ignore[assignment]
+    training.go(NEVER)
+    before = ["connect", "synchronize", "barrier", "run_start", "barrier"]
+    assert order == [*before, "the data set", "synchronize", "barrier", "run_stop", "finish"]
 
 
 @pytest.mark.parametrize("timeline", [by_epochs(4, lambda epoch: epoch % 2 == 1), every_two_steps(4)])

@@ -6,15 +6,23 @@ The only argument is an empty folder. Rank 0 prints what it found as JSON.
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import sys
+import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 
-from benchmarks.common import torch_optimizers
+from benchmarks.common import cuda_graphs, torch_abilities, torch_optimizers
 from benchmarks.common.checkpoints import Checkpoints
 from benchmarks.common.frameworks import pytorch
+from benchmarks.common.ranks import Ranks
 
 
 def apex_stand_in() -> object:
@@ -28,9 +36,109 @@ def apex_stand_in() -> object:
     return Apex
 
 
+def captured(order: list[str]) -> cuda_graphs.Captured:
+    """A graph on a device that is not there, which notes its end."""
+
+    class Graph:
+        def pool(self):
+            return None
+
+        def reset(self):
+            order.append("reset")
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    stands_for = {
+        "CUDAGraph": Graph,
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda stream: nullcontext(),
+        "graph": lambda graph, **options: nullcontext(),
+    }
+    with mock.patch.multiple(torch.cuda, **stands_for):
+        return cuda_graphs.Captured(lambda tensor: tensor + 1, [torch.zeros(1)], lambda tensor: None)
+
+
+def finished() -> list[str]:
+    """Leave the group with two graphs alive and one gone; what was called in which order."""
+    order: list[str] = []
+    kept, _ = [captured(order), captured(order)], captured([])
+
+    def noted(name, call):
+        return lambda *arguments, **options: (order.append(name), call(*arguments, **options))[1]
+
+    with (
+        mock.patch.object(pytorch, "synchronize", noted("synchronize", pytorch.synchronize)),
+        mock.patch.object(dist, "barrier", noted("barrier", dist.barrier)),
+        mock.patch.object(dist, "destroy_process_group", noted("destroy", dist.destroy_process_group)),
+    ):
+        pytorch.finish()
+    assert len(kept) == 2
+    return order
+
+
+@contextmanager
+def collectives():
+    """The groups of each kind of collective inside, as places in pytorch's list."""
+    seen: dict[str, set[int]] = {}
+    with mock.patch.multiple(dist, **{name: noted_group(name, seen) for name in ("all_reduce", "all_to_all_single")}):
+        yield seen
+
+
+def noted_group(name, seen):
+    call = getattr(dist, name)
+
+    def noted(*arguments, group=None, **options):
+        seen.setdefault(name, set()).add(pytorch._groups.index(group))
+        return call(*arguments, group=group, **options)
+
+    return noted
+
+
+def turns(folder: Path, first_dies: bool) -> list[str]:
+    """What three ranks of a node wrote while they compiled in turns; the first one may be killed at it."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    everyone, lines = multiprocessing.Barrier(3), folder / "lines"
+    folder.mkdir()
+
+    def compiles(rank: int) -> None:
+        with lines.open("a", encoding="ascii") as file:
+            print(f"{rank} begins", file=file, flush=True)
+            if rank == 0:
+                time.sleep(0.5)  # so that another one that does not wait comes between
+                if first_dies:
+                    signal.raise_signal(signal.SIGKILL)
+                if os.fork() == 0:  # as a compiler's own processes, which keep files open
+                    time.sleep(5)
+                    os._exit(0)
+            print(f"{rank} ends", file=file, flush=True)
+
+    def run(rank: int) -> None:
+        with mock.patch.object(pytorch, "barrier", everyone.wait):
+            torch_abilities.compile_in_turns(lambda: compiles(rank), Ranks(rank, 3, rank, 3, torch.device("cpu")))
+
+    processes = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        process.kill()
+    return lines.read_text(encoding="ascii").splitlines()
+
+
 def main() -> None:
-    ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
+    # With the name that a configuration has whose steps may be captured.
+    ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32", cuda_graph=True))
     found = {"size": ranks.size, "local size": ranks.local_size}
+    if ranks.size == 1:
+        found["turns"] = [turns(Path(sys.argv[1]) / f"turns_{dies}", dies) for dies in (False, True)]
+    pytorch.new_group([0]) if ranks.size > 1 else None
+    with collectives() as seen:
+        pytorch.connect(ranks)
+    found["connected"] = {name: sorted(groups) for name, groups in seen.items()}
+    found["old and new name"] = [pytorch.error_handling(each) for each in ("2.1.0a0+32f93b1", "2.2.0", "2.13.0+cpu")]
+    found["caches"] = [{}, {"TORCHINDUCTOR_CACHE_DIR": "/cache"}]
+    for each in found["caches"]:
+        pytorch.set_caches(each)
     sums = pytorch.LaggedSums(ranks, "step")
     received = [sums.send(torch.tensor(float(step)), step == 2 and ranks.rank == 0) for step in range(4)]
     found["lagged sums"] = [*received, *sums.drain()]
@@ -78,9 +186,9 @@ def main() -> None:
     found["same weights"] = bool(torch.equal(content["weight"], layer.weight))
     found["own"] = {name: content[name] for name in own} == own
     found["same random numbers"] = torch.rand(2).tolist() == expected
+    found["end"] = finished()
     if ranks.rank == 0:
         print(json.dumps(found))
-    pytorch.finish()
 
 
 if __name__ == "__main__":

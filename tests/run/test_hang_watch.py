@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common import stopping
+from encore import paths
+from encore.job import Command
 from encore.machine import processes
+from encore.run import ownership, supervise
+from encore.run.run_folder import Experiment
 from encore.run.supervise import HangWatch
 from tests.trainings import wait_until
 
@@ -34,6 +39,63 @@ def test_a_process_on_another_host_without_a_sign_of_life_is_named(
     assert found.startswith(f"rank {culprit} hangs: no rank made a step for 9 s, and its process gives no sign of life")
     assert f"on node{culprit}" in found
     assert watch.suspect == culprit
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds", "hangs"),
+    [(-1, 2.0, ""), (-1, 4.0, "before its first step: no progress for 2400 s"), (0, 2.0, "made a step")],
+)
+def test_ranks_that_start_have_longer_for_each_sign_of_progress(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: int, seconds: float, hangs: str
+) -> None:
+    now, limit = time.time(), 600.0
+    for rank in (0, 1):
+        beat = f"99999{rank} node{rank} {step} {now - limit * seconds} {now}"
+        (tmp_path / f"rank_{rank}").write_text(beat.ljust(112), encoding="ascii")
+    watch = HangWatch(tmp_path, limit)
+    later = time.monotonic() + 2
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    found = watch.check()
+    assert hangs in found
+    assert bool(found) == bool(hangs)
+
+
+def test_progress_within_a_step_is_a_sign_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "_heartbeats", [])
+    stopping.progress()  # of a program that has no run
+    stopping.Heartbeat(tmp_path, 0)
+    (first,) = processes.heartbeats(tmp_path)
+
+    def came_further() -> bool:
+        stopping.progress()
+        (beat,) = processes.heartbeats(tmp_path) or (first,)
+        return beat.step == -1 and beat.time > first.time
+
+    wait_until(came_further, "a later time for the same step")
+
+
+RANK = """
+import os, pathlib, sys, time
+from benchmarks.common.stopping import Heartbeat
+Heartbeat(pathlib.Path("heartbeat"), int(sys.argv[1])).beat(3)
+time.sleep(0.5)
+while sys.argv[1] == "0":
+    time.sleep(0.1)  # for the other one, as in a collective without a watchdog
+"""
+
+
+def test_ranks_that_wait_without_end_for_a_lost_one_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TORCH_NCCL_ASYNC_ERROR_HANDLING=0 nobody else ends them, where the launcher does not see the loss."""
+    monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
+    (tmp_path / "heartbeat").mkdir()
+    launcher = f"for rank in 0 1; do {sys.executable} -c '{RANK.replace(chr(39), chr(34))}' $rank & done; wait"
+    command = Command(
+        argv=("bash", "-c", launcher), environment={"PYTHONPATH": str(paths.ROOT)}, working_directory=tmp_path
+    )
+    owner, limits = ownership.this_process(""), supervise.Limits(hang_seconds=3.0)
+    outcome = supervise.run(command, Experiment(0, tmp_path), owner, supervise.Signals(), lambda progress: None, limits)
+    assert (outcome.status, outcome.reason.split(":")[0]) == ("failed", "rank 1 hangs")
+    assert processes.rank_processes(tmp_path / "heartbeat") == []
 
 
 def test_a_rank_that_waits_shows_its_last_step_and_that_it_is_alive(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Batch, Part, noise
 from benchmarks.bert.pytorch.model import Network
-from benchmarks.common import kernels, torch_lamb
+from benchmarks.common import kernels, stopping, torch_abilities, torch_lamb
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
@@ -188,6 +188,10 @@ def warm_up(step: Step, training: Training) -> None:
     """Connect the ranks, compile and capture, by noise at rate 0; weights, optimizer and generators are as before."""
     config = training.config
     with without_trace(training.updates, training.ranks):
+        if config.compile and (config.cuda_graph or config.warm_up_steps):
+            part = noise(config, training.vocabulary, training.ranks)[0]
+            torch_abilities.compile_in_turns(lambda: training.run_part(part), training.ranks)
+            training.updates.gradients.zero_()
         if config.cuda_graph:
             training.run_part = captured(
                 training.run_part,
@@ -201,3 +205,4 @@ def warm_up(step: Step, training: Training) -> None:
             batch = noise(config, training.vocabulary, training.ranks)
             for _ in range(config.warm_up_steps):
                 step(training, batch, 0.0)
+                stopping.progress()

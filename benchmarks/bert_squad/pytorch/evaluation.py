@@ -72,11 +72,11 @@ def _of_all_ranks(rows: List[List[float]], ranks: Ranks) -> List[List[float]]:
     # NCCL carries nothing that lies on a CPU.
     mine = torch.tensor(rows, dtype=torch.float64, device=ranks.context).reshape(-1, FIELDS)
     counts = [torch.zeros((), dtype=torch.int64, device=ranks.context) for _ in range(ranks.size)]
-    dist.all_gather(counts, torch.tensor(len(rows), device=ranks.context))
+    dist.all_gather(counts, torch.tensor(len(rows), device=ranks.context), group=pytorch.eager())
     sizes = [int(count) for count in counts]
     filled = torch.nn.functional.pad(mine, (0, 0, 0, max(sizes) - len(rows)))
     found = [torch.empty_like(filled) for _ in range(ranks.size)]
-    dist.all_gather(found, filled)
+    dist.all_gather(found, filled, group=pytorch.eager())
     return [row for tensor, size in zip(found, sizes) for row in tensor[:size].tolist()]
 
 

@@ -13,7 +13,7 @@ from benchmarks.bert_squad.arrays import DataSet
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch, check_length, noise
 from benchmarks.bert_squad.pytorch.model import Network, loss_sum
-from benchmarks.common import kernels, torch_optimizers
+from benchmarks.common import kernels, stopping, torch_optimizers
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
@@ -207,5 +207,6 @@ def warm_up(batch_step: BatchStep, step: Step, training: Training) -> None:
         batch = noise(config, vocabulary, ranks)
         for _ in range(config.warm_up_steps):
             step(training, batch, 0.0)
+            stopping.progress()
     if config.warm_up_steps:
         without_correction(training.updates.optimizer)

@@ -10,7 +10,7 @@ from mxnet.gluon.parameter import ParameterDict
 
 from benchmarks.common.checkpoints import load_arrays, save_arrays
 from benchmarks.common.input_wait import InputWait
-from benchmarks.common.ranks import Lagged, Ranks
+from benchmarks.common.ranks import CONNECTING, Lagged, Ranks
 
 # Horovod opens its library with global symbols. DALI carries a C++ runtime of its own: opened after
 # Horovod, it takes some of Horovod's templates for its own and corrupts the heap. So import DALI first,
@@ -21,6 +21,7 @@ __all__ = [
     "LaggedSums",
     "barrier",
     "broadcast",
+    "connect",
     "finish",
     "hvd",
     "input_wait",
@@ -43,6 +44,12 @@ def start(config: Any) -> Ranks:
         # One visible GPU a rank is how srun's --gpus-per-task hands them out.
         context = mx.gpu(hvd.local_rank() if mx.context.num_gpus() > 1 else 0)
     return Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), context)
+
+
+def connect(ranks: Ranks) -> None:
+    """Open the connections between the ranks' devices by a small and a large sum."""
+    for count in CONNECTING if ranks.context.device_type == "gpu" else CONNECTING[:1]:
+        _sum(mx.nd.zeros((count,), ctx=ranks.context), f"connect.{count}").wait_to_read()
 
 
 def finish() -> None:

@@ -11,21 +11,44 @@ import datetime
 import inspect
 import os
 import random
+import tempfile
+import weakref
 from collections import deque
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Deque, Dict, Iterable, List, Mapping, Optional, Tuple, TypeVar
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Deque,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    MutableMapping,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.common.input_wait import InputWait
-from benchmarks.common.ranks import Lagged, Ranks
+from benchmarks.common.ranks import CONNECTING, Lagged, Ranks
 
 T = TypeVar("T")
-TIMEOUT = datetime.timedelta(minutes=10)
-"""For one collective; the launcher's own watch for ranks that hang is shorter."""
+TIMEOUT = datetime.timedelta(minutes=40)
+"""For one collective: longer than the launcher's own watch for ranks that hang, which names the rank, waits for ranks
+that start (30 minutes: WARM_UP_FACTOR of encore/run/supervise.py)."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Type of activations for each ``precision`` of a configuration; weights and optimizer stay in fp32."""
+
+_groups: List[Any] = [None]
+"""The groups that this rank belongs to; None is the one of all ranks."""
+_eager: List[Any] = []
+"""The group of what is sent next to CUDA graphs, where there are any."""
+_graphs: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def read_place(environment: Mapping[str, str]) -> Tuple[int, int, int, int]:
@@ -55,14 +78,72 @@ def start(config: Any) -> Ranks:
         torch.cuda.set_device(context)
         if getattr(config, "cuda_graph", False):
             # NCCL's watchdog would ask for the state of the device during a capture, which ends it (PyTorch,
-            # CUDA graphs with DistributedDataParallel).
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            # CUDA graphs with DistributedDataParallel). What it would have done, end a rank whose collective never
+            # ends, is left to the launcher's watch for ranks that hang.
+            os.environ.setdefault(error_handling(torch.__version__), "0")
+    set_caches(os.environ)
     if size > 1:
         # NCCL takes one rank per GPU; through Gloo ranks can share one, for a check on a machine that has no more.
         backend = os.environ.get("ENCORE_BACKEND") or ("nccl" if config.device == "gpu" else "gloo")
         options = group_options(context) if backend == "nccl" else {}
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT, **options)
+        if getattr(config, "cuda_graph", False):
+            # A graph's collectives are in no order with those that are launched one by one, and NCCL asks for the same
+            # order on all ranks of a communicator (NCCL user guide, "Using NCCL with CUDA Graphs").
+            _eager.append(new_group(range(size)))
     return Ranks(rank, size, local_rank, local_size, context)
+
+
+def error_handling(version: str) -> str:
+    """Return the variable that switches NCCL's watchdog off, whose name changed with PyTorch 2.2 (pytorch#114077)."""
+    is_old = tuple(int(part) for part in version.split(".")[:2]) < (2, 2)
+    return "NCCL_ASYNC_ERROR_HANDLING" if is_old else "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+def set_caches(environment: MutableMapping[str, str]) -> None:
+    """Let the ranks of a node share what they compile, in a folder of the node.
+
+    Triton's own default is below HOME, which nodes may share, and TorchInductor's for Triton one folder a GPU.
+    """
+    folder = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+    folder = Path(environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder)))
+    environment.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+def new_group(ranks: Sequence[int]) -> Any:
+    """Return the group of some ranks, which ``connect`` opens; all ranks call this together."""
+    made = dist.new_group(list(ranks), timeout=TIMEOUT)
+    if dist.get_rank() in ranks:
+        _groups.append(made)
+    return made
+
+
+def eager() -> Any:
+    """Return the group of collectives that no CUDA graph holds: counts, votes, evaluations."""
+    return _eager[0] if _eager else None
+
+
+def register(captured: Any) -> None:
+    """Let ``finish`` call ``reset`` of what holds a CUDA graph."""
+    _graphs.add(captured)
+
+
+def connect(ranks: Ranks) -> None:
+    """Open the connections of each group by each kind of collective, small and large; all ranks call this together."""
+    if ranks.size == 1:
+        return
+    by_nccl = dist.get_backend() == "nccl"
+    for group in _groups:
+        size = dist.get_world_size(group)
+        for count in CONNECTING if by_nccl else CONNECTING[:1]:
+            values = torch.zeros(count * size, device=ranks.context)
+            dist.all_reduce(values, group=group)
+            dist.all_gather(list(torch.empty_like(values).chunk(size)), values[:count].clone(), group=group)
+            dist.all_to_all_single(torch.empty_like(values), values, group=group)
+            if by_nccl and hasattr(dist, "reduce_scatter_tensor"):  # since PyTorch 1.13
+                dist.reduce_scatter_tensor(values[:count].clone(), values, group=group)
+                dist.all_gather_into_tensor(torch.empty_like(values), values[:count].clone(), group=group)
+    broadcast([torch.zeros(1, device=ranks.context)])
 
 
 def group_options(context: torch.device) -> Dict[str, torch.device]:
@@ -72,11 +153,21 @@ def group_options(context: torch.device) -> Dict[str, torch.device]:
 
 
 def finish() -> None:
-    """Wait for all work and leave the group."""
+    """Wait for all work, let go of the CUDA graphs and leave the group.
+
+    In this order: since 2.26 NCCL waits without end for the graphs that hold kernels of a communicator which is
+    destroyed (pytorch#115388).
+    """
+    synchronize()
+    for captured in list(_graphs):
+        captured.reset()
+    _graphs.clear()
+    # CUDA tells NCCL of a graph's end when the device comes to it.
     synchronize()
     if dist.is_initialized():
         barrier()
         dist.destroy_process_group()
+        _groups[:], _eager[:] = [None], []
 
 
 def synchronize() -> None:
@@ -140,7 +231,7 @@ def total(values: Any) -> List[float]:
     if size() > 1:
         # NCCL carries nothing that lies on a CPU.
         tensor = tensor.cuda() if dist.get_backend() == "nccl" and not tensor.is_cuda else tensor.clone()
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=eager())
     return [float(value) for value in tensor.reshape(-1).tolist()]
 
 
@@ -150,7 +241,7 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
         return
     with torch.no_grad():
         for tensor in tensors:
-            dist.broadcast(tensor.detach(), src=0)
+            dist.broadcast(tensor.detach(), src=0, group=eager())
 
 
 def barrier() -> None:
@@ -160,9 +251,10 @@ def barrier() -> None:
     # Not an all-reduce of a tensor made here: Gloo's thread may be the last to let go of it, and needs Python
     # for that, which kills a process that is just ending.
     if dist.get_backend() == "nccl":
-        dist.barrier(device_ids=[torch.cuda.current_device()])
+        dist.barrier(group=eager(), device_ids=[torch.cuda.current_device()])
+        torch.cuda.synchronize()
     else:
-        dist.barrier()
+        dist.barrier(group=eager())
 
 
 def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
@@ -189,7 +281,7 @@ def average_tensors(tensors: List[torch.Tensor]) -> None:
     if size() == 1:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.all_reduce(flat)
+    dist.all_reduce(flat, group=eager())
     flat /= size()
     for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
         tensor.copy_(mean.view_as(tensor))
@@ -236,7 +328,7 @@ class LaggedSums:
         """
         mean = self._votes[0] if loss is None else loss.detach().float().reshape(1)
         values = torch.cat((mean, self._votes[int(stop)]))
-        work = dist.all_reduce(values, async_op=True) if size() > 1 else None
+        work = dist.all_reduce(values, group=eager(), async_op=True) if size() > 1 else None
         if not values.is_cuda:
             return self._lagged.send(lambda: _read(values, work))
         if work is not None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from benchmarks.common.checkpoints import load_arrays, save_arrays
 from benchmarks.common.input_wait import InputWait
-from benchmarks.common.ranks import Lagged, Ranks
+from benchmarks.common.ranks import CONNECTING, Lagged, Ranks
 
 save, load = save_arrays, load_arrays
 
@@ -24,6 +24,10 @@ _sender = ThreadPoolExecutor(1, "sums")
 """All sums outside of a graph, one after the other: TensorFlow returns from Horovod's operators when they are done, and
 keeps one kernel for all of them, under the name of the first, which Horovod refuses twice at a time.
 """
+
+
+_process_sets: List[Any] = []
+"""Those that this rank belongs to, besides the one of all ranks."""
 
 
 def start(config: Any) -> Ranks:
@@ -52,6 +56,23 @@ def _show_one_gpu(local_rank: int) -> None:
     if every and local_rank >= len(every):
         raise SystemExit(f"local rank {local_rank}, but CUDA_VISIBLE_DEVICES={visible}: start fewer ranks")
     os.environ["CUDA_VISIBLE_DEVICES"] = every[local_rank] if every else str(local_rank)
+
+
+def process_set(ranks: Sequence[int]) -> Any:
+    """Return the process set of some ranks, which ``connect`` opens; all ranks call this together."""
+    made = hvd.add_process_set(list(ranks))
+    if hvd.rank() in ranks:
+        _process_sets.append(made)
+    return made
+
+
+def connect(ranks: Ranks) -> None:
+    """Open the connections between the ranks' devices by a small and a large sum in each process set."""
+    with tf.device(ranks.context):
+        for count in CONNECTING if "GPU" in ranks.context else CONNECTING[:1]:
+            _summed(tf.zeros(count), f"connect.{count}").result()
+            for number, each in enumerate(_process_sets):
+                hvd.allreduce(tf.zeros(count), op=hvd.Sum, name=f"connect.{number}.{count}", process_set=each)
 
 
 def finish() -> None:

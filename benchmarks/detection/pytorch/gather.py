@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.detection.detections import DTYPES, Detections, from_arrays, joined
 
@@ -54,8 +55,8 @@ def _of_all_ranks(own: np.ndarray, ranks: Ranks) -> List[np.ndarray]:
     device = ranks.context if dist.get_backend() == "nccl" else torch.device("cpu")
     mine = torch.from_numpy(own.copy()).to(device)
     most = torch.tensor(len(own), device=device)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=pytorch.eager())
     filled = torch.nn.functional.pad(mine, (0, int(most) - len(mine)))
     found = [torch.empty_like(filled) for _ in range(ranks.size)] if ranks.rank == 0 else None
-    dist.gather(filled, found, dst=0)
+    dist.gather(filled, found, dst=0, group=pytorch.eager())
     return [tensor.cpu().numpy() for tensor in found or ()]

@@ -49,7 +49,7 @@ def area_under_curve(scores: torch.Tensor, labels: torch.Tensor) -> float:
     negatives_below = torch.cumsum(negatives, 0) - negatives + below
     twice = (positives * (2 * negatives_below + negatives)).sum()
     if pytorch.size() > 1:
-        dist.all_reduce(twice)
+        dist.all_reduce(twice, group=pytorch.eager())
     if min(totals) == 0:
         raise ValueError(f"{totals[0]} positive and {totals[1]} negative rows: the AUC needs both")
     return int(twice) / (2 * totals[0] * totals[1])
@@ -60,7 +60,7 @@ def _own_range(packed: torch.Tensor) -> torch.Tensor:
     size = dist.get_world_size()
     bins = packed >> (33 - LEADING_BITS)
     counts = torch.bincount(bins, minlength=1 << LEADING_BITS)
-    dist.all_reduce(counts)
+    dist.all_reduce(counts, group=pytorch.eager())
     # A bin goes to the rank into whose share of all rows its middle falls.
     middle = torch.cumsum(counts, 0) - counts // 2
     owner_of_bin = (middle * size // (counts.sum() + 1)).clamp_(max=size - 1)
@@ -68,9 +68,9 @@ def _own_range(packed: torch.Tensor) -> torch.Tensor:
     order = torch.argsort(owner)
     given = torch.bincount(owner, minlength=size)
     taken = torch.empty_like(given)
-    dist.all_to_all_single(taken, given)
+    dist.all_to_all_single(taken, given, group=pytorch.eager())
     received = packed.new_empty(int(taken.sum()))
-    dist.all_to_all_single(received, packed[order], taken.tolist(), given.tolist())
+    dist.all_to_all_single(received, packed[order], taken.tolist(), given.tolist(), group=pytorch.eager())
     return received
 
 
@@ -79,6 +79,6 @@ def _before_this_rank(count: torch.Tensor) -> Tuple[int, List[int]]:
     if pytorch.size() == 1:
         return 0, count.tolist()
     every = [torch.empty_like(count) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, count)
+    dist.all_gather(every, count, group=pytorch.eager())
     numbers = torch.stack(every)
     return int(numbers[: dist.get_rank(), 1].sum()), numbers.sum(dim=0).tolist()

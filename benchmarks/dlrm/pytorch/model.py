@@ -97,13 +97,14 @@ class Tables:
         """Rows of the joint table (global batch * my tables) of ``indices`` (my tables, global batch)."""
         return (indices + self.offsets).t().reshape(-1)
 
-    def send(self, rows: torch.Tensor, batch_size: int, dtype: torch.dtype) -> Wait:
+    def send(self, rows: torch.Tensor, batch_size: int, dtype: torch.dtype, group: Any = None) -> Wait:
         """Look ``rows`` up and begin to send each rank the vectors of its ``batch_size`` rows.
 
-        The call that is returned gives the flat vectors of this rank's rows, one rank's tables after the other's.
+        The call that is returned gives the flat vectors of this rank's rows, one rank's tables after the other's. A
+        step's exchanges, which a CUDA graph may hold, have the default ``group``.
         """
         found = self.operators.gather(self.weight, rows, dtype)
-        return self._exchange(found, self._shares(batch_size), self._own_shares(batch_size))
+        return self._exchange(found, self._shares(batch_size), self._own_shares(batch_size), group)
 
     def send_back(self, gradient: torch.Tensor, batch_size: int) -> Wait:
         """Begin to send the gradient of ``send``'s flat vectors back to the tables' ranks."""
@@ -119,12 +120,12 @@ class Tables:
     def _own_shares(self, batch_size: int) -> List[int]:
         return [batch_size * len(self.mine) * self.width] * self._ranks.size
 
-    def _exchange(self, values: torch.Tensor, taken: List[int], given: List[int]) -> Wait:
+    def _exchange(self, values: torch.Tensor, taken: List[int], given: List[int], group: Any = None) -> Wait:
         """Begin an all-to-all of ``values``, of which each rank gets its number in ``given``."""
         if self._ranks.size == 1:
             return lambda: values
         received = values.new_empty(sum(taken))
-        work = dist.all_to_all_single(received, values, taken, given, async_op=True)
+        work = dist.all_to_all_single(received, values, taken, given, group=group, async_op=True)
 
         def wait() -> torch.Tensor:
             work.wait()
@@ -197,6 +198,6 @@ class Training:
         """Logits of this rank's rows, for an evaluation."""
         tables, size = self.tables, len(batch.labels)
         with torch.no_grad(), pytorch.autocast(self.ranks.context, self.config.precision):
-            received = tables.send(tables.rows(batch.indices), size, self._dtype)
+            received = tables.send(tables.rows(batch.indices), size, self._dtype, pytorch.eager())
             hidden = self.network.bottom(batch.numbers)
             return self.network.score(hidden, received()).float()

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping
 
 import torch
 
-from benchmarks.common import torch_optimizers
+from benchmarks.common import stopping, torch_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_generators import seed_dropout
@@ -127,6 +127,7 @@ def warm_up(training: Training) -> None:
         batch = synthetic_batch(config, training.vocabulary, training.ranks.context, config.max_length_train)
         for _ in range(config.warm_up_steps):
             training.updates.scaled(training.loss(batch)).backward()
+            stopping.progress()
     for parameter in training.network.parameters():
         parameter.grad.zero_()
     pytorch.total([0.0])

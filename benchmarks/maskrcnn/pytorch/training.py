@@ -332,12 +332,20 @@ def warm_up(training: Training, step: Step, shapes: Sequence[Shape]) -> None:
             if training.ranks.rank == 0 and len(listed) > 1:
                 print(f"preparing the step for {shape[0]} x {shape[1]}, {number} of {len(listed)}", file=sys.stderr)
             batch = synthetic_batch(config, training.classes, shape, training.ranks.context, edges=EDGES)
+            if config.compile != "none":
+                torch_abilities.compile_in_turns(partial(_own_pass, training, batch), training.ranks)
             if config.cuda_graph:
                 training.graphs[shape] = Captured(once, batch.tensors(), repeat, first)
                 first = first or training.graphs[shape]
             else:
                 repeat(*batch.tensors())
     pytorch.total([0.0])
+
+
+def _own_pass(training: Training, batch: Batch) -> None:
+    """Forward and backward pass whose gradients no other rank sees."""
+    torch.stack(list(training.losses(batch).values())).sum().backward()
+    training.updates.gradients.zero_()
 
 
 def _on_tensors(training: Training, step: Step, *tensors: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Mapping, Sequence, Tuple, Union
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.common import stopping
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.ranks import Ranks
@@ -40,7 +41,7 @@ class Training:
         self.steps = 0
         """Steps that are done, over all generations."""
         every = len(self.roles.training) == ranks.size
-        self._group = None if every else hvd.add_process_set(list(self.roles.training))
+        self._group = None if every else tensorflow.process_set(list(self.roles.training))
         self._functions: Dict[Callable[..., Any], Any] = {}
         self.update = tf.function(self._update, jit_compile=config.compiles)
 
@@ -177,6 +178,7 @@ def warm_up(training: Training, step: Callable[..., Any]) -> None:
     batch = synthetic_batch(config)
     for _ in range(config.warm_up_steps):
         step(*batch, tf.constant(0.0))
+        stopping.progress()
     for variable, value in zip(variables, kept):
         variable.assign(value)
 

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple
 
 import mxnet as mx
 
+from benchmarks.common import stopping
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.frameworks.mxnet import hvd
 from benchmarks.common.ranks import Ranks
@@ -71,6 +72,7 @@ def warm_up(training: Training, step: Callable[..., Any]) -> None:
     labels = mx.nd.zeros((config.batch_size,), ctx=context)
     for _ in range(config.warm_up_steps):
         step(training, images, labels, config.learning_rate)
+        stopping.progress()
     mx.nd.waitall()  # for own_content's reason
     _restore(training, kept)
 

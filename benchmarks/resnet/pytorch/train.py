@@ -9,7 +9,7 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import Dict, List, Optional
 
 import torch
@@ -81,16 +81,17 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
-    train_images = count_records(run.data / "train.idx")
-    steps = steps_per_epoch(train_images, config, ranks)
     with run.initialization():
         run.log(events.initialization(config))
         training = build(config, ranks, saved, whole_step)
-    run.log(events.hyperparameters(config, ranks.size, steps))
-    with run.timed(events.timeline(config, steps)):
+    train_images = lru_cache(None)(partial(count_records, run.data / "train.idx"))
+    # The index is read behind run_start, like all of the data set.
+    with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:
+        steps = timeline.steps_per_epoch
+        run.log(events.hyperparameters(config, ranks.size, steps))
         batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(data, config, run.data, ranks)
-        run.log(samples(train_images, evaluation.total))
+        run.log(samples(train_images(), evaluation.total))
         run.keep(partial(content, training), partial(own_content, training, batches))
         for _ in run.blocks():
             for step in run.steps():

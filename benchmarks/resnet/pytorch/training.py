@@ -63,7 +63,7 @@ def build(config: Config, ranks: Ranks, saved: Mapping[str, Any], whole_step: St
     training = Training(network, _parallel(network, config, ranks), sgd, config)
     if saved:
         _set_statistics(network, saved["statistics"])
-    return warm_up(training, ranks.context, whole_step)
+    return warm_up(training, ranks, whole_step)
 
 
 def content(training: Training) -> Dict[str, Any]:
@@ -124,11 +124,13 @@ def synthetic_batch(config: Config, device: torch.device, batch_size: int = 0) -
     return images, torch.randint(0, config.num_classes, (count,)).to(device)
 
 
-def warm_up(training: Training, device: torch.device, whole_step: Step) -> Training:
+def warm_up(training: Training, ranks: Ranks, whole_step: Step) -> Training:
     """Compile, choose kernels, connect the ranks and capture, all on noise and before the clock (MLPerf since v0.6)."""
-    config, step = training.config, partial(whole_step, training)
+    config, step, device = training.config, partial(whole_step, training), ranks.context
     with _unchanged(training, device):
         batch = synthetic_batch(config, device)
+        if config.compile != "none" and (config.cuda_graph or config.warm_up_steps):
+            torch_abilities.compile_in_turns(partial(_own_pass, training, *batch), ranks)
         if config.cuda_graph:
             steps = max(config.warm_up_steps, STEPS_BEFORE_CAPTURE)
             training = training._replace(graph=Captured(step, batch, repeated(step, steps)))
@@ -141,6 +143,18 @@ def warm_up(training: Training, device: torch.device, whole_step: Step) -> Train
                 training.network.eval()(images)
             training.network.train()
     return training
+
+
+def _own_pass(training: Training, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Forward and backward pass whose gradients no other rank sees."""
+    config = training.config
+    part, targets = (each.chunk(config.accumulation_steps)[0] for each in (images, labels))
+    # On the stream of the step that follows: see _distributed.
+    with on_side_stream() if config.cuda_graph else nullcontext(), accumulating(training, is_last=False):
+        with autocast(images.device, config.precision):
+            logits = training.parallel(part)
+        (model.smoothed_loss(logits, targets, config.label_smoothing) * config.loss_scale).backward()
+    training.optimizer.zero_grad(set_to_none=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.common import stopping
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.inputs import TrainingInput
@@ -84,6 +85,7 @@ def warm_up(training: Training, step: Callable[..., Any], count_hits: Callable[.
     batch = synthetic_batch(config)
     for _ in range(config.warm_up_steps):
         step(*batch, tf.constant(0.0))
+        stopping.progress()
     training.compiled(count_hits, *synthetic_batch(config, config.eval_batch_size), tf.constant(0))
     for variable, value in zip(variables, kept):
         variable.assign(value)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.ssd.pytorch import apex_norms
 from benchmarks.ssd.pytorch.apex_norms import Norm
@@ -45,7 +46,7 @@ def group_of(size: int, ranks: Ranks) -> Optional[Any]:
         )
     if size == 1:
         return None
-    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks.size, size)]
+    groups = [pytorch.new_group(range(first, first + size)) for first in range(0, ranks.size, size)]
     return groups[ranks.rank // size]
 
 

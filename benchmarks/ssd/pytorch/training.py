@@ -127,6 +127,10 @@ def warm_up(training: Training, step: Step) -> None:
     config = training.config
     batch = synthetic_batch(config, training.classes, training.ranks.context)
     with unchanged(training.network, training.updates):
+        # Batch-norm over several ranks has collectives in the forward pass.
+        if config.compile != "none" and config.bn_group == 1:
+            torch_abilities.compile_in_turns(lambda: training.loss(batch).backward(), training.ranks)
+            training.updates.gradients.zero_()
         once = partial(_on_tensors, training, step)
         repeat = repeated(once, config.warm_up_steps)
         if config.cuda_graph:

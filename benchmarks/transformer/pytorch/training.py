@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 import torch
 
-from benchmarks.common import torch_optimizers
+from benchmarks.common import stopping, torch_abilities, torch_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
@@ -150,5 +150,9 @@ def warm_up(step: EagerStep, training: Training) -> None:
         return
     batch = noise(training.config, training.vocabulary, training.ranks)
     with without_trace(training.updates, training.ranks):
+        if training.config.compile:
+            torch_abilities.compile_in_turns(lambda: training.loss_sum(batch).backward(), training.ranks)
+            training.updates.gradients.zero_()
         for _ in range(training.config.warm_up_steps):
             step(training, batch, 0.0)
+            stopping.progress()

@@ -69,10 +69,10 @@ def _of_all_ranks(numbers: List[int], ranks: Ranks) -> List[List[int]]:
         return [numbers]
     mine = torch.tensor(numbers, device=ranks.context)
     most = torch.tensor(len(numbers), device=ranks.context)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=pytorch.eager())
     filled = torch.nn.functional.pad(mine, (0, int(most) - len(mine)))
     found = [torch.empty_like(filled) for _ in range(ranks.size)]
-    dist.all_gather(found, filled)
+    dist.all_gather(found, filled, group=pytorch.eager())
     return [tensor.tolist() for tensor in found]
 
 
