@@ -39,7 +39,10 @@ Environment = Annotated[
 DropCaches = Annotated[
     bool | None, typer.Option(help="Drop the page cache before each run; default: not for a small data set.")
 ]
-HangSeconds = Annotated[float, typer.Option(help="End a run in which no rank makes a step for so long; 0: never.")]
+HangSeconds = Annotated[
+    float,
+    typer.Option(help="End a run in which no rank makes a step for so long, the first 3 times as long; 0: never."),
+]
 StopSeconds = Annotated[
     float | None,
     typer.Option(

@@ -33,6 +33,9 @@ SRUN_SECONDS = 15.0
 """Time that srun gets to end the ranks of all nodes, before it is killed itself."""
 LAST_LINES = 15
 CLEAN_UP_SECONDS = 30.0
+WARM_UP_FACTOR = 3.0
+"""Times the limit of a step: how long ranks that have made none are waited for, from one sign of progress to the next.
+They compile: the step for one shape takes a compiler that tunes minutes."""
 ENGINE_FAILED = (125, 126, 127)
 """Exit codes of ``docker run`` and ``podman run`` for a container that did not start."""
 
@@ -42,7 +45,7 @@ class Limits:
     """How long ranks are waited for."""
 
     hang_seconds: float = 600.0
-    """For a step of any rank; 0: without end."""
+    """For a step of any rank, WARM_UP_FACTOR times as long before the first one; 0: without end."""
     stop_seconds: float | None = None
     """For a checkpoint to begin after a signal, and for the ranks to end after it; None: as the place has it."""
 
@@ -269,22 +272,26 @@ class HangWatch:
             return ""
         self._next = time.monotonic() + 1.0
         beats = processes.heartbeats(self._folder)
-        if not beats or time.time() - max(beat.time for beat in beats) < self._hang_seconds:
+        if not beats:
+            return ""
+        starts = max(beat.step for beat in beats) < 0
+        limit = self._hang_seconds * (WARM_UP_FACTOR if starts else 1)
+        if time.time() - max(beat.time for beat in beats) < limit:
             return ""
         # All wait for the one that is stopped, or else for the one that came least far.
         last_seen = max(beat.alive for beat in beats)
 
         def is_stopped(beat: processes.Heartbeat) -> bool:
-            return processes.is_stopped(beat) or last_seen - beat.alive > self._hang_seconds / 2
+            return processes.is_stopped(beat) or last_seen - beat.alive > limit / 2
 
         slowest = min(beats, key=lambda beat: (not is_stopped(beat), beat.step, beat.time))
         self.suspect = slowest.rank
         silent = time.time() - max(beat.time for beat in beats)
         why = "its process gives no sign of life" if is_stopped(slowest) else "it came least far"
-        return (
-            f"rank {slowest.rank} hangs: no rank made a step for {silent:.0f} s, and {why} "
-            f"(step {slowest.step} of process {slowest.pid} on {slowest.host})"
-        )
+        where = f"(step {slowest.step} of process {slowest.pid} on {slowest.host})"
+        if starts:
+            return f"rank {slowest.rank} hangs before its first step: no progress for {silent:.0f} s, and {why} {where}"
+        return f"rank {slowest.rank} hangs: no rank made a step for {silent:.0f} s, and {why} {where}"
 
 
 DISK_FULL = ("No space left on device", "File too large", "FileStream.Write incomplete")
