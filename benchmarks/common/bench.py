@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from benchmarks.common import configuration
 from benchmarks.common.metrics import MetricsStream, StepReports
@@ -25,7 +25,12 @@ TITLES = {
     "synthetic": "training step, synthetic data",
     "real": "training step, real data",
     "input": "input pipeline alone",
+    "evaluation": "evaluation step, synthetic data",
 }
+EVALUATION = "evaluation"
+"""The loop of evaluation batches, of every benchmark."""
+READ_AHEAD = 8
+"""Batches that an input may have read before they are asked for."""
 RATE = 0.01
 Loop = Callable[[int], Optional[float]]
 """Does so many steps and returns the share of the time that it waited for data, if it knows it."""
@@ -78,12 +83,13 @@ def training_loop(
 
 
 def measure(
-    subject: Subject, synchronize: Callable[[], None], steps: int, repeats: int
-) -> Tuple[Dict[str, Any], float]:
+    subject: Subject, synchronize: Callable[[], None], steps: int, repeats: int, only: Sequence[str] = ()
+) -> Tuple[Dict[str, Any], Optional[float]]:
     """Measure the samples per second of each loop, measured in turn, and the share of waiting with real data."""
-    speeds: Dict[str, List[float]] = {name: [] for name in subject.loops}
+    loops = {name: loop for name, loop in subject.loops.items() if not only or name in only}
+    speeds: Dict[str, List[float]] = {name: [] for name in loops}
     shares: List[float] = []
-    for name, loop in subject.loops.items():
+    for name, loop in loops.items():
         try:
             loop(min(3, steps))  # compile, fill the pipelines
             # Else a device would report one loop's error in the next one.
@@ -92,7 +98,9 @@ def measure(
             print(f"failed: {({**TITLES, **subject.titles})[name]}", file=sys.stderr)
             raise
     for number in range(repeats):
-        for name, loop in subject.loops.items():
+        for name, loop in loops.items():
+            if name == "input":
+                loop(min(READ_AHEAD, steps))  # else a short measurement is one of batches that were ready
             synchronize()
             started = time.time()
             share = loop(steps)
@@ -105,16 +113,19 @@ def measure(
     measured: Dict[str, Dict[str, Any]] = {}
     for name, values in speeds.items():
         # Each against the loop of its own turn: the machine's speed drifts.
-        ratios = [value / base for value, base in zip(values, speeds[subject.against.get(name, "bare")])]
+        against = speeds.get(subject.against.get(name, "bare"), [])
+        ratios = [value / base for value, base in zip(values, against)]
         measured[name] = {
             "title": {**TITLES, **subject.titles}[name],
             "median": statistics.median(values),
             "least": min(values),
             "most": max(values),
-            "ratio": statistics.median(ratios),
+            "ratio": statistics.median(ratios) if ratios else None,
         }
-    alone = measured["real"]["median"] / measured["input"]["median"]
-    return measured, statistics.median(shares) if shares else alone
+    if shares:
+        return measured, statistics.median(shares)
+    both = "real" in measured and "input" in measured
+    return measured, measured["real"]["median"] / measured["input"]["median"] if both else None
 
 
 def main(
@@ -140,13 +151,14 @@ def _main(
     parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
     parser.add_argument("--steps", type=int, default=20, help="steps of a measurement; not used where it is an epoch")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind")
+    parser.add_argument("--only", nargs="+", default=(), metavar="LOOP", help="loops to measure; default: all")
     arguments = parser.parse_args()
     config = configuration.load(config_class, arguments.config)
     ranks = framework.start(config)
     subject = prepare(config, ranks, arguments.data)
     steps = 1 if epochs else arguments.steps
     try:
-        measured, share = measure(subject, framework.synchronize, steps, arguments.repeats)
+        measured, share = measure(subject, framework.synchronize, steps, arguments.repeats, arguments.only)
     finally:
         subject.close()
     result = {"title": subject.title, "measured": measured, "input_share": share, "device": config.device}

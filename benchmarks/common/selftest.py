@@ -39,13 +39,12 @@ from typing import (
 
 from benchmarks.common.agreement import Losses, Result, Tolerance, as_far_as, held_against, read_losses
 from benchmarks.common.data import passport
-from benchmarks.common.trainings import EXIT_SECONDS, Failed, interrupt, launcher, run
+from benchmarks.common.speed_checks import EVALUATION, IMAGES, INPUT, evaluation, real_input
+from benchmarks.common.trainings import EXIT_SECONDS, Failed, Skipped, interrupt, launcher, run
 
 EPOCHS = 2
 ONLY_ON_GPU = ("cuda_graph", "kernels")
 """Beginnings of the names of checks that would compare a CPU with itself."""
-STEPS = 20
-"""That all GPUs make together at least."""
 CPU_STEPS = 50
 """That a CPU makes at least for a comparison, unless the training ends before."""
 
@@ -71,16 +70,27 @@ class Suite:
     """Of all trainings here, in addition to the small configuration."""
     programs: Mapping[str, str] = field(default_factory=dict)
     """Modules that exit with 0 if their check is passed, by the check's name."""
+    steps: int = 20
+    """That all GPUs must make together at least."""
     fewer_steps: int = 0
     """By which an epoch of two ranks may be shorter than that of one."""
     shares_gpu: str = ""
     """Why two ranks cannot share a GPU; empty where they can, through Gloo."""
     real_sizes: Optional[Callable[[Path], None]] = None
     """Writes a data set for bench.py with sizes as those of the real one; None where the small set does."""
+    real_images: Optional[Callable[[Path, int], None]] = None
+    """The same, of so many JPEGs of real sizes, whose input must be as fast as the step."""
+    no_cpu_evaluation: str = "a batch takes minutes on a CPU"
+    """Why a CPU does not evaluate a batch of a submitted system; empty where it does."""
 
-
-class Skipped(Exception):
-    """A check that this machine or this configuration cannot make; says why."""
+    def write_real(self, folder: Path, images: int) -> bool:
+        """Write a data set with real sizes; return whether there is any."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.real_images is not None:
+            self.real_images(folder, images)
+        elif self.real_sizes is not None:
+            self.real_sizes(folder)
+        return bool(self.real_images or self.real_sizes)
 
 
 class Bench:
@@ -90,6 +100,8 @@ class Bench:
         self.suite, self.data, self.work = suite, arguments.data, arguments.work
         self.device, self.gpus = arguments.device, arguments.gpus
         self.launch, self.launch_all = launcher(arguments.launch), launcher(arguments.launch_all)
+        full = arguments.full
+        self.full: Optional[Dict[str, Any]] = None if full is None else json.loads(full.read_text(encoding="utf-8"))
         self.base = base_of(suite, json.loads(arguments.config.read_text(encoding="utf-8")), self.device)
 
     def command(self, settings: Mapping[str, Any], name: str, launch: Sequence[str] = ()) -> Tuple[List[str], Path]:
@@ -262,8 +274,8 @@ def on_all_gpus(bench: Bench) -> Result:
     losses = bench.losses(settings, "all-ranks", bench.launch_all)
     steps = sum(count for epoch in losses for count, _ in epoch)
     what = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {steps} steps"
-    if steps < STEPS:
-        return Result("FAIL", f"{what}: at least {STEPS} are needed")
+    if steps < bench.suite.steps:
+        return Result("FAIL", f"{what}: at least {bench.suite.steps} are needed")
     if not all(math.isfinite(loss) for epoch in losses for _, loss in epoch):
         return Result("FAIL", f"{what}: a loss is not finite")
     words = "".join(f", {name}={value}" for name, value in settings.items())
@@ -287,6 +299,7 @@ FIXED = {
     "overflow": overflow,
     "resume": resume,
     "two ranks": two_ranks,
+    EVALUATION: evaluation,
 }
 """Checks of every implementation, the most telling first."""
 
@@ -294,6 +307,8 @@ FIXED = {
 def names(suite: Suite, base: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of all checks."""
     yield from FIXED
+    if suite.real_images is not None:
+        yield INPUT
     yield from suite.programs
     yield from variants(suite, base)
 
@@ -305,6 +320,8 @@ def check(bench: Bench, name: str) -> Result:
     try:
         if name in FIXED:
             return FIXED[name](bench)
+        if name == INPUT:
+            return real_input(bench)
         if name in bench.suite.programs:
             return program(bench, bench.suite.programs[name])
         return variant(bench, name)
@@ -320,6 +337,7 @@ def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="resolved small configuration (JSON)")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared small data set")
     parser.add_argument("--work", type=Path, required=True, help="folder for the trainings")
+    parser.add_argument("--full", type=Path, help="resolved configuration of a submitted system (JSON)")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs that there are")
     parser.add_argument("--launch", default="", help="command before the training's that starts two ranks")
@@ -335,10 +353,7 @@ def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
         print(json.dumps(known))
         return 0
     if arguments.real_sizes is not None:
-        if suite.real_sizes is not None:
-            arguments.real_sizes.mkdir(parents=True, exist_ok=True)
-            suite.real_sizes(arguments.real_sizes)
-        print(json.dumps(suite.real_sizes is not None))
+        print(json.dumps(suite.write_real(arguments.real_sizes, IMAGES["gpu"])))
         return 0
     if arguments.check not in known:
         parser.error(f"no check {arguments.check!r}: one of {', '.join(known)}")

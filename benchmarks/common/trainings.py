@@ -31,6 +31,10 @@ EXIT_SECONDS = 60.0
 """After its last record within which all processes of a training must have ended: what takes longer hangs."""
 
 
+class Skipped(Exception):
+    """A check that this machine or this configuration cannot make; says why."""
+
+
 class Failed(Exception):
     """A training that did not end as it should."""
 

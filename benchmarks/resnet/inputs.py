@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, Mapping, Optional, Tuple
 
 from benchmarks.common import bench
 from benchmarks.common.ranks import Ranks
@@ -74,13 +74,33 @@ class EvaluationInput:
             yield images, labels, valid
 
 
-def bench_loops(
-    framework: Any, config: Hyperparameters, ranks: Ranks, bare: Call, step: Call, synthetic: Any, real: TrainingInput
-) -> Dict[str, bench.Loop]:
-    """Loops of ``bare()``, of ``step(images, labels)`` on one synthetic batch and on real ones, of the input alone."""
+def bench_subject(
+    framework: Any,
+    config: Hyperparameters,
+    ranks: Ranks,
+    calls: Mapping[str, Call],
+    synthetic: Any,
+    real: TrainingInput,
+    title: str,
+    bare_title: str,
+) -> bench.Subject:
+    """What every bench.py of ResNet measures.
+
+    ``calls``: ``bare`` and ``evaluation`` without arguments, and ``step`` of images and labels, which one synthetic
+    batch and real ones are given to.
+    """
+    step = calls["step"]
 
     def training(next_batch: Callable[[], Any]) -> bench.Loop:
         return bench.training_loop(framework, config, ranks, lambda batch: step(*batch), next_batch)
 
-    loops = {"bare": bench.repeated(bare), "synthetic": training(lambda: synthetic)}
-    return {**loops, "real": training(real.next), "input": bench.repeated(real.next)}
+    loops = {
+        "bare": bench.repeated(calls["bare"]),
+        "synthetic": training(lambda: synthetic),
+        "real": training(real.next),
+        "input": bench.repeated(real.next),
+        bench.EVALUATION: bench.repeated(calls["evaluation"]),
+    }
+    titles = {"bare": bare_title}
+    samples = {bench.EVALUATION: config.eval_batch_size or config.batch_size}
+    return bench.Subject(title, config.batch_size, loops, titles, samples)

@@ -31,6 +31,7 @@ from encore.results.audit import rates
 from encore.results.audit.oddities import Rule
 from encore.results.audit.rules import RULES
 from encore.results.published import PublishedResult, load_published
+from encore.run import published_speed
 
 START = re.compile(r"<!-- generated: (?P<name>[\w -]+) -->")
 END = "<!-- end -->"
@@ -197,6 +198,17 @@ def checks_table() -> str:
     return markdown(["implementation", "checks"], rows)
 
 
+def measured_table() -> str:
+    """Return the speeds that this project measured, with which the self-test compares."""
+    rows = [
+        [name, each.framework, each.gpu, each.loop, f"{each.samples_per_second:,.0f}", each.conditions, each.source,
+         each.date]
+        for name in catalogue.benchmarks()
+        for each in published_speed.measured(name)
+    ]  # fmt: skip
+    return markdown(["benchmark", "framework", "GPU", "loop", "samples/s", "conditions", "by", "date"], rows)
+
+
 TABLES: dict[str, Callable[[Choice], str]] = {
     "targets": targets_table,
     "systems": systems_table,
@@ -213,6 +225,7 @@ GENERAL: dict[str, Callable[[], str]] = {
     "audit": audit_table,
     "fakes": fakes_table,
     "checks": checks_table,
+    "measured": measured_table,
 }
 """Tables of everything."""
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from encore import catalogue, names
 from encore.catalogue import Choice
@@ -27,11 +28,32 @@ from encore.run.selftest_place import (
     make_place,
     prepare_data,
 )
-from encore.run.selftest_speed import TELEMETRY, all_reduce_row, bench_row, telemetry_row
+from encore.run.selftest_speed import (
+    EVALUATION,
+    INPUT,
+    TELEMETRY,
+    all_reduce_row,
+    bench_row,
+    evaluation_row,
+    input_row,
+    measure,
+    telemetry_row,
+)
 
 BENCH, ALL_REDUCE, IMPORTS = "bench", "all-reduce", "imports"
 """Checks that no implementation lists by itself."""
-FIRST = ("device", "defaults", "defaults on all GPUs", ALL_REDUCE, BENCH, "overflow", "resume", "two ranks")
+FIRST = (
+    "device",
+    "defaults",
+    "defaults on all GPUs",
+    ALL_REDUCE,
+    BENCH,
+    INPUT,
+    EVALUATION,
+    "overflow",
+    "resume",
+    "two ranks",
+)
 """What comes first, of all implementations: it says most, and the time may not suffice for all."""
 
 
@@ -42,6 +64,8 @@ class Selftest:
         self._request, self._work, self._machine, self._on_step = request, work, machine, on_step
         self._ends = time.monotonic() + request.time_limit
         self._telemetry = telemetry.Telemetry(work / "telemetry.jsonl")
+        self._benches: dict[str, dict[str, Any] | Row] = {}
+        """What bench.py found of each implementation, or why it did not."""
         self._measured: set[str] = set()
         """Frameworks whose all-reduce is planned."""
         self.skipped: list[Row] = []
@@ -109,8 +133,8 @@ class Selftest:
             return replace(row, found=f"{limit} was over", cut=True)
         seconds = min(left, self._request.check_seconds)
         started = time.monotonic()
-        if name == BENCH:
-            row = bench_row(place, self._machine, seconds, row)
+        if name == BENCH or (name in (EVALUATION, INPUT) and self._request.device == "gpu"):
+            row = self._measured_row(place, name, seconds, row)
         elif name == ALL_REDUCE:
             row = all_reduce_row(place, links.this_server(self._machine), self._machine, seconds, row)
         else:
@@ -118,3 +142,19 @@ class Selftest:
         if row.result == "FAIL" and time.monotonic() >= self._ends:
             row = replace(row, result="SKIPPED", found=f"{limit} ended it", lines=(), cut=True)
         return replace(row, seconds=time.monotonic() - started)
+
+    def _measured_row(self, place: Place, name: str, seconds: float, row: Row) -> Row:
+        """Return a row of bench.py, which runs once for all of them."""
+        choice = place.choice
+        if choice.name not in self._benches:
+            self._benches[choice.name] = measure(place, seconds, row)
+            result = self._benches[choice.name]
+            if isinstance(result, Row):
+                return result
+        result = self._benches[choice.name]
+        if isinstance(result, Row):
+            return replace(row, found=f"{BENCH} failed")
+        gpu = self._machine.gpus[0].name if self._request.device == "gpu" else None
+        if gpu is None or name == BENCH:
+            return bench_row(result, choice, gpu, row)
+        return {EVALUATION: evaluation_row, INPUT: input_row}[name](result, choice, gpu, row)

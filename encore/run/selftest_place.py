@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from encore import catalogue, configuration, data, environment, launchers
-from encore.catalogue import Choice
+from encore.catalogue import Choice, System
 from encore.configuration import Configuration
 from encore.containers import runtimes
 from encore.containers.renderers import host
@@ -25,9 +25,12 @@ from encore.job import Command, Job, Mount, rank_environment
 from encore.launchers import Launch
 from encore.machine import node, processes
 from encore.machine.node import Node
+from encore.run import planning
 
 CHECK_SECONDS = 150.0
 """For one check; a compiler may take a minute of it."""
+FULL = "full.json"
+"""Configuration of the nearest submitted system."""
 LAST_LINES = 8
 FRAME = re.compile(r"\s*(frame #\d+:|C\+\+ CapturedTraceback)")
 """A line of the stack that PyTorch prints with an error in C++."""
@@ -112,9 +115,10 @@ class Place:
     def selftest(self, *what: str) -> Command:
         """Return the command that lists the checks or makes one."""
         two, every = (shlex.join(self.launch(ranks).inner) for ranks in (2, self.all_ranks))
-        options = ("--config", str(self.work / "config.json"), "--data", str(self.data), "--work", str(self.work))
+        configs = ("--config", str(self.work / "config.json"), "--full", str(self.work / FULL))
+        folders = ("--data", str(self.data), "--work", str(self.work))
         where = ("--device", self.request.device, "--gpus", str(self.gpus), "--launch", two, "--launch-all", every)
-        return self.command("selftest", *options, *where, *what)
+        return self.command("selftest", *configs, *folders, *where, *what)
 
 
 # -- one process -------------------------------------------------------------------------------------
@@ -221,6 +225,8 @@ def make_place(request: Request, choice: Choice, machine: Node, work: Path) -> P
     folder = work / choice.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(resolved.plain()), encoding="utf-8")
+    full = configuration.resolve(choice, full_system(request, choice, machine), 1, 1, [])
+    (folder / FULL).write_text(json.dumps(full.plain()), encoding="utf-8")
     return Place(
         choice=choice,
         configuration=resolved,
@@ -231,6 +237,15 @@ def make_place(request: Request, choice: Choice, machine: Node, work: Path) -> P
         work=folder,
         gpus=visible_gpus(machine, os.environ) if request.device == "gpu" else 0,
     )
+
+
+def full_system(request: Request, choice: Choice, machine: Node) -> System:
+    """Return the nearest submitted system to one GPU of this machine; on a CPU the smallest one of its round."""
+    if request.device == "gpu":
+        return planning.choose_system(choice, 1, machine, None, None)
+    of_round = [each for each in catalogue.systems(choice) if each.round == choice.benchmark.default_round]
+    fitting = [each for each in of_round if each.kind in planning.FITTING]
+    return min(fitting, key=lambda each: each.nodes * each.gpus_per_node)
 
 
 def visible_gpus(machine: Node, caller: Mapping[str, str]) -> int:

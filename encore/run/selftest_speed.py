@@ -3,43 +3,72 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from encore import configuration
+from encore.catalogue import Choice
 from encore.machine.links import Server, all_reduce_floor
 from encore.machine.node import Node
-from encore.run import planning, published_speed
-from encore.run.selftest_place import Place, Row, execute, judged
+from encore.run import published_speed
+from encore.run.published_speed import LEAST_SHARE
+from encore.run.selftest_place import FULL, Place, Row, execute, judged
 
-TELEMETRY = "telemetry"
+EVALUATION, INPUT, TELEMETRY = "evaluation", "input", "telemetry"
 
 
-def bench_row(place: Place, machine: Node, seconds: float, row: Row) -> Row:
-    """Measure the step; on a GPU with the sizes of the nearest submitted system, next to what was published."""
-    on_gpu = place.request.device == "gpu"
-    resolved = place.configuration
+def measure(place: Place, seconds: float, row: Row) -> dict[str, Any] | Row:
+    """Run bench.py, on a GPU with the sizes of the nearest submitted system; return its answer, or how it failed."""
+    on_gpu, config = place.request.device == "gpu", place.work / "config.json"
     if on_gpu:
-        system = planning.choose_system(place.choice, 1, machine, None, None)
-        resolved = configuration.resolve(place.choice, system, 1, 1, [])
-        real = place.work / "real"
+        config, real = place.work / FULL, place.work / "real"
         written = execute(place.selftest("--real-sizes", str(real)), place.work, seconds)
         if not isinstance(written.answer, bool):
             return judged(written, place.work, seconds, row)
         place = replace(place, data=real if written.answer else place.data)
-    file = place.work / "bench.json"
-    file.write_text(json.dumps(resolved.plain()), encoding="utf-8")
     counts = ("--steps", "20" if on_gpu else "2", "--repeats", "3" if on_gpu else "1")
-    ended = execute(place.command("bench", "--config", str(file), "--data", str(place.data), *counts),
-                    place.work, seconds)  # fmt: skip
-    if not isinstance(ended.answer, dict):
-        return judged(ended, place.work, seconds, row)
-    measured = ended.answer["measured"]
-    speed = measured.get("synthetic", measured["real"])["median"]
-    found = f"{speed:,.0f} samples/s: {ended.answer['title']}"
-    if on_gpu:
-        found += published_speed.beside(place.choice.benchmark.name, machine.gpus[0].name, speed)
-    return replace(row, result="OK", found=found)
+    command = place.command("bench", "--config", str(config), "--data", str(place.data), *counts)
+    ended = execute(command, place.work, seconds)
+    return ended.answer if isinstance(ended.answer, dict) else judged(ended, place.work, seconds, row)
+
+
+def bench_row(result: Mapping[str, Any], choice: Choice, gpu: str | None, row: Row) -> Row:
+    """Return the step's speed, on a GPU next to what was published and what was measured of it before."""
+    speeds = _speeds(result)
+    loop = "synthetic" if "synthetic" in speeds else "real"
+    found = f"{speeds[loop]:,.0f} samples/s: {result['title']}"
+    if gpu is None:
+        return replace(row, result="OK", found=found)
+    return _compared(
+        choice, gpu, loop, speeds[loop], found + published_speed.beside(choice.benchmark.name, gpu, speeds[loop]), row
+    )
+
+
+def evaluation_row(result: Mapping[str, Any], choice: Choice, gpu: str, row: Row) -> Row:
+    """Return the speed of evaluation batches with the sizes of the nearest submitted system."""
+    speed = _speeds(result)[EVALUATION]
+    return _compared(choice, gpu, EVALUATION, speed, f"{speed:,.0f} samples/s with the full network", row)
+
+
+def input_row(result: Mapping[str, Any], choice: Choice, gpu: str, row: Row) -> Row:
+    """Return whether the input of JPEGs of real size is as fast as the step that it feeds."""
+    speeds = _speeds(result)
+    read, step, real = (speeds[loop] for loop in ("input", "synthetic", "real"))
+    share = f"{read / step:.0%}" + (f", less than {LEAST_SHARE:.0%}" if read < LEAST_SHARE * step else "")
+    waits = f"{result['input_share']:.0%} of the time waiting"
+    found = f"{read:,.0f} images/s of real size; the step takes {step:,.0f}: {share}; both {real:,.0f}, {waits}"
+    compared = _compared(choice, gpu, "real", real, found, row)
+    return compared if read >= LEAST_SHARE * step else replace(compared, result="FAIL")
+
+
+def _speeds(result: Mapping[str, Any]) -> dict[str, float]:
+    return {name: each["median"] for name, each in result["measured"].items()}
+
+
+def _compared(choice: Choice, gpu: str, loop: str, speed: float, found: str, row: Row) -> Row:
+    is_slow, before = published_speed.compare_measured(choice, gpu, loop, speed)
+    return replace(row, result="FAIL" if is_slow else "OK", found=found + before)
 
 
 def all_reduce_row(place: Place, server: Server, machine: Node, seconds: float, row: Row) -> Row:

@@ -32,6 +32,16 @@ def test_each_loop_is_held_against_the_bare_one_of_its_turn(monkeypatch: pytest.
     assert share == 0.25
 
 
+def test_some_loops_alone() -> None:
+    def fails(count: int) -> None:
+        raise RuntimeError("not asked for")
+
+    loops = {"bare": fails, "real": fails, "evaluation": bench.repeated(nothing)}
+    measured, share = bench.measure(bench.Subject("a", 10, loops), nothing, 1, 1, ["evaluation"])
+    assert (list(measured), share) == (["evaluation"], None)
+    assert measured["evaluation"]["ratio"] is None, "of a bare loop that was not measured"
+
+
 def test_a_loop_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     def fails(count: int) -> None:
         raise RuntimeError("an illegal memory access")

@@ -303,7 +303,7 @@ def test_bench_shows_every_kind(encore: Encore, text: Path) -> None:
     done = encore(*command, *small)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)["measured"]
-    assert set(found) == {"bare", "synthetic", "real", "input", "lamb by tensors", "lamb"}
+    assert set(found) == {"bare", "synthetic", "real", "input", "evaluation", "lamb by tensors", "lamb"}
     assert all(entry["median"] > 0 for entry in found.values())
 
 

@@ -466,7 +466,7 @@ def test_bench_shows_every_kind(encore: Encore, made_set: Path) -> None:
     done = encore("bench", "bert-squad", "--data", str(made_set), "--steps", "2", "--repeats", "1", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)["measured"]
-    assert set(found) == {"bare", "synthetic", "real", "input", "answer"}
+    assert set(found) == {"bare", "synthetic", "real", "input", "evaluation"}
     assert all(entry["median"] > 0 for entry in found.values())
 
 

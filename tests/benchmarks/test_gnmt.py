@@ -231,7 +231,7 @@ def test_bench_shows_every_kind(encore: Encore, language: Path) -> None:
     done = encore(*command, *(word for setting in small for word in ("--set", setting)))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)["measured"]
-    assert set(found) == {"bare", "synthetic", "real", "input", "one by one", "decode"}
+    assert set(found) == {"bare", "synthetic", "real", "input", "one by one", "evaluation"}
     assert all(entry["median"] > 0 for entry in found.values())
 
 

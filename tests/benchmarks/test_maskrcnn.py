@@ -337,5 +337,5 @@ def test_bench_shows_every_kind(encore: Encore, scenes: Path) -> None:
     done = encore("bench", "maskrcnn", "--data", str(scenes), "--steps", "1", "--repeats", "1", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)["measured"]
-    assert set(found) == {"bare", "synthetic", "real", "input", "detect"}
+    assert set(found) == {"bare", "synthetic", "real", "input", "evaluation"}
     assert all(entry["median"] > 0 for entry in found.values())

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ import pytest
 
 from benchmarks.bert_squad import arrays as squad_arrays
 from benchmarks.bert_squad import noise as squad_noise
-from benchmarks.common import selftest, trainings
+from benchmarks.common import selftest, speed_checks, trainings
 from benchmarks.common.agreement import Losses, Result, Tolerance, held_against, read_losses
 from benchmarks.common.data import passport
-from benchmarks.common.selftest import Bench, Skipped, Suite
-from benchmarks.common.trainings import Failed
+from benchmarks.common.selftest import Bench, Suite
+from benchmarks.common.trainings import Failed, Skipped
 from benchmarks.dlrm import blocks
 from encore import catalogue, configuration
 
@@ -48,7 +49,7 @@ def bench_of(name: str, folder: Path, device: str, **more: Any) -> Bench:
     config = folder / "config.json"
     config.write_text(json.dumps(configuration.resolve(choice, system, 1, 1, []).plain()), encoding="utf-8")
     options = {"config": config, "data": folder, "work": folder / "work", "device": device, "gpus": 1, "launch": ""}
-    options["launch_all"] = ""
+    options |= {"launch_all": "", "full": None}
     return Bench(suite_of(name), argparse.Namespace(**{**options, **more}))
 
 
@@ -162,7 +163,7 @@ def test_the_defaults_run_on_all_gpus(gpus: int, epochs: int, tmp_path: Path, mo
     launch = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else ""
     bench, trained = bench_of("resnet-pytorch", tmp_path, "gpu", gpus=gpus, launch_all=launch), Recorder()
     monkeypatch.setattr(bench, "losses", trained)
-    monkeypatch.setattr(selftest, "STEPS", 10)
+    bench.suite = replace(bench.suite, steps=10)
     found = selftest.check(bench, "defaults on all GPUs")
     assert found.result == "OK" and f"{gpus} rank" in found.found and "cuda_graph=" in found.found
     (settings, words, _) = trained.asked[0]
@@ -172,7 +173,7 @@ def test_the_defaults_run_on_all_gpus(gpus: int, epochs: int, tmp_path: Path, mo
     assert {"compile", "cuda_graph", "precision", "kernels"} <= set(settings)
     assert selftest.check(bench, "defaults").result == "OK"
     assert (trained.asked[1][:2] == trained.asked[0][:2]) == (gpus == 1)
-    monkeypatch.setattr(selftest, "STEPS", 11)
+    bench.suite = replace(bench.suite, steps=11)
     assert selftest.check(bench, "defaults on all GPUs").found.endswith("10 steps: at least 11 are needed")
 
 
@@ -202,6 +203,28 @@ def test_a_training_whose_process_stays_is_a_hang(tmp_path: Path, monkeypatch: p
     pid = int((folder / "heartbeat" / "rank_0").read_text(encoding="ascii").split()[0])
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_cpu_evaluates_the_submitted_network_as_a_cpu_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = catalogue.choose("ncf")
+    submitted = configuration.resolve(choice, catalogue.find_system(choice, "dgx1", None), 1, 1, []).plain()
+    full = tmp_path / "full.json"
+    full.write_text(json.dumps(submitted), encoding="utf-8")
+    asked: list[dict[str, Any]] = []
+
+    def measure(bench: Bench, name: str, config: dict[str, Any], loops: list[str], steps: int) -> object:
+        asked.append(config)
+        return {"evaluation": {"median": 1234.0}}
+
+    monkeypatch.setattr(speed_checks, "measure", measure)
+    bench = bench_of("ncf", tmp_path, "cpu", full=full)
+    assert selftest.check(bench, "evaluation").found == "1,234 samples/s with the full network"
+    (config,) = asked
+    submitted = json.loads(full.read_text(encoding="utf-8"))
+    differing = {name for name, value in config.items() if value != submitted[name]}
+    assert differing <= {"device", "loss_scale", *bench.suite.varied} and config["device"] == "cpu"
+    bench.suite.config_class(**{key: tuple(v) if isinstance(v, list) else v for key, v in config.items()})
+    assert selftest.check(bench_of("dlrm", tmp_path, "cpu", full=full), "evaluation").found.startswith("the tables")
 
 
 def test_overflow_must_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

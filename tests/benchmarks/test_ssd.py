@@ -263,7 +263,7 @@ def test_bench_shows_every_kind(encore: Encore, scenes: Path) -> None:
     done = encore(*command)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)["measured"]
-    assert set(found) == {"bare", "synthetic", "real", "input"}
+    assert set(found) == {"bare", "synthetic", "real", "input", "evaluation"}
     assert all(entry["median"] > 0 for entry in found.values())
 
 

@@ -210,7 +210,7 @@ def test_bench_shows_every_kind(encore: Encore, language: Path) -> None:
     done = encore("bench", "transformer", "--data", str(language), "--steps", "2", "--repeats", "1", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     measured = json.loads(done.stdout)["measured"]
-    assert set(measured) == {"bare", "synthetic", "real", "input", "one by one", "decode"}
+    assert set(measured) == {"bare", "synthetic", "real", "input", "one by one", "evaluation"}
 
 
 def test_what_cannot_be_trained_is_refused(encore: Encore, language: Path, tmp_path: Path) -> None:

@@ -164,6 +164,64 @@ def test_published_speeds_have_a_source() -> None:
         "; best published 7,950 (1/8 of 8 H200, MXNet, batch 400): 69%"
     )
     assert published_speed.beside("ncf", "NVIDIA B200", 1.0) == "; nothing published for NVIDIA B200"
+    assert published_speed.find("resnet", "NVIDIA GH200 480GB") is None
+
+
+def test_measured_speeds_are_of_loops_that_are_measured() -> None:
+    """Every benchmark in PyTorch was measured on an H200, by the loop that `bench` compares with it."""
+    measured = {name: published_speed.measured(name) for name in catalogue.benchmarks()}
+    choices = catalogue.choices().values()
+    by_torch = {each.benchmark.name for each in choices if each.implementation.framework == "pytorch"}
+    loops = {name: {each.loop for each in found if each.gpu == "H200"} for name, found in measured.items()}
+    assert {name for name, found in loops.items() if found & {"synthetic", "real"}} == by_torch
+    assert {loop for found in loops.values() for loop in found} <= {"synthetic", "real", "input", "evaluation"}
+    frameworks = {(each.benchmark.name, each.implementation.framework) for each in choices}
+    assert {(name, each.framework) for name, found in measured.items() for each in found} <= frameworks
+
+
+def bench_of(**speeds: float) -> dict[str, Any]:
+    """Return what bench.py prints, with these medians."""
+    measured = {name: {"median": speed} for name, speed in speeds.items()}
+    return {"title": "SSD, batch 240", "measured": measured, "input_share": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("check", "speeds", "result", "words"),
+    [
+        ("bench", {"synthetic": 3000}, "OK", "measured before 3,798 (300 x 300"),
+        ("bench", {"synthetic": 2600}, "FAIL", "68%, less than 70%"),
+        ("input", {"input": 2200}, "OK", "2,200 images/s of real size; the step takes 3,000: 73%; both 2,900, 20%"),
+        ("input", {"input": 2000}, "FAIL", "67%, less than 70%"),
+        ("input", {"real": 2200}, "FAIL", "measured before 3,243"),
+        ("evaluation", {"evaluation": 5000}, "OK", "5,000 samples/s with the full network"),
+    ],
+)
+def test_a_speed_is_compared_with_what_was_measured_before(
+    check: str, speeds: dict[str, float], result: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def measure(place: Place, seconds: float, row: Row) -> dict[str, Any]:
+        ran.append(place.choice.name)
+        return bench_of(**{"synthetic": 3000, "real": 2900, "input": 4000, "evaluation": 1, **speeds})
+
+    monkeypatch.setattr(selftests, "measure", measure)
+    machine = replace(node.this_node(), gpus=(gpu_of("9.0"),))
+    test = selftests.Selftest(Request(), tmp_path, machine, lambda text: None)
+    plan = [(place_of("ssd", tmp_path, gpus=1), name) for name in ("evaluation", check)]
+    _, row, *_ = test.run(plan, lambda name, check: None)
+    assert (row.result, words in row.found) == (result, True), row
+    assert ran == ["ssd"], "bench.py runs once for all its rows"
+
+
+def test_rows_of_a_bench_that_failed_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = replace(EMPTY, check="bench", result="FAIL", found="ended with exit code 1")
+    monkeypatch.setattr(selftests, "measure", lambda place, seconds, row: failed)
+    machine = replace(node.this_node(), gpus=(gpu_of("9.0"),))
+    test = selftests.Selftest(Request(), tmp_path, machine, lambda text: None)
+    place = place_of("ssd", tmp_path, gpus=1)
+    rows = list(test.run([(place, "bench"), (place, "input")], lambda name, check: None))
+    assert [(row.check, row.result) for row in rows] == [("bench", "FAIL"), ("input", "SKIPPED")]
 
 
 def test_the_table_fits_into_eighty_columns() -> None:
@@ -231,6 +289,24 @@ def test_checks_run_for_real_on_a_cpu(encore: Encore, pytorch_python: Path) -> N
     assert "GB/s bus bandwidth between 2 ranks; no floor" in found["all-reduce"]
     assert "not finite" in found["overflow"]
     assert all(row["seconds"] >= 0 and row["lines"] == [] for row in printed["checks"])
+
+
+def test_images_of_real_size_and_a_full_evaluation_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
+    names = ("resnet-pytorch", "ssd", "maskrcnn", "ncf")
+    where = ("--device", "cpu", "--python", str(pytorch_python), "--json")
+    # Rates are not compared here, whatever else the machine does.
+    where = ("--device", "cpu", "--python", str(pytorch_python), "--check-seconds", "600", "--time-limit", "1500")
+    done = encore("selftest", *names, *where, "--json", "--only", "input", "--only", "evaluation", timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {(row["name"], row["check"]): row for row in json.loads(done.stdout)["checks"]}
+    results = {key: row["result"] for key, row in rows.items()}
+    assert results == {
+        **{(name, "input"): "OK" for name in names[:3]},
+        **{(name, "evaluation"): "SKIPPED" for name in names[:3]},
+        ("ncf", "evaluation"): "OK",
+    }
+    assert all("images/s of real size" in rows[name, "input"]["found"] for name in names[:3])
+    assert rows["ssd", "evaluation"]["found"] == "a batch takes minutes on a CPU"
 
 
 def test_a_failed_check_has_exit_code_1(encore: Encore, pytorch_python: Path) -> None:

@@ -10,8 +10,8 @@ result as JSON.
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -38,6 +38,7 @@ TITLES = {
     "synthetic": "training step, noise without padding, sequences/s",
     "real": "training step, real data, sequences/s",
     "input": "input pipeline alone, sequences/s",
+    "evaluation": "evaluation, noise without padding, sequences/s",
     "lamb by tensors": "LAMB, one tensor after the other, updates/s",
     "lamb": "LAMB, all tensors together, updates/s, next to one after the other",
 }
@@ -131,6 +132,13 @@ def in_turn(batches: List[List[Tuple[torch.Tensor, ...]]]) -> Callable[[], List[
     return lambda: batches[next(numbers) % len(batches)]
 
 
+def evaluated(training: Training, part: Part) -> None:
+    """Evaluate a part of noise."""
+    training.network.eval()
+    training.judge(part)
+    training.network.train()
+
+
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data = check(config, open_data(folder), ranks)
@@ -141,9 +149,10 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         return train_step(training, batch, 0.0)
 
     synthetic = noise(config, training.vocabulary, ranks)
+    (sample,) = noise(replace(config, batch_size=config.eval_batch_size, accumulation=1), training.vocabulary, ranks)
     network = PlainNetwork(config, training.vocabulary).to(ranks.context)
     # Padded before the clock: the plain loop is not charged with its input.
-    take = endless(data, dataclasses.replace(config, cuda_graph=False, fp8=False), ranks, inputs)
+    take = endless(data, replace(config, cuda_graph=False, fp8=False), ranks, inputs)
     batches = [[padded(part) for part in take()] for _ in range(8)]
     tokens = [(int((~absent).sum()), absent.numel()) for batch in batches for _, _, absent, _, _ in batch]
     share = 1 - sum(there for there, _ in tokens) / sum(places for _, places in tokens)
@@ -152,13 +161,14 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
         "real": bench.training_loop(pytorch, config, ranks, step, endless(data, config, ranks, inputs)),
         "input": bench.repeated(endless(data, config, ranks, inputs)),
+        bench.EVALUATION: bench.repeated(lambda: evaluated(training, sample)),
         **lamb_loops(training),
     }
     title = (
         f"BERT, {config.layers} layers, width {config.width}, {data.vocabulary.size:,} entries, {config.batch_size} "
         f"samples, {share:.0%} padding in the plain loop, {config.precision}, one {config.device}"
     )
-    samples = dict.fromkeys(LAMBS, 1)
+    samples = {**dict.fromkeys(LAMBS, 1), bench.EVALUATION: config.eval_batch_size}
     against = dict.fromkeys(LAMBS, "lamb by tensors")
     return bench.Subject(title, config.batch_size, loops, TITLES, samples, against, inputs.close)
 

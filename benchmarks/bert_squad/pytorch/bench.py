@@ -38,7 +38,7 @@ TITLES = {
     "synthetic": "training step, noise without padding, sequences/s",
     "real": "training step, real data, sequences/s",
     "input": "input pipeline alone, sequences/s",
-    "answer": "answering in batches, sequences/s",
+    "evaluation": "answering in batches, sequences/s",
 }
 
 
@@ -114,14 +114,14 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
         "real": bench.training_loop(pytorch, config, ranks, step, opened()),
         "input": bench.repeated(opened()),
-        "answer": bench.repeated(lambda: training.logits(answered).cpu()),
+        "evaluation": bench.repeated(lambda: training.logits(answered).cpu()),
     }
     padding = 1 - data.train.lengths.mean() / config.sequence_length
     title = (
         f"BERT on SQuAD, {config.layers} layers, width {config.width}, {config.sequence_length} tokens, of which "
         f"{padding:.0%} would be padding, {config.batch_size} windows, {config.precision}, one {config.device}"
     )
-    samples = {"answer": len(answered)}
+    samples = {"evaluation": len(answered)}
     return bench.Subject(title, config.batch_size, loops, TITLES, samples=samples, close=inputs.close)
 
 

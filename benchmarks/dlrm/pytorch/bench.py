@@ -78,6 +78,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     sizes = data.table_sizes
     batch = synthetic_batch(config, sizes, ranks)
     training = build(config, sizes, ranks, {})
+    evaluated = synthetic_batch(config, sizes, ranks, config.eval_batch_size)
     train = ready(partial(train_step, training), training, sizes)
     inputs = ExitStack()
     real, alone = (
@@ -93,11 +94,13 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
         "real": bench.training_loop(pytorch, config, ranks, step, real.next),
         "input": bench.repeated(alone.next),
+        bench.EVALUATION: bench.repeated(lambda: training.scores(evaluated)),
     }
     layers = " and ".join("-".join(map(str, widths)) for widths in (config.bottom_mlp, config.top_mlp))
     title = f"DLRM, MLPs {layers}, batch {config.batch_size}, {config.precision}, one {config.device}"
     titles = {"bare": "plain PyTorch, synthetic data", "input": "input alone"}
-    return bench.Subject(title, config.batch_size, loops, titles, close=inputs.close)
+    samples = {bench.EVALUATION: config.eval_batch_size}
+    return bench.Subject(title, config.batch_size, loops, titles, samples, close=inputs.close)
 
 
 if __name__ == "__main__":

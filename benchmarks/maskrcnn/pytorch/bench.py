@@ -32,7 +32,7 @@ TITLES = {
     "synthetic": "training step, one batch again and again, images/s",
     "real": "training step, real data, images/s",
     "input": "input pipeline alone, images/s",
-    "detect": "detections and masks of evaluation images, images/s",
+    "evaluation": "detections and masks of evaluation images, images/s",
 }
 EPOCHS = 2
 """At least, that are read: of more the shapes are not known in advance."""
@@ -69,14 +69,14 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
         "real": bench.training_loop(pytorch, config, ranks, step, real.next),
         "input": bench.repeated(alone.next),
-        "detect": bench.repeated(lambda: evaluated(training, data, again)),
+        "evaluation": bench.repeated(lambda: evaluated(training, data, again)),
     }
     title = (
         f"Mask R-CNN, stages {config.stages}, width {config.stem_width}, short side {config.short_side}, batch "
         f"{config.batch_size}, {config.precision}, one {config.device}"
     )
     return bench.Subject(
-        title, config.batch_size, loops, TITLES, samples={"detect": len(some[0].positions)}, close=opened.close
+        title, config.batch_size, loops, TITLES, samples={"evaluation": len(some[0].positions)}, close=opened.close
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from benchmarks.common import selftest
 from benchmarks.common.agreement import Tolerance
 from benchmarks.common.selftest import Suite
+from benchmarks.detection.selftest import real_images
 from benchmarks.maskrcnn.pytorch.config import Config
 
 ROUNDED = Tolerance(0.01, 0.05)
 SUITE = Suite(
     module="benchmarks.maskrcnn.pytorch",
     config_class=Config,
+    real_images=real_images,
     # What is proposed depends on the last bits of the scores.
     device=Tolerance(0.1, 0.1),
     settings={"epochs": 1, "compile": "none", "cuda_graph": False},

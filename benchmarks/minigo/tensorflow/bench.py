@@ -115,15 +115,15 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
         "synthetic": bench.training_loop(tensorflow, config, ranks, step, itertools.repeat(batch).__next__),
         "real": bench.training_loop(tensorflow, config, ranks, step, real.__next__),
         "input": bench.repeated(real.__next__),
-        "inference": bench.repeated(partial(evaluate, planes)),
+        "evaluation": bench.repeated(partial(evaluate, planes)),
         "selfplay": bench.repeated(self_play(config, evaluate)),
     }
-    titles = {"inference": "the network alone, full batches", "selfplay": "self-play, positions evaluated"}
+    titles = {"evaluation": "the network alone, full batches", "selfplay": "self-play, positions evaluated"}
     compiled = "XLA" if config.compiles else "no XLA"
     size = f"{config.board_size} x {config.board_size}, {config.trunk_layers} blocks of {config.conv_width}"
     title = f"Minigo {size}, {config.precision}, {compiled}, batch {config.batch_size}"
-    samples = {"inference": config.inference_batch, "selfplay": config.inference_batch}
-    return bench.Subject(title, config.batch_size, loops, titles, samples, {"selfplay": "inference"})
+    samples = {"evaluation": config.inference_batch, "selfplay": config.inference_batch}
+    return bench.Subject(title, config.batch_size, loops, titles, samples, {"selfplay": "evaluation"})
 
 
 if __name__ == "__main__":

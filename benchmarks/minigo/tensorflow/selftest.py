@@ -16,6 +16,7 @@ SUITE = Suite(
     two_ranks=OTHER_GAMES,
     resume=OTHER_GAMES,
     settings={"xla": False, "games": 64, "eval_games": 8, "eval_first_model": False},
+    steps=2,  # a record is that of a generation's games and training
     varied={"precision": OTHER_GAMES, "xla": OTHER_GAMES},
     shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
 )

@@ -23,6 +23,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.ncf.pytorch import data
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import DataSet, Sampler
+from benchmarks.ncf.pytorch.evaluation import Candidates, score_part
 from benchmarks.ncf.pytorch.train import train_step
 from benchmarks.ncf.pytorch.training import Training, build
 
@@ -30,7 +31,12 @@ TITLES = {
     "bare": "plain PyTorch epoch, negatives drawn by numpy",
     "real": "training epoch",
     "input": "drawing the samples of an epoch alone",
+    "evaluation": "evaluation step, users/s",
 }
+
+
+CANDIDATES = 1000
+"""Of a user: the held-out item and the 999 negatives of the submissions' evaluation."""
 
 
 class PlainNeuMF(torch.nn.Module):
@@ -99,6 +105,27 @@ def training_epoch(training: Training) -> Callable[[], None]:
     return epoch
 
 
+def scored_users(config: Config) -> int:
+    """Return the users of an evaluation step, each with ml-20m's candidates."""
+    return max(1, config.eval_batch_size // CANDIDATES)
+
+
+def evaluation_step(training: Training, data_set: DataSet, ranks: Ranks) -> Callable[[], None]:
+    """Rank the held-out items of some users among candidates of noise."""
+    config, users = training.config, min(scored_users(training.config), data_set.users)
+    negatives = np.random.RandomState(0).randint(data_set.items, size=(users, CANDIDATES - 1))
+    some = data_set._replace(users=users, test_items=data_set.test_items[:users], negatives=negatives)
+    candidates = Candidates(some, Ranks(0, 1, 0, 1, ranks.context), config.tie_rule)
+
+    @torch.no_grad()
+    def step() -> None:
+        with pytorch.autocast(ranks.context, config.precision):
+            tables = training.network.first_layer_tables()
+            score_part(training.network, candidates, config, 0, tables)
+
+    return step
+
+
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data_set = data.load(folder, data.synthetic(passport.read(folder), ranks.context))
@@ -108,12 +135,14 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "bare": bench.repeated(plain_epoch(config, data_set, ranks.context)),
         "real": bench.repeated(training_epoch(training)),
         "input": bench.repeated(sampler.draw),
+        bench.EVALUATION: bench.repeated(evaluation_step(training, data_set, ranks)),
     }
     title = (
         f"NeuMF {config.factors} + {'-'.join(map(str, config.layers))}, {data_set.users:,} users, "
         f"{data_set.items:,} items, batch {config.batch_size}, {config.precision}, one {config.device}"
     )
-    return bench.Subject(title, sampler.samples, loops, TITLES)
+    samples = {bench.EVALUATION: scored_users(config)}
+    return bench.Subject(title, sampler.samples, loops, TITLES, samples)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ SUITE = Suite(
     left_out=("optimizer_kernel=apex",),
     settings={"stop_at_target": False, "kernels": "plain"},
     real_sizes=real_sizes,
+    no_cpu_evaluation="",
     programs={"optimizers": "benchmarks.common.compare_optimizers"},
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable, Dict
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -19,20 +19,21 @@ from benchmarks.common import bench
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
-from benchmarks.resnet.inputs import TrainingInput, bench_loops
+from benchmarks.resnet.inputs import TrainingInput, bench_subject
 from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model
 from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import Batch
-from benchmarks.resnet.mxnet.train import train_step
+from benchmarks.resnet.mxnet.train import hits, train_step
 from benchmarks.resnet.mxnet.training import build
 
 
-def synthetic_batch(config: Config, context: mx.Context) -> Batch:
-    """One batch of noise on the device."""
+def synthetic_batch(config: Config, context: mx.Context, batch_size: int = 0) -> Batch:
+    """One batch of noise on the device; default: of a training step."""
+    count = batch_size or config.batch_size
     dtype = "float16" if config.precision == "fp16" else "float32"
-    images = mx.nd.random.uniform(shape=input_shape(config), ctx=context).astype(dtype)
-    labels = mx.nd.random.randint(0, config.num_classes, shape=(config.batch_size,), ctx=context)
+    images = mx.nd.random.uniform(shape=(count, *input_shape(config)[1:]), ctx=context).astype(dtype)
+    labels = mx.nd.random.randint(0, config.num_classes, shape=(count,), ctx=context)
     return images, labels.astype("float32")
 
 
@@ -59,11 +60,15 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
-    step = partial(train_step, build(config, ranks, {}), rate=bench.RATE)
-    bare = bare_step(config, ranks.context, batch)
-    loops = bench_loops(mxnet, config, ranks, bare, step, batch, real)
-    titles = {"bare": "bare Gluon loop, synthetic data"}
-    return bench.Subject(bench_title(config), config.batch_size, loops, titles)
+    training = build(config, ranks, {})
+    images, labels = synthetic_batch(config, ranks.context, config.eval_batch_size)
+    calls: Dict[str, Callable[..., Any]] = {
+        "bare": bare_step(config, ranks.context, batch),
+        "step": partial(train_step, training, rate=bench.RATE),
+        "evaluation": lambda: hits(training, images, labels, len(labels)).wait_to_read(),
+    }
+    title, bare_title = bench_title(config), "bare Gluon loop, synthetic data"
+    return bench_subject(mxnet, config, ranks, calls, batch, real, title, bare_title)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.common import selftest
 from benchmarks.common.selftest import Suite
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED
+from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED, real_images
 
 SUITE = Suite(
     module="benchmarks.resnet.mxnet",
@@ -13,6 +13,7 @@ SUITE = Suite(
     device=ANOTHER_BATCH,
     two_ranks=ANOTHER_BATCH,
     resume=ROUNDED,
+    real_images=real_images,
     varied={"precision": ROUNDED, "layout": ROUNDED},
     shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
 )

@@ -37,14 +37,18 @@ def train_step(training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray,
     return reported(training, losses)
 
 
+def hits(training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray, valid: int) -> mx.nd.NDArray:
+    """Right answers for the first ``valid`` images."""
+    return (mx.nd.argmax(training.network(images), axis=1).astype("float32") == labels)[:valid].sum()
+
+
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Dict[str, float]]:
     """Top-1 accuracy over all validation images of all ranks, or None if the run is to stop."""
     correct = mx.nd.zeros((1,))
     counted = 0
     for images, labels, valid in run.watch(evaluation.one_pass()):
         if valid:
-            hits = mx.nd.argmax(training.network(images), axis=1).astype("float32") == labels
-            correct += hits[:valid].sum().as_in_context(correct.context)
+            correct += hits(training, images, labels, valid).as_in_context(correct.context)
         counted += valid
     if run.interrupted:
         return None

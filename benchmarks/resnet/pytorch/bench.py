@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable, Dict
 
 import torch
 from torch.nn import functional
@@ -19,13 +19,13 @@ from benchmarks.common import bench, torch_abilities
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title
-from benchmarks.resnet.inputs import TrainingInput, bench_loops
+from benchmarks.resnet.inputs import TrainingInput, bench_subject
 from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.pytorch.data import Batch
 from benchmarks.resnet.pytorch.train import train_step, whole_step
-from benchmarks.resnet.pytorch.training import build, synthetic_batch
+from benchmarks.resnet.pytorch.training import Training, build, synthetic_batch
 
 
 def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[], None]:
@@ -45,17 +45,31 @@ def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[]
     return step
 
 
+@torch.no_grad()
+def evaluation_step(training: Training, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Count the right ones of a batch, as an evaluation does."""
+    network = training.network.eval()
+    with pytorch.autocast(images.device, training.config.precision):
+        logits = network(images)
+    (logits.argmax(dim=1) == labels).sum()
+    network.train()
+
+
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
     config = torch_abilities.settle(config, ranks)
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
-    step = partial(train_step, build(config, ranks, {}, whole_step), rate=bench.RATE)
-    bare = bare_step(config, ranks.context, batch)
-    loops = bench_loops(pytorch, config, ranks, bare, step, batch, real)
+    training = build(config, ranks, {}, whole_step)
+    images, labels = synthetic_batch(config, ranks.context, config.eval_batch_size)
+    calls: Dict[str, Callable[..., Any]] = {
+        "bare": bare_step(config, ranks.context, batch),
+        "step": partial(train_step, training, rate=bench.RATE),
+        "evaluation": partial(evaluation_step, training, images, labels),
+    }
     compiled = "eager" if config.compile == "none" else f"compiled ({config.compile})"
-    titles = {"bare": f"bare PyTorch loop, {compiled}, synthetic data"}
-    return bench.Subject(bench_title(config, compiled), config.batch_size, loops, titles)
+    title, bare_title = bench_title(config, compiled), f"bare PyTorch loop, {compiled}, synthetic data"
+    return bench_subject(pytorch, config, ranks, calls, batch, real, title, bare_title)
 
 
 if __name__ == "__main__":

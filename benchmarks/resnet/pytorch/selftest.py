@@ -6,7 +6,7 @@ from benchmarks.common import selftest
 from benchmarks.common.agreement import Tolerance
 from benchmarks.common.selftest import Suite
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED
+from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED, real_images
 
 SUITE = Suite(
     module="benchmarks.resnet.pytorch",
@@ -14,6 +14,7 @@ SUITE = Suite(
     device=Tolerance(0.02, ROUNDED.epoch),  # nvJPEG decodes to slightly other pixels
     two_ranks=ANOTHER_BATCH,
     resume=ROUNDED,
+    real_images=real_images,
     settings={"compile": "none", "cuda_graph": False, "kernels": "plain"},
     varied={
         "precision": ROUNDED,

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from benchmarks.common import bench
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
-from benchmarks.resnet.inputs import TrainingInput, bench_loops
+from benchmarks.resnet.inputs import TrainingInput, bench_subject
 from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import model
 from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.data import Batch
-from benchmarks.resnet.tensorflow.train import train_step
+from benchmarks.resnet.tensorflow.train import count_hits, train_step
 from benchmarks.resnet.tensorflow.training import build, synthetic_batch
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
@@ -65,13 +65,17 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
     batch = synthetic_batch(config)
     real = TrainingInput(tensors, config, data, ranks)
-    step = partial(tf.function(partial(train_step, build(config, {}))), rate=tf.constant(bench.RATE))
-    bare = bare_step(config, batch)
-    loops = bench_loops(tensorflow, config, ranks, bare, step, batch, real)
+    training = build(config, {})
+    images, labels = synthetic_batch(config, config.eval_batch_size)
+    calls: Dict[str, Callable[..., Any]] = {
+        "bare": bare_step(config, batch),
+        "step": partial(tf.function(partial(train_step, training)), rate=tf.constant(bench.RATE)),
+        "evaluation": partial(training.compiled, count_hits, images, labels, tf.constant(len(labels))),
+    }
     name = f"keras.applications.ResNet{config.depth}" if config.depth in KERAS_DEPTHS else "the same network"
     title = bench_title(config, "XLA" if config.compiles else "no XLA")
-    titles = {"bare": f"bare loop over {name}, synthetic data"}
-    return bench.Subject(title, config.batch_size, loops, titles)
+    bare_title = f"bare loop over {name}, synthetic data"
+    return bench_subject(tensorflow, config, ranks, calls, batch, real, title, bare_title)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.common import selftest
 from benchmarks.common.selftest import Suite
-from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED
+from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED, real_images
 from benchmarks.resnet.tensorflow.config import Config
 
 SUITE = Suite(
@@ -13,6 +13,7 @@ SUITE = Suite(
     device=ANOTHER_BATCH,
     two_ranks=ANOTHER_BATCH,
     resume=ROUNDED,
+    real_images=real_images,
     settings={"xla": False},
     varied={"precision": ROUNDED, "accumulation_steps=2": ANOTHER_BATCH, "xla": ROUNDED},
     shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",

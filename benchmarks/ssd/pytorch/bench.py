@@ -26,7 +26,7 @@ from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, TrainingInput, synthetic_batch, synthetic_images
 from benchmarks.ssd.pytorch.default_boxes import default_boxes
 from benchmarks.ssd.pytorch.train import train_step, whole_step
-from benchmarks.ssd.pytorch.training import build
+from benchmarks.ssd.pytorch.training import Training, build
 
 TITLES = {"bare": "plain PyTorch loop, synthetic data"}
 OBJECTS = 7
@@ -78,6 +78,13 @@ def plain_step(config: Config, classes: int, device: torch.device) -> Callable[[
     return step
 
 
+def evaluated(training: Training, images: torch.Tensor) -> None:
+    """Detect objects in a batch."""
+    training.network.eval()
+    training.detect(images)
+    training.network.train()
+
+
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     config = torch_abilities.settle(config, ranks)
@@ -85,6 +92,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     classes = len(data.categories) + 1
     training = build(config, classes, ranks, {}, whole_step)
     noise = synthetic_batch(config, classes, ranks.context)
+    images = synthetic_images(config, ranks.context, config.eval_batch_size)
     real, alone = (TrainingInput(config, data.train, ranks) for _ in range(2))
 
     def step(batch: Batch) -> torch.Tensor:
@@ -95,13 +103,15 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: noise),
         "real": bench.training_loop(pytorch, config, ranks, step, real.next),
         "input": bench.repeated(alone.next),
+        bench.EVALUATION: bench.repeated(lambda: evaluated(training, images)),
     }
     compiled = "eager" if config.compile == "none" else f"compiled ({config.compile})"
     title = (
         f"SSD, {config.image_size} x {config.image_size}, width {config.width}, batch {config.batch_size}, "
         f"{config.precision}, {config.layout}, {compiled}, one {config.device}"
     )
-    return bench.Subject(title, config.batch_size, loops, TITLES)
+    samples = {bench.EVALUATION: config.eval_batch_size}
+    return bench.Subject(title, config.batch_size, loops, TITLES, samples)
 
 
 if __name__ == "__main__":

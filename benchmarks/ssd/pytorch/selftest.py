@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.common import selftest
 from benchmarks.common.agreement import Tolerance
 from benchmarks.common.selftest import Suite
+from benchmarks.detection.selftest import real_images
 from benchmarks.ssd.pytorch.config import Config
 
 ROUNDED = Tolerance(0.02, 0.05)
@@ -15,6 +16,7 @@ ANOTHER_DRAW = Tolerance(0.25, 0.1)
 SUITE = Suite(
     module="benchmarks.ssd.pytorch",
     config_class=Config,
+    real_images=real_images,
     device=ROUNDED,
     two_ranks=ANOTHER_BATCH,
     resume=Tolerance(1e-3, 0.01),  # a GPU adds in any order; 0.2 % on an H200

@@ -40,7 +40,7 @@ TITLES = {
     "real": "training step, real data, tokens/s",
     "input": "input pipeline alone, tokens/s",
     "one by one": "translation of one sentence at a time, sentences/s",
-    "decode": "translation in batches, sentences/s, next to one at a time",
+    "evaluation": "translation in batches, sentences/s, next to one at a time",
 }
 
 
@@ -135,7 +135,7 @@ def translation_loops(training: Training, data: DataSet, order: Order, ranks: Ra
     alone = singles(batch)
     return {
         "one by one": bench.repeated(lambda: training.decode(next(alone))),
-        "decode": bench.repeated(lambda: training.decode(batch)),
+        "evaluation": bench.repeated(lambda: training.decode(batch)),
     }
 
 
@@ -171,9 +171,9 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         f"{config.batch_size} positions, {config.precision}, one {config.device}"
     )
     decoded = int(np.diff(evaluation.bounds)[evaluation.steps // 2])
-    samples = {"synthetic": synthetic.tokens, "one by one": 1, "decode": decoded}
+    samples = {"synthetic": synthetic.tokens, "one by one": 1, "evaluation": decoded}
     return bench.Subject(
-        title, tokens, loops, TITLES, samples=samples, against={"decode": "one by one"}, close=inputs.close
+        title, tokens, loops, TITLES, samples=samples, against={"evaluation": "one by one"}, close=inputs.close
     )
 
 
