@@ -27,6 +27,7 @@ from encore.catalogue import Choice, System
 from encore.containers import dockerfiles, images
 from encore.errors import EncoreError, ExitCode
 from encore.results import calibration
+from encore.results import rates as check_rates
 from encore.results.audit import rates
 from encore.results.audit.oddities import Rule
 from encore.results.audit.rules import RULES
@@ -169,6 +170,30 @@ def _audit_row(rule: Rule) -> list[str]:
     return [f"`{rule.name}`", rule.meaning, rates.severity_of(rule), *counts, "<br>".join(examples) or NO_VALUE]
 
 
+def own_rules_table() -> str:
+    """Return the rules of our own that fire on public logs which the official checker passes."""
+    every = check_rates.measured()
+    rows = []
+    for code, entry in every["rules"].items():
+        rate = entry["sets"] / every["sets"]
+        severity = "warning" if rate > check_rates.MOST_OF_AN_ERROR else "as it is"
+        rows.append([f"`{code}`", f"{entry['sets']} ({rate:.2%})", str(entry["logs"]), severity])
+    return markdown(["rule", f"sets of {every['sets']}", f"logs of {every['logs']}", "severity"], rows)
+
+
+def verdicts_table() -> str:
+    """Return how many public logs of each round the official checker and `encore check` pass."""
+    rows = [
+        [
+            name,
+            *(str(entry[key]) for key in ("logs", "official", "ours")),
+            ", ".join(f"{count} x `{code}`" for code, count in entry["differ"].items()) or NO_VALUE,
+        ]
+        for name, entry in check_rates.measured()["rounds"].items()
+    ]
+    return markdown(["round", "logs", "the checker passes", "`encore check` passes", "what differs"], rows)
+
+
 def fakes_table() -> str:
     """Return how many fakes of the public sets the audit finds."""
     fakes = rates.measured()["fakes"]
@@ -224,6 +249,8 @@ GENERAL: dict[str, Callable[[], str]] = {
     "convergence-calibration": shift_table,
     "audit": audit_table,
     "fakes": fakes_table,
+    "own-rules": own_rules_table,
+    "check-verdicts": verdicts_table,
     "checks": checks_table,
     "measured": measured_table,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -22,6 +23,8 @@ FOLDED = 16
 """Characters of a name to which a narrow terminal may fold it."""
 SHORT_SECONDS = 1.0
 """Work that takes no longer needs no bar."""
+PIPE_WIDTH = 4096
+"""Of a file or another program, which have no width unless COLUMNS states one: no row is wrapped there."""
 NUMBER = re.compile(r"[-+]?\d[\d.,:%x]*")
 
 
@@ -110,7 +113,10 @@ def _lines(column: Column) -> list[str]:
 
 def console(stderr: bool = False, soft_wrap: bool = False) -> Console:
     """Return the terminal; figures in a line keep its colour."""
-    return Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
+    screen = Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen.width = PIPE_WIDTH
+    return screen
 
 
 def say(screen: Console, *texts: object) -> None:

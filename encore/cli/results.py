@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -82,6 +83,9 @@ def check(
     package: Annotated[
         bool, typer.Option("--package", help="Check a submission tree: layout, systems, code, every set.")
     ] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Of a tree: every log, warnings and notes, not a line per set.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Check result logs against the rules of their round, in plain words.
@@ -91,29 +95,29 @@ def check(
     if not path.exists():
         raise EncoreError(f"there is no {path}", expected="a result log or a folder of them", remedy="check the path")
     if package:
-        _finish(check_trees(path, known_ruleset(ruleset)), [], as_json)
+        _finish(check_trees(path, known_ruleset(ruleset)), [], as_json, details=True)
         return
     sets = [files for _, files in find_sets(path)]
     if not sets:
         raise EncoreError(f"no result log in {path}", expected="result_0.txt, result_1.txt ...")
     if len(sets) == len(sets[0]) == 1:
-        _finish([check_alone(sets[0][0], ruleset)], [], as_json)
+        _finish([check_alone(sets[0][0], ruleset)], [], as_json, details=True)
         return
     with reading() as on_read:
         scores, reports = score_and_check(path, ruleset, on_read)
     with_points = any((report.ruleset or "") >= FIRST_RULESET for report in reports)
     found = [convergence_of(score) for score in scores] if with_points else []
-    _finish(reports, [each for each in found if each is not None], as_json)
+    _finish(reports, [each for each in found if each is not None], as_json, details=details or len(sets) == 1)
 
 
-def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], as_json: bool) -> None:
+def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], as_json: bool, *, details: bool) -> None:
     """Write the reports; exit with 1 where one has an error that better data would not cure."""
     if as_json:
         found = [report.as_json() for report in reports]
         found += [{**report_of(each).as_json(), "convergence": each.as_json()} for each in sets]
         write_json(found[0] if len(found) == 1 else found)
     else:
-        _print_reports(reports, sets)
+        _print_reports(reports, sets, details=details)
     if not all(report.passed_but_for_data for report in reports):
         raise typer.Exit(ExitCode.FAILED)
 
@@ -191,19 +195,25 @@ def _print_runs(screen: Console, score: Score, *, detail: bool) -> None:
         say(screen, text(f"  {run.path.name:<16} {minutes}  {use:<8} {run.explanation}".rstrip()))
 
 
-def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergence]) -> None:
-    """Print a verdict per log, then every finding once, with the logs and lines it is about."""
+def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], *, details: bool) -> None:
+    """Print a verdict per log, or per set of a tree, then every finding once, with the logs and lines it is about."""
     screen = console()
     places: dict[Finding, list[str]] = {}
-    for report in reports:
-        _print_verdict(screen, report)
+    if details:
+        for report in reports:
+            _print_verdict(screen, report)
+    else:
+        _print_sets(screen, reports)
     for each in sets:
-        _print_convergence(screen, each)
+        if details or each.outcome is not Outcome.PASSED:
+            _print_convergence(screen, each)
     for report in [*reports, *map(report_of, sets)]:
         for finding in report.findings:
-            line = f" line {finding.line}" if finding.line is not None else ""
-            places.setdefault(replace(finding, line=None), []).append(f"{report.path.name}{line}")
-    for finding, where in places.items():
+            if details or finding.severity == "error":
+                line = f" line {finding.line}" if finding.line is not None and details else ""
+                name = report.path.name if details else f"{report.path.parent.name}/{report.path.name}"
+                places.setdefault(replace(finding, line=None), []).append(f"{name}{line}")
+    for finding, where in sorted(places.items(), key=lambda each: 0 if details else -len(each[1])):
         label = "small data" if finding.kind == "small_data" else finding.severity
         more = f" and {len(where) - _PLACES} more" if len(where) > _PLACES else ""
         style = SEVERITY_STYLE[finding.severity]
@@ -211,6 +221,31 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
         say(screen, text(f"    expected: {finding.expected}"))
         say(screen, text(f"    rule:     {finding.rule}"))
         say(screen, text(f"    do this:  {finding.remedy}"))
+    if len(reports) > 1:
+        passed = sum(report.passed for report in reports)
+        more = "" if details else "; --details lists every log, with warnings"
+        say(screen, text(f"{passed} of {count_of(len(reports), 'log')} pass{more}"))
+
+
+def _print_sets(screen: Console, reports: Sequence[ComplianceReport]) -> None:
+    """Print a row per folder: how many of its logs pass."""
+    folders: dict[Path, list[ComplianceReport]] = {}
+    for report in reports:
+        folders.setdefault(report.path.parent, []).append(report)
+    numbers = ("logs", "pass", "errors", "warnings")
+    table = plain_table("Checked", "ruleset", *numbers, "folder", numbers=numbers)
+    above = os.path.commonpath(folders)
+    for folder, found in folders.items():
+        every = [finding.severity for report in found for finding in report.findings]
+        passed = sum(report.passed for report in found)
+        table.add_row(
+            text(", ".join(sorted({report.ruleset or "?" for report in found}))),
+            str(len(found)),
+            text(str(passed), "" if passed == len(found) else "red"),
+            *(str(every.count(severity)) for severity in ("error", "warning")),
+            text(folder.relative_to(above)),
+        )
+    print_fitted(screen, table)
 
 
 def _print_convergence(screen: Console, found: Convergence) -> None:

@@ -273,7 +273,7 @@ def _compliance(each: judge.Judgement) -> str:
         return ""
     if each.compliance.passed:
         return "passes the checker"
-    return "passes but for the data" if each.compliance.passed_but_for_data else "[red]breaks rules[/]"
+    return "passes but for the data" if each.compliance.passed_but_for_data else "[red]not compliant[/]"
 
 
 def _print_findings(screen: Console, each: judge.Judgement) -> None:

@@ -32,6 +32,7 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
         found = by_key.get(key, [])
         if len(found) != 1:
             yield _finding(
+                "clock_once",
                 found[1].line if len(found) > 1 else None,
                 "timing: one clock, started and stopped once",
                 f"exactly one {key} event",
@@ -40,9 +41,10 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
             )
     for key in _AT_LEAST_ONCE:
         if key not in by_key:
-            yield _finding(None, "logging", f"at least one {key} event", "none", f"log {key}")
+            yield _finding("event_missing", None, "logging", f"at least one {key} event", "none", f"log {key}")
     if "run_clear_caches" not in by_key:
         yield _finding(
+            "no_cache_clear",
             None,
             "caches: flush them or reboot before each run",
             "a run_clear_caches event",
@@ -51,6 +53,7 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
         )
     elif all(event.value is False for event in by_key["run_clear_caches"]):
         yield _finding(
+            "cache_not_cleared",
             by_key["run_clear_caches"][0].line,
             "caches: flush them or reboot before each run",
             "run_clear_caches without a value, or true",
@@ -63,7 +66,7 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
         ("run_set_random_seed", "log the seed used"),
     ):
         if key not in by_key:
-            yield _finding(None, "logging", f"a {key} event", "none", remedy, "warning")
+            yield _finding("event_wanted", None, "logging", f"a {key} event", "none", remedy, "warning")
 
 
 def _clock(events: Sequence[Event], by_key: dict[str, list[Event]]) -> Iterator[Finding]:
@@ -74,6 +77,7 @@ def _clock(events: Sequence[Event], by_key: dict[str, list[Event]]) -> Iterator[
     for clear in by_key.get("run_clear_caches", [])[:1]:
         if clear.line > start.line:
             yield _finding(
+                "cache_cleared_late",
                 clear.line,
                 "caches: flush them before the run",
                 "run_clear_caches before run_start",
@@ -85,6 +89,7 @@ def _clock(events: Sequence[Event], by_key: dict[str, list[Event]]) -> Iterator[
             break
         if event.key.startswith(_WORK):
             yield _finding(
+                "data_before_clock",
                 event.line,
                 "timing: the clock starts before any benchmark-specific work, model construction included",
                 f"no {event.key} before run_start (line {start.line})",
@@ -98,6 +103,7 @@ def _clock(events: Sequence[Event], by_key: dict[str, list[Event]]) -> Iterator[
     for stop in by_key.get("run_stop", [])[:1]:
         if stop.time_s is not None and start.time_s is not None and stop.time_s <= start.time_s:
             yield _finding(
+                "clock_order",
                 stop.line,
                 "timing",
                 "run_stop after run_start",
@@ -110,6 +116,7 @@ def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Findin
     for event in by_key.get("eval_accuracy", []):
         if not (isinstance(event.value, dict) and {"epoch", "value"} <= set(event.value)):
             yield _finding(
+                "evaluation_form",
                 event.line,
                 "logging",
                 'eval_accuracy: {"epoch": E, "value": V}',
@@ -122,6 +129,7 @@ def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Findin
         value = event.value
         if wanted and isinstance(value, int | float) and len(wanted) == 1 and value not in wanted:
             yield _finding(
+                "eval_target",
                 event.line,
                 "quality target",
                 f"eval_target {next(iter(wanted)):g}",
@@ -134,6 +142,7 @@ def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Findin
 def _outcome(run: RunLog) -> Iterator[Finding]:
     if run.reason in (Reason.ABORTED, Reason.TARGET_MISSED, Reason.NO_QUALITY):
         yield _finding(
+            "target_missed",
             run.quality[-1].line if run.quality else None,
             "quality target: the run must reach it",
             ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets) or "success",
@@ -143,8 +152,14 @@ def _outcome(run: RunLog) -> Iterator[Finding]:
 
 
 def _finding(
-    line: int | None, rule: str, expected: str, found: str, remedy: str, severity: Severity = "error"
+    code: str, line: int | None, rule: str, expected: str, found: str, remedy: str, severity: Severity = "error"
 ) -> Finding:
     return Finding(
-        line=line, rule=f"{_RULES}, {rule}", expected=expected, found=found, remedy=remedy, severity=severity
+        code=f"v05_{code}",
+        line=line,
+        rule=f"{_RULES}, {rule}",
+        expected=expected,
+        found=found,
+        remedy=remedy,
+        severity=severity,
     )

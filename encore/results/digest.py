@@ -12,9 +12,7 @@ read. They are made from checkouts of the public result repositories:
 
 from __future__ import annotations
 
-import functools
 import json
-import lzma
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,30 +20,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from encore.results.published import DATA, PublishedResult, system_of
+from encore.results.published import PublishedResult, lines_of, system_of
 from encore.results.score import find_sets, score_folder
 from encore.results.sides import Side, known_targets, length_samples, side_of
 from encore.results.statistics import Sample
 from encore.results.systems import cells_at
 from encore.results.timing import Curve
 
-FOLDER = DATA / "digests"
-
 
 def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
     """Return the published cell as a side: from its logs below ``logs``, else from its digest, else its row alone."""
     side = _from_logs(cell, logs) if logs is not None else None
     return side or _from_digest(cell) or _from_row(cell)
-
-
-@functools.lru_cache(maxsize=4)
-def lines_of(round_: str) -> tuple[str, ...]:
-    """Return the file of a round by its lines: what it was made from, then one set each, as JSON."""
-    path = FOLDER / f"{round_}.jsonl.xz"
-    if not path.is_file():
-        return ()
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        return tuple(file)
 
 
 def digests(round_: str) -> Iterator[Side]:

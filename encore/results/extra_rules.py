@@ -12,11 +12,10 @@ from encore.results.run_log import Reason, RunLog
 
 _RULES = "training_rules.adoc"
 _RESNET_EVAL_EPOCHS = 4
-_DATA_WORK = frozenset(
-    {"epoch_start", "epoch_stop", "block_stop", "eval_start", "eval_stop", "eval_accuracy", "tracked_stats"}
-)
+_DATA_WORK = frozenset({"epoch_start", "epoch_stop", "block_stop", "eval_start", "eval_stop", "eval_accuracy"})
 """Events that no run has before it reads its data set. ``block_start`` is checked by the official rules; sample counts
-are no evidence: they are constants of the data set, which most submitted logs have before run_start."""
+are no evidence: they are constants of the data set, which most submitted logs have before run_start; nor are
+``tracked_stats``, by which half of the logs of v5.1 give the times of warm-up and start."""
 
 
 def small_data_findings(run: RunLog) -> list[Finding]:
@@ -31,6 +30,7 @@ def small_data_findings(run: RunLog) -> list[Finding]:
     )
     return [
         Finding(
+            code="small_data",
             line=None,
             rule=f"{_RULES}, data set: the benchmark's own, complete ({size.source})",
             expected=f"{name} of at least {wanted}",
@@ -59,6 +59,7 @@ def _outcome(events: Sequence[Event], run: RunLog) -> Iterator[Finding]:
     """Check the quality target, which 0.6.0 lacks, and that run_stop says success, which no later ruleset asks."""
     if run.reason is Reason.ABORTED:
         yield Finding(
+            code="run_not_successful",
             line=next((event.line for event in events if event.key == "run_stop"), None),
             rule=f"{_RULES}, quality target: the run must reach it",
             expected="run_stop with status success",
@@ -67,6 +68,7 @@ def _outcome(events: Sequence[Event], run: RunLog) -> Iterator[Finding]:
         )
     if run.reason is Reason.TARGET_MISSED and run.round == "v0.6":
         yield Finding(
+            code="target_missed",
             line=run.quality[-1].line,
             rule=f"{_RULES}, quality target of v0.6 (not in the 0.6.0 rule files)",
             expected=", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets),
@@ -82,6 +84,7 @@ def _cache(events: Sequence[Event]) -> Iterator[Finding]:
     rule = f"{_RULES}, caches: flush them or reboot before each run"
     if clears and not any(event.value is True or event.value in ("true", "True", 1) for event in clears):
         yield Finding(
+            code="cache_not_cleared",
             line=clears[0].line,
             rule=rule,
             expected="cache_clear true",
@@ -91,6 +94,7 @@ def _cache(events: Sequence[Event]) -> Iterator[Finding]:
         )
     if clears and start and all(event.line > start.line for event in clears):
         yield Finding(
+            code="cache_cleared_late",
             line=clears[0].line,
             rule=rule,
             expected="cache_clear before run_start",
@@ -103,6 +107,7 @@ def _cache(events: Sequence[Event]) -> Iterator[Finding]:
 def _seed(run: RunLog) -> Iterator[Finding]:
     if not run.seeds and run.benchmark != "minigo":
         yield Finding(
+            code="no_seed",
             line=None,
             rule=f"{_RULES}, random numbers: seeds from the clock or /dev/urandom, and logged",
             expected="a seed event",
@@ -119,6 +124,7 @@ def _resnet_schedule(run: RunLog) -> Iterator[Finding]:
     for earlier, later in itertools.pairwise(epochs):
         if later - earlier > _RESNET_EVAL_EPOCHS:
             yield Finding(
+                code="resnet_evaluations",
                 line=next(point.line for point in run.quality if point.epoch == later),
                 rule=f"{_RULES}, ResNet: evaluation every 4 epochs, offset 0 to 3",
                 expected=f"an evaluation by epoch {earlier + _RESNET_EVAL_EPOCHS:g}",
@@ -138,6 +144,7 @@ def _order(events: Sequence[Event]) -> Iterator[Finding]:
         one, two = first.get(before), first.get(after)
         if one and two and one.time_s and two.time_s and two.time_s < one.time_s:
             yield Finding(
+                code="clock_order",
                 line=two.line,
                 rule=f"{_RULES}, timing: {before} comes before {after}",
                 expected=f"a time not before that of {before} in line {one.line}",
@@ -155,6 +162,7 @@ def _data_before_clock(events: Sequence[Event]) -> Iterator[Finding]:
     for event in events:
         if event.key in _DATA_WORK and _is_before(event, start):
             yield Finding(
+                code="data_before_clock",
                 line=event.line,
                 rule=f"{_RULES}, run results: the clock starts before any part of the system touches the data set",
                 expected=f"no {event.key} before run_start in line {start.line}",

@@ -19,6 +19,9 @@ class Finding:
     """Line of the file, from 1; None where the finding is about the whole log."""
     rule: str
     """Where the rule is defined; of an audit its name, as in docs/audit.md."""
+    code: str = ""
+    """Name of one of Encore's own rules of `encore check`, as in docs/results.md; one of mlperf-logging's has none but
+    ``target_not_met``."""
     expected: str
     found: str
     remedy: str
@@ -29,7 +32,7 @@ class Finding:
     path: Path | None = None
     """The file, in an audit; None where the finding is about the whole set."""
     rate: float | None = None
-    """Part of the public sets on which this rule of the audit fires; None where it was not measured."""
+    """Part of the public sets on which this rule of our own fires; None where it was not measured."""
 
     @property
     def place(self) -> str:

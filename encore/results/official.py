@@ -31,6 +31,8 @@ _REQUIRED = re.compile(
 _FAILED_ALL = re.compile(r"Failed checks for (\w+) : (.*)", re.DOTALL)
 _CONFIG = re.compile(r"training_\d+\.\d+\.\d+/[a-z0-9_]+\.yaml")
 _PER_KEY = 20
+TARGET_NOT_MET = "target_not_met"
+"""Code of the finding that no evaluation reaches the quality target."""
 
 
 def version() -> str:
@@ -220,6 +222,7 @@ def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Find
         found = "no such event in the log" if whole else _value_in(message)
         return Finding(
             line=line,
+            code=TARGET_NOT_MET if whole and name == "eval_accuracy" else "",
             rule=f"{where}, {name}: {' '.join(text.split())}",
             expected=expectation(name, text, any_event=bool(whole)),
             found=found,
@@ -238,14 +241,15 @@ def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Find
 
 def _count_finding(required: re.Match[str], where: str, level: str) -> Finding:
     wanted = {"EXACTLY_ONE": "exactly one", "AT_LEAST_ONE": "at least one"}.get(required[1], required[1].lower())
+    often = "once" if required[1] == "EXACTLY_ONE" else "at least once"
     name, count = required[2].replace("'", ""), required[3] or "0"
     values = f"{required[4] or ''}".strip()
     return Finding(
         line=None,
         rule=f"{where}, {name}: {required[1]}",
         expected=f"{wanted} {name} event",
-        found=f"{count} of them {values}".strip() if count != "0" else "none",
-        remedy=remedy_for(name, missing=count == "0"),
+        found=f"{count} of them {values}".strip() if count != "0" else f"no {name} event",
+        remedy=remedy_for(name, often=often if count == "0" else None),
         severity="warning" if level == "warning" else "error",
     )
 

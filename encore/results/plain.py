@@ -56,6 +56,7 @@ _REMEDIES = {
     "train_samples": "log the number of training samples once",
     "eval_samples": "log the number of evaluation samples once",
     "epoch_start": "log epoch_start with metadata epoch_num, counted from 1",
+    "epoch_stop": "log epoch_stop, or block_stop, at the end of each epoch or block, from rank 0",
     "block_start": "log block_start with metadata first_epoch_num and epoch_count",
 }
 
@@ -71,11 +72,11 @@ def expectation(key: str, test: str, *, any_event: bool = False) -> str:
     return f"{'at least one ' if any_event else ''}{key}: {phrase.strip()}"
 
 
-def remedy_for(key: str, *, missing: bool = False) -> str:
-    """Return what to do about a finding on ``key``."""
+def remedy_for(key: str, *, often: str | None = None) -> str:
+    """Return what to do about a finding on ``key``; ``often``: how often the rule wants it, where it is missing."""
     for name in key.split(" or "):
         if name in _REMEDIES:
             return _REMEDIES[name]
-    if missing:
-        return f"log {key} once, from rank 0, before run_start"
+    if often:
+        return f"log {key} {often}, from rank 0"
     return f"bring {key} within the round's rules, or submit to the open division" if key else "read the log there"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import lzma
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ else:
     import tomli as tomllib
 
 DATA = Path(__file__).parent / "data"
+DIGESTS = DATA / "digests"
 _FIELDS = (
     "score_minutes", "fastest_minutes", "slowest_minutes", "cv", "samples_per_second", "init_seconds",
     "scaling_factor", "official_minutes",
@@ -288,3 +290,13 @@ def _hardware_from_name(name: str) -> tuple[int | None, int | None, str | None]:
         return nodes or (int(boxes[1]) if boxes else None), int(counted[1]), counted[2]
     after = _COUNTED_AFTER.search(name)
     return (nodes, int(after[2]), after[1]) if after else (nodes, None, None)
+
+
+@functools.lru_cache(maxsize=4)
+def lines_of(round_: str) -> tuple[str, ...]:
+    """Return the digests of a round by their lines: what it was made from, then one set each, as JSON."""
+    path = DIGESTS / f"{round_}.jsonl.xz"
+    if not path.is_file():
+        return ()
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        return tuple(file)

@@ -118,6 +118,15 @@ def read_events(path: str | PathLike[str], on_damage: OnDamage | None = None) ->
                 yield from parse_line(line.decode("utf-8", "replace"), number, report)
 
 
+def has_mark(path: Path) -> bool:
+    """Whether a line of the file has an event's mark, or its damage; True where it cannot be read: that is reported."""
+    damaged: list[int] = []
+    try:
+        return any(True for _ in read_events(path, lambda line, _: damaged.append(line))) or bool(damaged)
+    except OSError:
+        return True
+
+
 def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) -> Iterator[Event]:
     """Yield the events of one line of text: none, one, or several written by processes at the same time."""
     report = on_damage or _ignore

@@ -25,6 +25,7 @@ from encore.errors import EncoreError
 from encore.results.findings import Finding
 from encore.results.normalization import official, read_scaling
 from encore.results.parallel import OnRead, map_files
+from encore.results.reader import has_mark
 from encore.results.rounds import LATER_ROUNDS
 from encore.results.rules import ROUNDS, Rule, is_hpc, rule_for
 from encore.results.run_log import Reason, RunLog, read_run
@@ -167,8 +168,8 @@ def no_log(root: Path) -> EncoreError:
 def find_sets(root: Path) -> Iterator[tuple[Path, list[Path]]]:
     """Yield folders with result files, each with its files in order of their numbers.
 
-    Where no file is named like a result, any log will do, but not below a folder that has results: those are
-    raw logs of the same runs.
+    Where no file is named like a result, any text with an MLPerf line will do, but not below a folder that has
+    results: those are raw logs of the same runs.
     """
     if root.is_dir():
         yield from _sets_below(root, True, set())
@@ -187,7 +188,7 @@ def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[tuple[Pa
         raise EncoreError(f"cannot read {root}: {error.strerror}", remedy="check the folder's permissions") from error
     files = [entry for entry in entries if entry.is_file()]
     named = [entry for entry in files if _RESULT.fullmatch(entry.name)]
-    found = named or [entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name)]
+    found = named or [entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name) and has_mark(entry)]
     if found:
         yield root, sorted(found, key=_natural)
     if named and (root / "run.json").is_file():

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results import digest
+from encore.results import digest, published
 from encore.results.compare import compare_with
 from encore.results.digest_build import main
 from encore.results.explain import explain
@@ -102,10 +102,10 @@ def test_digest_is_the_side_of_the_logs(
     root = _checkout(tmp_path)
     assert main([str(root), "-o", str(tmp_path / "a")]) == 0
     assert "left out: Ours/benchmarks/resnet/results/box: not the logs of a submission" in capfd.readouterr().err
-    monkeypatch.setattr(digest, "FOLDER", tmp_path / "a" / "digests")
-    digest.lines_of.cache_clear()
+    monkeypatch.setattr(published, "DIGESTS", tmp_path / "a" / "digests")
+    published.lines_of.cache_clear()
     sides = {side.label: side for side in digest.digests("v0.7")}
-    digest.lines_of.cache_clear()
+    published.lines_of.cache_clear()
     assert list(sides) == ["v0.7/Ours/box", "v0.7/Ours/other_box"]
     with (tmp_path / "a" / "published.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["submitter"] == "Ours"]
@@ -129,9 +129,9 @@ def test_same_logs_give_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_every_published_set_has_a_digest_with_its_score(round_: str) -> None:
-    digest.lines_of.cache_clear()
+    published.lines_of.cache_clear()
     started = time.process_time()
-    lines = digest.lines_of(round_)
+    lines = published.lines_of(round_)
     assert time.process_time() - started < 0.2
     sides = {(side.label, side.benchmark): side for side in digest.digests(round_)}
     assert len(sides) == len(lines) - 1 == json.loads(lines[0])["sets"]
@@ -146,7 +146,7 @@ def test_every_published_set_has_a_digest_with_its_score(round_: str) -> None:
 
 
 def test_digests_are_small() -> None:
-    assert sum(path.stat().st_size for path in digest.FOLDER.iterdir()) < 6 << 20
+    assert sum(path.stat().st_size for path in published.DIGESTS.iterdir()) < 6 << 20
 
 
 def test_digests_are_what_the_logs_say(public_logs: Path) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 from encore.results.audit.oddities import Rule
 from encore.results.findings import Severity
 from encore.results.published import DATA
+from encore.results.rates import severity_at
 
-MOST_OF_AN_ERROR = 0.005
-"""A rule that fires on more of the public sets than this is at most a warning."""
 FILE = DATA / "audit_rates.json"
 
 
@@ -30,7 +29,4 @@ def rate_of(rule: Rule) -> float | None:
 
 def severity_of(rule: Rule) -> Severity:
     """Return what a finding of the rule is: an error only where the rule is known to fire rarely."""
-    rate = rate_of(rule)
-    if rule.severity == "error" and (rate is None or rate > MOST_OF_AN_ERROR):
-        return "warning"
-    return rule.severity
+    return severity_at(rate_of(rule), rule.severity)

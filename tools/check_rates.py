@@ -1,0 +1,96 @@
+"""Measure how often each rule of our own fires on public logs that mlperf-logging's checker passes.
+
+    python -m tools.check_rates training_results_v0.5 ... training_results_v5.1
+
+writes encore/results/data/check_rates.json. Each DIR is a checkout of one round. v0.5 has no other checker: there the
+logs that reached their target count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from encore.results.compliance import read_and_check
+from encore.results.findings import ComplianceReport
+from encore.results.official import TARGET_NOT_MET
+from encore.results.parallel import map_files
+from encore.results.rates import FILE
+from encore.results.run_log import RunLog
+from encore.results.score import find_sets
+
+EXAMPLES = 3
+
+
+@dataclass
+class Verdicts:
+    """The logs of a round by the two verdicts."""
+
+    logs: int = 0
+    official: int = 0
+    """Logs that mlperf-logging's checker passes (v0.5: that reached their target)."""
+    ours: int = 0
+    differ: Counter[str] = field(default_factory=Counter)
+    """Logs that one passes and the other does not, by the codes of our errors."""
+
+
+def accepted(run: RunLog, report: ComplianceReport) -> bool:
+    """Whether the log passes without the rules of our own."""
+    if report.ruleset in (None, "0.5.0"):
+        return run.converged
+    own = (finding for finding in report.findings if finding.code in ("", TARGET_NOT_MET))
+    return not any(finding.severity == "error" for finding in own)
+
+
+def codes_of(report: ComplianceReport) -> set[str]:
+    return {finding.code for finding in report.findings} - {"", TARGET_NOT_MET}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", metavar="DIR", type=Path, nargs="+")
+    folders: list[Path] = parser.parse_args().folders
+    sets = logs = 0
+    fired: dict[str, list[str]] = {}
+    files: Counter[str] = Counter()
+    rounds: dict[str, Verdicts] = {}
+    for folder in folders:
+        found = list(find_sets(folder))
+        results = map_files(read_and_check, [file for _, each in found for file in each])
+        verdicts = rounds.setdefault(folder.name.rpartition("_")[2], Verdicts())
+        for where, each in found:
+            sets, logs = sets + 1, logs + len(each)
+            codes: Counter[str] = Counter()
+            for run, report in (next(results) for _ in each):
+                good = accepted(run, report)
+                codes.update(codes_of(report) if good else ())
+                verdicts.logs += 1
+                verdicts.official += good
+                verdicts.ours += report.passed
+                if good != report.passed:
+                    errors = {one.code for one in report.findings if one.severity == "error"}
+                    verdicts.differ[" and ".join(sorted(errors)) or "ours passes"] += 1
+            for code, count in codes.items():
+                fired.setdefault(code, []).append(f"{folder.name}/{where.relative_to(folder).as_posix()}")
+                files[code] += count
+        print(folder.name, verdicts, flush=True)
+    rules = {
+        code: {"sets": len(found), "logs": files[code], "examples": found[:EXAMPLES]}
+        for code, found in sorted(fired.items())
+    }
+    content = {
+        "from": [folder.name for folder in folders],
+        "sets": sets,
+        "logs": logs,
+        "rules": rules,
+        "rounds": {name: {**vars(each), "differ": dict(each.differ)} for name, each in rounds.items()},
+    }
+    FILE.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    print(f"{sets} sets, {logs} logs")
+
+
+if __name__ == "__main__":
+    main()
