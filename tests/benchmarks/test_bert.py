@@ -62,6 +62,13 @@ def test_weights_of_every_origin_are_read(network: dict[str, Any]) -> None:
     assert files["padding"] == 0.0
 
 
+def test_weights_decay_as_submitted(network: dict[str, Any]) -> None:
+    """With fused_mha the attentions' layer norms have a name that the submitted grouping misses: their scales decay."""
+    found = network["files"]["decayed"]
+    assert all(ours == submitted for ours, submitted in found.values()), found
+    assert found["fused_mha"][0] - found["unpad"][0] == 3 * 32, "a scale a layer"
+
+
 def test_weights_that_do_not_fit_are_named(network: dict[str, Any]) -> None:
     files = network["files"]
     assert files["missing"].count("is missing") == 16

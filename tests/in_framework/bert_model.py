@@ -16,8 +16,9 @@ import torch
 from torch.nn import functional
 
 from benchmarks.bert import noise
+from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import part_of, permuted
-from benchmarks.bert.pytorch.model import Network
+from benchmarks.bert.pytorch.model import Network, decay_of
 from benchmarks.common.data.problem import Problem
 from benchmarks.language import arrays
 from benchmarks.language.pytorch import attention, checkpoint
@@ -168,6 +169,20 @@ def refused(call):
     return ""
 
 
+def decayed(network, kinds):
+    """Elements with weight decay: ours, and by the grouping of v0.7's run_pretraining.py of the names of each kind."""
+    found = {}
+    for kind, named in kinds.items():
+        config = Config(attention_norm_decay=kind == "fused_mha")
+        ours = sum(each.numel() for name, each in network.named_parameters() if decay_of(name, config))
+        once = {
+            name: each for name, each in named.items() if "position_ids" not in name and "decoder.weight" not in name
+        }
+        without = ("bias", "gamma", "beta", "LayerNorm")
+        found[kind] = [ours, sum(each.numel() for name, each in once.items() if not any(no in name for no in without))]
+    return found
+
+
 def files(folder):
     """What reads back from files of each kind, and what is said of those that do not fit."""
     network = drawn(SHAPE, "grouped").float()
@@ -185,13 +200,13 @@ def files(folder):
         .replace("attention.output.LayerNorm.", "attention.layer_norm."): each
         for name, each in theirs.items()
     }
+    found = {"decayed": decayed(network, {"unpad": theirs, "fused_mha": nvidia})}
     kinds = {
         "hugging face": theirs,
         "old names": old,
         "nvidia": {"model": nvidia},
         "own": {"content": {"network": network.state_dict()}},
     }
-    found = {}
     for kind, content in kinds.items():
         path = folder / "weights.pt"
         torch.save(content, str(path))

@@ -108,7 +108,7 @@ def plain_step(
 def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
     """Update a copy of the weights by each implementation."""
     named = list(training.network.named_parameters())
-    pieces = torch_lamb.pieces_of(named, lambda name: model.decay_of(name, 0.01), model.parts_of)
+    pieces = torch_lamb.pieces_of(named, lambda name: model.decay_of(name, training.config), model.parts_of)
     candidates = torch_lamb.lamb_candidates(pieces, torch_lamb.Options((0.9, 0.999), 1e-6), None)
     size = max(-(-(piece.begin + piece.size) // ALIGNMENT) for piece in pieces) * ALIGNMENT
     loops = {}

@@ -63,6 +63,7 @@ class Config:
     beta2: float = 0.999  # decay of the second moment
     epsilon: float = 1e-6  # added to the root of the second moment
     weight_decay: float = 0.01  # of all tensors but biases and those of layer norms
+    attention_norm_decay: bool = False  # of the scales of the attentions' layer norms too, as submitted with fused_mha
     gradient_clip: float = 1.0  # largest norm of the whole gradient; 0: any
 
     # Evaluation

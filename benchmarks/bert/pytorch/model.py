@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import NO_WORD, Part
 from benchmarks.language.pytorch.encoder import Encoder, Pooler, Rows, Shape
 from benchmarks.language.pytorch.pieces import NORM_EPSILON, bias_gelu, draw_weights
@@ -65,9 +66,15 @@ class Network(nn.Module):
         return torch.stack([each.double() for each in found])
 
 
-def decay_of(name: str, decay: float) -> float:
-    """Return the weight decay of the parameter called ``name``: none of biases and of layer norms, as submitted."""
-    return 0.0 if name.endswith("bias") or "norm" in name else decay
+def decay_of(name: str, config: Config) -> float:
+    """Return the weight decay of the parameter called ``name``: none of biases and of layer norms, as submitted.
+
+    But where ``config`` says so: run_pretraining.py of v0.7 finds layer norms by the name LayerNorm, and those behind
+    the fused attention are called layer_norm, so that their scales decay.
+    """
+    if name.endswith("attention_norm.weight") and config.attention_norm_decay:
+        return config.weight_decay
+    return 0.0 if name.endswith("bias") or "norm" in name else config.weight_decay
 
 
 def parts_of(name: str) -> int:

@@ -102,7 +102,7 @@ class Training:
         """Return the updates of the network's weights by LAMB."""
         config, ranks = self.config, self.ranks
         named = list(self.network.named_parameters())
-        pieces = torch_lamb.pieces_of(named, lambda name: model.decay_of(name, config.weight_decay), model.parts_of)
+        pieces = torch_lamb.pieces_of(named, lambda name: model.decay_of(name, config), model.parts_of)
         options = torch_lamb.Options((config.beta1, config.beta2), config.epsilon)
         split = config.split_optimizer and ranks.size > 1
         candidates = (
