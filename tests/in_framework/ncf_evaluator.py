@@ -63,16 +63,13 @@ def mlp(weights: dict[str, torch.Tensor]) -> NeuMF:
 def evaluate(network: NeuMF, data_set: data.DataSet) -> dict[str, float]:
     ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
     config = Config(device="cpu", precision="fp32", eval_batch_size=65536)
-    found = {}
-    for rule in ("listed", "worst"):
-        candidates = evaluation.Candidates(data_set, ranks, rule)
-        tables = network.first_layer_tables()
-        sums = sum(
-            evaluation.score_part(network, candidates, config, number, tables)
-            for number in range(evaluation.part_count(candidates, config, data_set.users))
-        )
-        found[f"HR@10 {rule}"], found[f"NDCG@10 {rule}"] = (sums[:2] / sums[2]).tolist()
-    return found
+    candidates = evaluation.Candidates(data_set, ranks)
+    tables = network.first_layer_tables()
+    sums = sum(
+        evaluation.score_part(network, candidates, config, number, tables)
+        for number in range(evaluation.part_count(candidates, config, data_set.users))
+    )
+    return dict(zip(("HR@10", "NDCG@10"), (sums[:2] / sums[2]).tolist(), strict=True))
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.ncf.pytorch import data, evaluation
+from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.sources.interactions import draw_negatives
 from tests.in_framework.ncf_model import HELD_OUT, ITEMS, USERS, small_data
 
@@ -72,14 +73,18 @@ def places_under_ties() -> dict:
         "a candidate is not a number": ([5, 6, 7, 8], 9, [float("nan"), 0.2, 0.3, 0.4, 0.5]),
     }
     found = {}
-    for rule in ("listed", "worst"):
-        for name, (negatives, held_out, scores) in rows.items():
-            test_items = torch.tensor([held_out], dtype=torch.int32)
-            one = small_data()._replace(users=1, test_items=test_items, negatives=np.array([negatives]))
-            candidates = evaluation.Candidates(one, Ranks(0, 1, 0, 1, torch.device("cpu")), rule)
-            found[f"{name}, {rule}"] = int(candidates.ranks(torch.tensor([scores]), slice(0, 1)))
+    for name, (negatives, held_out, scores) in rows.items():
+        test_items = torch.tensor([held_out], dtype=torch.int32)
+        one = small_data()._replace(users=1, test_items=test_items, negatives=np.array([negatives]))
+        candidates = evaluation.Candidates(one, Ranks(0, 1, 0, 1, torch.device("cpu")))
+        found[name] = int(candidates.ranks(torch.tensor([scores]), slice(0, 1)))
+    near = torch.tensor([[5.0, 0.0, 0.0, 0.0, 5.004]])
+    rounded = {
+        precision: int(candidates.ranks(evaluation.compared(near, Config(precision=precision)), slice(0, 1)))
+        for precision in ("fp32", "fp16")
+    }
     gains = evaluation.gains(torch.tensor([0, 9, 10]))
-    return {"places": found, "gains of places 0, 9, 10": gains.tolist()}
+    return {"places": found, "gains of places 0, 9, 10": gains.tolist(), "place of 5.004 behind 5": rounded}
 
 
 def before_the_clock(data_set: data.DataSet) -> dict:

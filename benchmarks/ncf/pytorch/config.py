@@ -43,7 +43,6 @@ class Config:
     negatives: int = 4  # items drawn per training pair and epoch that the user does not train on
 
     # Evaluation
-    tie_rule: Literal["listed", "worst"] = "worst"  # who wins a tie: listed, the earlier candidate; worst, the other
     eval_batch_size: int = 1048576  # users times candidates scored at once, per rank
 
     # How it runs

@@ -1,7 +1,8 @@
 """HR@10 and NDCG@10 of each user's held-out item among its listed negatives, on the device.
 
 An item that is listed twice counts once, as in the authors' evaluator, which keeps scores by item; a held-out
-item that is listed among its own negatives does not compete with itself.
+item that is listed among its own negatives does not compete with itself. Of equal scores the item that is listed first
+comes first (val_epoch of ncf.py, v0.5, and the authors).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TOP = 10
 class Candidates:
     """What each held-out item of this rank's users is ranked among: (users, negatives + 1), itself last."""
 
-    def __init__(self, data: DataSet, ranks: Ranks, tie_rule: str) -> None:
+    def __init__(self, data: DataSet, ranks: Ranks) -> None:
         first, last = (data.users * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
         self.first_user = first
         self.users = last - first
@@ -33,10 +34,8 @@ class Candidates:
         self.items = torch.cat((negatives, held_out), 1)
         is_held_out = negatives == held_out
         self.competes = first_occurrences(negatives) & ~is_held_out
-        self.wins_tie = torch.ones_like(is_held_out)
-        if tie_rule == "listed":
-            # Until the held-out item is listed itself.
-            self.wins_tie = is_held_out.cumsum(1, dtype=torch.int32) == 0
+        # The one that is listed first: until the held-out item is listed itself, which may be before the end.
+        self.wins_tie = is_held_out.cumsum(1, dtype=torch.int32) == 0
 
     def ranks(self, scores: torch.Tensor, part: slice) -> torch.Tensor:
         """(users,): how many other items come before the held-out one; ``scores`` (users, negatives + 1).
@@ -82,7 +81,12 @@ def score_part(
     part = slice(min(number * size, candidates.users), min((number + 1) * size, candidates.users))
     users = slice(candidates.first_user + part.start, candidates.first_user + part.stop)
     scores = network.score_candidates(users, candidates.items[part], tables)
-    return gains(candidates.ranks(scores, part))
+    return gains(candidates.ranks(compared(scores, config), part))
+
+
+def compared(scores: torch.Tensor, config: Config) -> torch.Tensor:
+    """Return what is compared: in fp16 probabilities in fp16, as submitted, of which many are equal; else logits."""
+    return scores.half().sigmoid() if config.precision == "fp16" else scores
 
 
 def _users_at_once(candidates: Candidates, config: Config) -> int:

@@ -32,7 +32,8 @@ def evaluate(config: Config, candidates: Candidates, infer: Infer) -> Dict[str, 
         items = candidates.items[part].numpy().astype(np.int64)
         users = np.repeat(np.arange(part.start, part.stop), count)
         (scores,) = infer(users, items.ravel())
-        sums += evaluation.gains(candidates.ranks(torch.from_numpy(scores).reshape(items.shape), part))
+        listed = evaluation.compared(torch.from_numpy(scores).reshape(items.shape), config)
+        sums += evaluation.gains(candidates.ranks(listed, part))
     return {"hit_rate": float(sums[0] / sums[2])}
 
 
@@ -52,7 +53,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         ),
         outputs=(Value("scores", "logit: a user's items in descending order are the recommendations"),),
         example=(np.arange(4), np.arange(4)),
-        evaluate=partial(evaluate, config, Candidates(data_set, alone, config.tie_rule)),
+        evaluate=partial(evaluate, config, Candidates(data_set, alone)),
         preprocessing={"users": data_set.users, "items": data_set.items, "numbers": "of the prepared data set"},
     )
 

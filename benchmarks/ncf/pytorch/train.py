@@ -88,7 +88,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.timed(events.timeline(config, sampler.steps_per_epoch)):
         data_set = data.load(run.data, data_set)
         sampler.index()
-        candidates = Candidates(data_set, ranks, config.tie_rule)
+        candidates = Candidates(data_set, ranks)
         run.keep(partial(content, training))
         stride = sampler.steps_per_epoch if training.graph else config.log_interval
         for epoch in run.blocks():
