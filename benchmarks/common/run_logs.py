@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from functools import cached_property
 from pathlib import Path
@@ -62,4 +63,5 @@ class RunLogs:
             self.log.block_stop(timeline.first_of_block(begun.epoch - 1))
         seconds = round(time.time() - begun.started, 3)
         self.metrics.write("eval", epoch=begun.epoch, qualities=qualities, seconds=seconds, **figures)
-        return all(qualities[name] >= target for name, target in targets.items())
+        reached = operator.gt if timeline.target_is_exceeded else operator.ge
+        return all(reached(qualities[name], target) for name, target in targets.items())

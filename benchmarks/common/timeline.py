@@ -21,6 +21,8 @@ class Timeline:
     evaluates_inside_epochs: bool = False
     """An epoch of the log ends behind its last evaluation and is a block; else before it, and blocks hold epochs."""
     stops_at_target: bool = True
+    target_is_exceeded: bool = False
+    """A quality that equals its target does not reach it, as in the submissions of some benchmarks."""
     evaluates_concurrently: bool = False
     """Training continues while an evaluator works: a block ends before its evaluation, whose result comes later."""
     training_ranks: int = 0

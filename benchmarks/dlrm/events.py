@@ -52,4 +52,5 @@ def timeline(config: Any, steps_per_epoch: int) -> Timeline:
         ),
         epoch_num=epoch_num,
         evaluates_inside_epochs=True,
+        target_is_exceeded=True,  # dist_train.py, v0.7
     )

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,8 @@ from benchmarks.common.mllog import MLLog, Wording
 from benchmarks.common.ranks import Lagged, Ranks
 from benchmarks.common.run import Run
 from benchmarks.common.timeline import Timeline
+from benchmarks.dlrm import events as dlrm
+from benchmarks.resnet import events as resnet
 from tests.conftest import records
 
 STEPS = 3
@@ -197,6 +199,17 @@ def test_every_quality_must_reach_its_target(tmp_path: Path) -> None:
     text = (tmp_path / "result.txt").read_text(encoding="utf-8")
     assert '"value": {"box": 0.4, "mask": 0.4}' in text
     assert records(tmp_path / "metrics.jsonl", "start")[0]["targets"] == {"box": 0.377, "mask": 0.339}
+
+
+def test_a_target_is_reached_or_exceeded_as_submitted(tmp_path: Path) -> None:
+    """auc > threshold in DLRM's dist_train.py, acc > threshold in ResNet's fit.py; all others have >=."""
+    for exceeded, evaluated in ((False, [3]), (True, [3, 6])):
+        timeline = replace(by_epochs(9), target_is_exceeded=exceeded)
+        training = Training(tmp_path / str(exceeded), timeline, {"auc": 0.8025})
+        assert training.go({3: {"auc": 0.8025}, 6: {"auc": 0.80251}}.__getitem__) == "reached"
+        assert training.evaluated == evaluated
+    config: Any = SimpleNamespace(epochs=2, eval_period=1, eval_offset=0, eval_interval=2, checkpoint_interval=0)
+    assert resnet.timeline(config, 4).target_is_exceeded and dlrm.timeline(config, 4).target_is_exceeded
 
 
 def test_the_start_notes_what_the_libraries_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
