@@ -115,7 +115,7 @@ def evaluation_step(training: Training, data_set: DataSet, ranks: Ranks) -> Call
     config, users = training.config, min(scored_users(training.config), data_set.users)
     negatives = np.random.RandomState(0).randint(data_set.items, size=(users, CANDIDATES - 1))
     some = data_set._replace(users=users, test_items=data_set.test_items[:users], negatives=negatives)
-    candidates = Candidates(some, Ranks(0, 1, 0, 1, ranks.context), config.tie_rule)
+    candidates = Candidates(some, Ranks(0, 1, 0, 1, ranks.context))
 
     @torch.no_grad()
     def step() -> None:
