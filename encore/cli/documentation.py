@@ -234,7 +234,27 @@ def measured_table() -> str:
     return markdown(["benchmark", "framework", "GPU", "loop", "samples/s", "conditions", "by", "date"], rows)
 
 
+def differences_table(choice: Choice) -> str:
+    """Return the weights that submitted systems begin with, and what of them is not as submitted, by round."""
+    rows = []
+    for key, each in choice.benchmark.weights.items():
+        digests = "; ".join(
+            f"{name.upper()} {' or '.join(digests)}: {each.published}" for name, digests in each.checksums.items()
+        )
+        here = f"the same, by the key `{key}`; refused without, and with another file"
+        rows += [["all", "weights", f"{each.title}, from {each.source} ({digests})", here]] if each.file else []
+    found: dict[tuple[str, ...], list[str]] = {}
+    for system in catalogue.systems(choice):
+        for difference in images.differences(choice, system):
+            parts = (difference.what, difference.submitted, difference.here)
+            rounds = found.setdefault(parts, [])
+            rounds += [] if system.round in rounds else [system.round]
+    rows += [[", ".join(rounds), *parts] for parts, rounds in sorted(found.items(), key=lambda item: item[0][0])]
+    return markdown(["round", "what", "submitted", "here"], rows)
+
+
 TABLES: dict[str, Callable[[Choice], str]] = {
+    "differences": differences_table,
     "targets": targets_table,
     "systems": systems_table,
     "published": published_table,

@@ -12,6 +12,7 @@ from encore import catalogue, configuration
 from encore.catalogue import Choice
 from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, write_json
+from encore.containers import images
 from encore.machine import node
 from encore.results.words import with_names
 from encore.run import planning
@@ -113,6 +114,8 @@ def show(
             "deviations": [vars(each) for each in resolved.deviations],
             "values": {name: vars(value) for name, value in resolved.values.items()},
             "environment": {name: vars(value) for name, value in resolved.environment.items()},
+            "weights": {name: each.model_dump() for name, each in resolved.needed_weights.items()},
+            "not_as_submitted": [each.model_dump() for each in images.differences(choice, chosen)],
         }
         write_json(content)
         return
@@ -141,5 +144,13 @@ def _print_configuration(screen: Console, resolved: configuration.Configuration)
         for name, value in resolved.environment.items():
             variables.add_row(name, value.value, value.origin)
         print_fitted(screen, variables)
+    for name, weights in resolved.needed_weights.items():
+        screen.print(f"{name}: {weights.title}, from {weights.source}")
+    differences = images.differences(resolved.choice, system)
+    if differences:
+        parts = plain_table("not as submitted, whatever is set", "what", "submitted", "here")
+        for each in differences:
+            parts.add_row(each.what, each.submitted, each.here)
+        print_fitted(screen, parts)
     if not wide:
         screen.print(f"a terminal of {WIDE} columns also shows what each key means", style="dim")

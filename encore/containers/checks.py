@@ -45,6 +45,16 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
     return checks
 
 
+def check_as_submitted(target: Target, configuration: Configuration) -> list[Check]:
+    """Return what of a submitted system is not as submitted; nothing on a CPU, where no run is."""
+    if configuration.get("device") == "cpu":
+        return []
+    base = (target.as_json() or {}).get("base") or ""
+    here = str(target.python or "the host's Python") if target.runtime == "host" else base
+    found = images.differences(configuration.choice, configuration.system, here)
+    return [Check("WARN", each.what, f"not as submitted, {each.submitted}, but {each.here}") for each in found]
+
+
 def _cannot_import(where: object, facts: Facts, choice: Choice) -> str:
     found = "; ".join(f"{name} ({why})" for name, why in facts.problems.items())
     return f"{where} cannot import {found} (expected: all that {choice.name} imports)"

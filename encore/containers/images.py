@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from encore import files, names, paths
-from encore.catalogue import Choice, parse
+from encore.catalogue import Choice, Difference, System, parse
 from encore.errors import EncoreError
 
 CONTAINERS = paths.ROOT / "containers"
@@ -109,6 +110,7 @@ class Images(_Strict):
     submitted: tuple[Submitted, ...]
 
 
+@cache
 def catalogue() -> Images:
     """Read and check the catalogue."""
     return parse(Images, CATALOGUE)
@@ -132,6 +134,26 @@ def find_release(framework: str, name: str | None = None) -> Release:
         if wanted in (release.release, release.tag):
             return release
     raise names.unknown(f"{framework} release", wanted, [*(r.release for r in of_framework), STANDIN])
+
+
+def differences(choice: Choice, system: System, here: str = "") -> list[Difference]:
+    """Return what of a submitted system is not as submitted, whatever is set.
+
+    ``here`` is the image of a run, or what takes its place; by default today's base.
+    """
+    if system.kind != "submitted":
+        return []
+    found = [each for each in choice.benchmark.differences if not each.rounds or system.round in each.rounds]
+    framework = choice.implementation.framework
+    if system.framework not in ("", framework):
+        return found
+    wanted = (system.round, choice.benchmark.name, framework)
+    for each in catalogue().submitted:
+        submitted = find_release(each.framework, each.release).reference
+        base = here or find_release(framework).reference
+        if (each.round, each.benchmark, each.framework) == wanted and submitted != base:
+            found.append(Difference(what="image", rounds=(each.round,), submitted=submitted, here=base))
+    return found
 
 
 def read_lock(lock: Path = LOCK) -> dict[str, dict[str, str]]:

@@ -157,7 +157,7 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
     full = configuration.choice.benchmark.full_data.name
     if passport is not None and passport.name != full:
         return Check("WARN", "configuration", f"submitted with {full}, this is {passport.name}")
-    return Check("OK", "configuration", f"as submitted: {configuration.system.source}")
+    return Check("OK", "configuration", f"every value as submitted: {configuration.system.source}")
 
 
 def check_weights(configuration: Configuration, data: Path) -> list[Check]:

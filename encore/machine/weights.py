@@ -36,7 +36,7 @@ def refuse_wrong(key: str, path: Path, wanted: Weights) -> str:
         EncoreError: it is not there, or is another one than was published.
     """
     instead = f"--set {key}=FILE where it is elsewhere; --set {key}= begins with random weights, unlike the submission"
-    get = f"get {wanted.file} from {wanted.source} and put it into the data folder; {instead}"
+    get = f"put {' and '.join((wanted.file, *wanted.also))} of {wanted.source} into the data folder; {instead}"
     same_form = path.suffix == Path(wanted.file).suffix
     for each in (path, *(path.with_name(name) for name in wanted.also if same_form)):
         if not each.is_file():
