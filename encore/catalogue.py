@@ -130,14 +130,16 @@ class SmallData(_Strict):
 
 
 class Weights(_Strict):
-    """Trained weights to begin with; with ``file``, those that every submitted system began with."""
+    """Trained weights that every submitted system of some rounds began with."""
 
-    title: str = ""
-    file: str = ""
-    """Its name, under which the data folder may hold it; empty: no submission began with any."""
+    rounds: tuple[str, ...] = ()
+    """Empty: all."""
+    title: str
+    file: str
+    """Its name, under which the data folder may hold it."""
     also: tuple[str, ...] = ()
     """Files that have to be next to it."""
-    source: str = ""
+    source: str
     """Where to get it."""
     checksums: dict[Literal["md5", "sha256"], tuple[str, ...]] = Field(default_factory=dict)
     """Digests of the files that count as this one, or what they begin with."""
@@ -168,8 +170,8 @@ class Benchmark(_Strict):
     default_round: str
     rates: tuple[str, ...] = ("learning_rate",)
     """Keys in units of the learning rate, which follow the global batch with it."""
-    weights: dict[str, Weights] = Field(default_factory=dict)
-    """By the key that names their file, or is empty."""
+    weights: dict[str, tuple[Weights, ...]] = Field(default_factory=dict)
+    """By the key that names a file of trained weights to begin with, or is empty: those of the submissions."""
     differences: tuple[Difference, ...] = ()
     """Besides the image, which containers/images.toml has."""
     roles: dict[str, Role] = Field(default_factory=dict)
@@ -189,6 +191,15 @@ class Benchmark(_Strict):
     def targets(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Return the target of each quality in a resolved configuration."""
         return {name: config[each.config] for name, each in self.qualities.items()}
+
+    def submitted_weights(self, round_name: str) -> dict[str, Weights]:
+        """Return the weights that the submissions of a round began with, by the key that names their file."""
+        return {
+            key: each
+            for key, known in self.weights.items()
+            for each in known
+            if not each.rounds or round_name in each.rounds
+        }
 
     def training_ranks(self, config: Mapping[str, Any], size: int) -> int:
         """Return how many of ``size`` ranks train, each with a batch of its own."""

@@ -95,8 +95,8 @@ class Configuration:
     @property
     def needed_weights(self) -> dict[str, Weights]:
         """Weights that the submission began with, by the key that names their file; none where it is left empty."""
-        known = self.choice.benchmark.weights if _begins_as_submitted(self.system, self.get("device")) else {}
-        return {key: each for key, each in known.items() if each.file and self.get(key)}
+        known = _submitted_weights(self.choice, self.system, self.get("device"))
+        return {key: each for key, each in known.items() if self.get(key)}
 
     @property
     def environment(self) -> dict[str, Value]:
@@ -253,9 +253,10 @@ def scaled(
     return {name: Value(float(f"{rate * factor:.6g}"), f"rule: {rate:g} {rule}") for name, rate in submitted.items()}
 
 
-def _begins_as_submitted(system: System, device: str) -> bool:
-    """Return whether a run begins with the submission's weights: on a CPU it tries the code."""
-    return system.kind == "submitted" and device == "gpu"
+def _submitted_weights(choice: Choice, system: System, device: str) -> dict[str, Weights]:
+    """Return the weights that a submitted system began with; none on a CPU, where a run tries the code."""
+    begins = system.kind == "submitted" and device == "gpu"
+    return choice.benchmark.submitted_weights(system.round) if begins else {}
 
 
 def _deviations(
@@ -272,7 +273,7 @@ def _deviations(
         layout = f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}"
         found.append(Deviation("gpus", layout))
     for name, value in overrides.items():
-        elsewhere = name in weights and values[name].value and value.value
+        elsewhere = name in weights and value.value
         if value.value != values[name].value and not elsewhere:
             shown = "empty" if value.value == "" else value.value
             found.append(Deviation(name, f"{name} = {shown} ({value.origin})"))
@@ -294,9 +295,8 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
         origin = f"systems/{system.file}"
         values[name] = Value(_checked(name, value, wanted[name]), origin)
     given = [parse_setting(setting, wanted) for setting in settings]
-    if _begins_as_submitted(system, dict(given).get("device", values["device"].value)):
-        needed = {key: each.file for key, each in choice.benchmark.weights.items() if each.file}
-        values.update({key: Value(file, "benchmark.toml, weights") for key, file in needed.items()})
+    needed = _submitted_weights(choice, system, dict(given).get("device", values["device"].value))
+    values.update({key: Value(each.file, "benchmark.toml, weights") for key, each in needed.items()})
     known = {**{name: value.value for name, value in values.items()}, **dict(given)}
     training = partial(choice.benchmark.training_ranks, known)
     overrides = scaled(system, nodes, ranks_per_node, choice.benchmark.rates, training)
@@ -305,7 +305,7 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
             raise EncoreError("round is no setting: it decides the targets as well", remedy=f"use --round {value}")
         overrides[name] = Value(value, "--set")
     overrides.update(_shorter_warmup(system, overrides))
-    deviations = _deviations(system, nodes, ranks_per_node, values, overrides, choice.benchmark.weights)
+    deviations = _deviations(system, nodes, ranks_per_node, values, overrides, needed)
     framework = choice.implementation.framework
     if system.framework not in ("", framework):
         deviations = (Deviation("framework", f"{framework} instead of {system.framework}"), *deviations)

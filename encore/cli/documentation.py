@@ -237,19 +237,17 @@ def measured_table() -> str:
 def differences_table(choice: Choice) -> str:
     """Return the weights that submitted systems begin with, and what of them is not as submitted, by round."""
     rows = []
-    for key, each in choice.benchmark.weights.items():
-        digests = "; ".join(
-            f"{name.upper()} {' or '.join(digests)}: {each.published}" for name, digests in each.checksums.items()
-        )
-        here = f"the same, by the key `{key}`; refused without, and with another file"
-        rows += [["all", "weights", f"{each.title}, from {each.source} ({digests})", here]] if each.file else []
-    found: dict[tuple[str, ...], list[str]] = {}
+    for key, known in choice.benchmark.weights.items():
+        for each in known:
+            digests = [f" ({name.upper()} {' or '.join(d)}: {each.published})" for name, d in each.checksums.items()]
+            here = f"the same, by the key `{key}`; refused without"
+            rounds = ", ".join(each.rounds or choice.benchmark.rounds)
+            rows.append([rounds, "weights", f"{each.title}, from {each.source}{''.join(digests)}", here])
+    found: dict[tuple[str, ...], dict[str, None]] = {}
     for system in catalogue.systems(choice):
-        for difference in images.differences(choice, system):
-            parts = (difference.what, difference.submitted, difference.here)
-            rounds = found.setdefault(parts, [])
-            rounds += [] if system.round in rounds else [system.round]
-    rows += [[", ".join(rounds), *parts] for parts, rounds in sorted(found.items(), key=lambda item: item[0][0])]
+        for part in images.differences(choice, system):
+            found.setdefault((part.what, part.submitted, part.here), {})[system.round] = None
+    rows += [[", ".join(names), *parts] for parts, names in sorted(found.items(), key=lambda item: item[0][0])]
     return markdown(["round", "what", "submitted", "here"], rows)
 
 

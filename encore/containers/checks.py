@@ -25,14 +25,15 @@ UNMOUNTABLE = re.compile(r"[,:\"\n]")
 
 def check(target: Target, configuration: Configuration, machine: Node, folders: list[Path]) -> list[Check]:
     """Return all checks of a run in a container, in addition to those of any run."""
+    differences = check_as_submitted(target, configuration)
     if target.runtime == "host":
         with_gpus = configuration.get("device") == "gpu" and target.python is not None
         memory = [compatibility.check_memory(configuration, gpu) for gpu in machine.gpus[:1] if with_gpus]
-        return [check_host(target, configuration), *memory]
+        return [check_host(target, configuration), *memory, *differences]
     if target.problem is not None:
         problem = target.problem
         found = problem.found + (f" (expected: {problem.expected})" if problem.expected else "")
-        return [Check("FAIL", target.runtime, found, problem.remedy)]
+        return [Check("FAIL", target.runtime, found, problem.remedy), *differences]
     checks = [Check("OK", "runtime", f"{target.runtime}: {target.why}, {target.image}")]
     checks += check_folders(folders)
     if target.found is not None:
@@ -42,7 +43,7 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
         checks.append(Check("FAIL", "image", _cannot_import(target.image, target.facts, configuration.choice), remedy))
     if configuration.get("device") == "gpu":
         checks += _check_gpu_run(target, configuration, machine)
-    return checks
+    return [*checks, *differences]
 
 
 def check_as_submitted(target: Target, configuration: Configuration) -> list[Check]:

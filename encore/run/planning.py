@@ -304,7 +304,6 @@ def checks(plan: Plan) -> list[preflight.Check]:
     folders = [plan.data, plan.results]
     horovod = container_checks.check_horovod(plan.target, plan.configuration, _needed_controller(plan))
     found = [*container_checks.check(plan.target, plan.configuration, plan.machine, folders), *horovod, *found]
-    found += container_checks.check_as_submitted(plan.target, plan.configuration)
     if plan.hosts:
         framework = plan.configuration.choice.implementation.framework
         mpi = multi_host.check_mpi(plan.launcher, framework) if plan.target.python is None else []

@@ -54,7 +54,10 @@ def submitted(name: str, *settings: str) -> Configuration:
     return configuration.resolve(choice, system, 1, 8, list(settings))
 
 
-@pytest.mark.parametrize(("name", "key"), [("bert", "checkpoint"), ("ssd", "backbone"), ("maskrcnn", "backbone")])
+KEYS = {"bert": "checkpoint", "ssd": "backbone", "maskrcnn": "backbone", "minigo": "initial_weights"}
+
+
+@pytest.mark.parametrize(("name", "key"), KEYS.items())
 def test_submitted_systems_begin_with_the_submissions_weights(name: str, key: str, tmp_path: Path) -> None:
     choice = catalogue.choose(name)
     for system in catalogue.systems(choice):
@@ -68,6 +71,16 @@ def test_submitted_systems_begin_with_the_submissions_weights(name: str, key: st
     assert random.why_not_submitted == f"{key} = empty (--set)"
     assert preflight.check_weights(random, tmp_path) == []
     assert submitted(name, "device=cpu", "precision=fp32").needed_weights == {}
+
+
+def test_weights_are_those_of_the_round() -> None:
+    choice = catalogue.choose("minigo")
+    found = {each.round: each for each in catalogue.systems(choice) if each.kind == "submitted"}
+    files = {r: configuration.resolve(choice, s, s.nodes, s.gpus_per_node, []) for r, s in found.items()}
+    assert {r: each.get("initial_weights") for r, each in files.items()} == {
+        "v0.6": "model.ckpt-9383.index",
+        "v0.7": "model.ckpt-5672.index",
+    }
 
 
 @pytest.mark.parametrize("name", ["bert", "ssd", "maskrcnn"])
