@@ -133,17 +133,20 @@ def connect(ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     by_nccl = dist.get_backend() == "nccl"
+    # Gloo connects processes, and carries few collectives of what is on a GPU.
+    device = ranks.context if by_nccl else torch.device("cpu")
     for group in _groups:
         size = dist.get_world_size(group)
-        for count in CONNECTING if by_nccl else CONNECTING[:1]:
-            values = torch.zeros(count * size, device=ranks.context)
+        for each in CONNECTING if by_nccl else CONNECTING[:1]:
+            count = -(-each // size)
+            values = torch.zeros(count * size, device=device)
             dist.all_reduce(values, group=group)
             dist.all_gather(list(torch.empty_like(values).chunk(size)), values[:count].clone(), group=group)
             dist.all_to_all_single(torch.empty_like(values), values, group=group)
             if by_nccl and hasattr(dist, "reduce_scatter_tensor"):  # since PyTorch 1.13
                 dist.reduce_scatter_tensor(values[:count].clone(), values, group=group)
                 dist.all_gather_into_tensor(torch.empty_like(values), values[:count].clone(), group=group)
-    broadcast([torch.zeros(1, device=ranks.context)])
+    broadcast([torch.zeros(1, device=device)])
 
 
 def group_options(context: torch.device) -> Dict[str, torch.device]:
