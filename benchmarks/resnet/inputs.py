@@ -2,7 +2,8 @@
 
 ``tensors`` is the framework's ``data.py``. Its ``convert(config, ranks, images, labels)`` takes what a pipeline puts
 out (TensorListCPU or TensorListGPU, all samples of one shape) and returns tensors, labels of shape (batch,), that stay
-valid when DALI reuses its memory. Its ``gpu(ranks)`` is the number of this rank's GPU, as the process counts them.
+valid when DALI reuses its memory. Where it only queues the copies, and DALI does not know of them, ``copied(config,
+batch)`` returns what waits for them. Its ``gpu(ranks)`` is the number of this rank's GPU, as the process counts them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,25 @@ def steps_per_epoch(train_images: int, config: Hyperparameters, ranks: Ranks) ->
     return -(-train_images // (config.batch_size * ranks.size))
 
 
+class _Batches:
+    """The batches of a pipeline as tensors. DALI fills the memory of one again when it is asked for the next."""
+
+    def __init__(self, tensors: Any, config: Hyperparameters, ranks: Ranks, source: Any) -> None:
+        self._convert: Call = partial(tensors.convert, config, ranks)
+        self._copied: Optional[Call] = partial(tensors.copied, config) if hasattr(tensors, "copied") else None
+        self._source, self._wait = source, lambda: None
+        self._outputs: Any = None
+
+    def next(self) -> Tuple[Any, Any]:
+        self._wait()
+        # Kept until the copies are done.
+        self._outputs = self._source.run()
+        batch: Tuple[Any, Any] = self._convert(*self._outputs)
+        if self._copied is not None:
+            self._wait = self._copied(batch)
+        return batch
+
+
 class TrainingInput:
     """An endless stream of training batches of one rank; images in config.layout, labels (batch,).
 
@@ -39,13 +59,12 @@ class TrainingInput:
     def __init__(
         self, tensors: Any, config: Hyperparameters, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None
     ) -> None:
-        self._convert: Call = partial(tensors.convert, config, ranks)
         self._pipeline = pipeline.training_pipeline(config, data, ranks, tensors.gpu(ranks), checkpoint)
+        self._batches = _Batches(tensors, config, ranks, self._pipeline)
 
     def next(self) -> Tuple[Any, Any]:
         """Return the next batch, on this rank's device."""
-        batch: Tuple[Any, Any] = self._convert(*self._pipeline.run())
-        return batch
+        return self._batches.next()
 
     def checkpoint(self) -> bytes:
         """State after the last batch handed out."""
@@ -57,20 +76,20 @@ class EvaluationInput:
     """Passes over this rank's share of the validation images, each counted exactly once."""
 
     def __init__(self, tensors: Any, config: Hyperparameters, data: Path, ranks: Ranks) -> None:
-        self._convert: Call = partial(tensors.convert, config, ranks)
         self._batch_size = config.eval_batch_size or config.batch_size
         self.total = count_records(data / "val.idx")
         self._mine = pipeline.shard_size(self.total, ranks.rank, ranks.size)
         # All ranks run as many batches as the largest shard needs, so that they stay together.
         largest = -(-self.total // ranks.size)
         self.batches = -(-largest // self._batch_size)
-        self._pipeline = pipeline.evaluation_pipeline(config, data, ranks, tensors.gpu(ranks), self._batch_size)
+        source = pipeline.evaluation_pipeline(config, data, ranks, tensors.gpu(ranks), self._batch_size)
+        self._batches = _Batches(tensors, config, ranks, source)
 
     def one_pass(self) -> Iterator[Tuple[Any, Any, int]]:
         """Yield batches of images and labels with the number of their first images that count."""
         for number in range(self.batches):
             valid = max(0, min(self._batch_size, self._mine - number * self._batch_size))
-            images, labels = self._convert(*self._pipeline.run())
+            images, labels = self._batches.next()
             yield images, labels, valid
 
 

@@ -36,6 +36,13 @@ def test_a_batch_is_copied_in_every_precision_and_layout(found: dict[str, Any]) 
         }, name
 
 
+def test_a_gpu_has_a_step_while_the_copy_before_it_is_waited_for(found: dict[str, Any]) -> None:
+    """DALI is asked for a batch after the last one is copied, and nothing waits for all that the GPU has to do."""
+    assert found["drains"] == 0
+    wanted = ["run", "convert", "step", "copied"] * 3 if found["name"] == "tensorflow" else []
+    assert found["calls"][:11] == wanted[:11]
+
+
 def queued(fetches: list[float], steps: list[float]) -> float:
     """Share of the time that a device waits which has a queue: Python fetches the next batch while a step runs."""
     fetched = done = waited = 0.0

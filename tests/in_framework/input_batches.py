@@ -6,6 +6,7 @@ Arguments: framework, data folder.
 import importlib
 import json
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.common import bench  # noqa: E402
 from benchmarks.common.input_wait import InputWait  # noqa: E402
-from benchmarks.resnet import pipeline  # noqa: E402
+from benchmarks.resnet import inputs, pipeline  # noqa: E402
 from benchmarks.resnet.config import Hyperparameters  # noqa: E402
 
 SMALL = {"image_size": 32, "eval_resize": 32, "batch_size": 8, "dali_threads": 1, "dali_prefetch": 1, "log_interval": 1}
@@ -48,6 +49,40 @@ def converted(config, device):
         "images": np.array_equal(pixels, wanted[0]),
         "labels": in_numpy(found[1]).tolist() == wanted[1].reshape(-1).tolist(),
     }
+
+
+# -- the order of calls on a GPU, of a framework whose copies are queued --------------------------------------
+
+
+class Labels:
+    """Read by a thread; the copy of its batch is done once the step that comes after it is queued, as on a busy GPU."""
+
+    def __init__(self, calls):
+        self.calls, self.step_is_queued = calls, threading.Event()
+
+    def numpy(self):
+        assert self.step_is_queued.wait(30), "waited for before the step was queued: the GPU has no work"
+        self.calls.append("copied")
+
+
+def order_of_calls():
+    calls = []
+
+    def run():
+        calls.append("run")
+        return None, Labels(calls)
+
+    def convert(config, ranks, images, labels):
+        calls.append("convert")
+        return images, labels
+
+    queued = SimpleNamespace(convert=convert, copied=tensors.copied)
+    batches = inputs._Batches(queued, replace(config, device="gpu"), ranks, SimpleNamespace(run=run))
+    for _ in range(3):
+        _, labels = batches.next()
+        calls.append("step")
+        labels.step_is_queued.set()
+    return calls
 
 
 # -- the share of waiting: an input and a device that take known times ---------------------------------------
@@ -143,12 +178,16 @@ def shares(seconds):
 
 kinds = [("fp16", "NHWC", True), ("fp16", "NCHW", False), ("fp32", "NHWC", False), ("fp32", "NCHW", True)]
 batches = {}
+drains = []
+if name == "tensorflow":
+    framework.tf.test.experimental.sync_devices = lambda: drains.append("drain")
 for precision, layout, padded in kinds:
     for device in ("cpu", "gpu"):  # the branch of each; both copy from DALI's memory on the CPU
         made = replace(config, precision=precision, layout=layout, pad_channels=padded)
         batches[f"{precision} {layout} {3 + padded} {device}"] = converted(made, device)
 if name == "tensorflow":
     framework._finish_queued()
+calls, drained = order_of_calls() if hasattr(tensors, "copied") else [], len(drains)
 found = {str(seconds): [shares(seconds) for _ in range(TRIES)] for seconds in (0.0, 0.03, 0.1)}
-print(json.dumps({"batches": batches, "shares": found}))
+print(json.dumps({"batches": batches, "shares": found, "calls": calls, "drains": drained}))
 framework.finish()

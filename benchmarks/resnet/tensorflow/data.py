@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -11,21 +13,38 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.resnet.tensorflow.config import Config
 
 Batch = Tuple[tf.Tensor, tf.Tensor]
+_reader = ThreadPoolExecutor(1, "copies")
 
 
 def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
-    """Copy DALI's batch; on a GPU through DLPack, where DALI may fill its memory again as soon as this returns.
-
-    So there the copies must be done, and TensorFlow can only wait for all that is queued on the GPU.
-    """
+    """Copy DALI's batch; on a GPU through DLPack, where the copies are queued, and ``copied`` waits for them."""
     if config.device == "cpu":
         return tf.constant(images.as_array()), tf.constant(labels.as_array().reshape(-1).astype(np.int32))
     copies = [
         tf.raw_ops.DeepCopy(x=tf.experimental.dlpack.from_dlpack(_capsule(output.as_tensor())))
         for output in (images, labels)
     ]
-    tf.test.experimental.sync_devices()
     return copies[0], tf.cast(tf.reshape(copies[1], (-1,)), tf.int32)
+
+
+def copied(config: Config, batch: Batch) -> Callable[[], Any]:
+    """Return what waits until a batch is copied, to be called before DALI fills its memory again.
+
+    TensorFlow gives out no event, but a tensor that is read waits for what was queued before its read began, and no
+    longer. The read begins here, in a thread, before the batch's own step is queued: whoever waits for it before the
+    next batch has that step on the GPU meanwhile. To wait for the whole GPU would leave it without work.
+    """
+    if config.device == "cpu":
+        return lambda: None
+    begun = threading.Event()
+
+    def read() -> None:
+        begun.set()
+        batch[1].numpy()
+
+    waiting = _reader.submit(read)
+    begun.wait()
+    return waiting.result
 
 
 def _capsule(tensor: Any) -> Any:
