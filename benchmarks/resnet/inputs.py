@@ -37,7 +37,8 @@ class _Batches:
     def __init__(self, tensors: Any, config: Hyperparameters, ranks: Ranks, source: Any) -> None:
         self._convert: Call = partial(tensors.convert, config, ranks)
         self._copied: Optional[Call] = partial(tensors.copied, config) if hasattr(tensors, "copied") else None
-        self._source, self._wait = source, lambda: None
+        self._source = source
+        self._wait: Callable[[], Any] = lambda: None
         self._outputs: Any = None
 
     def next(self) -> Tuple[Any, Any]:

@@ -226,6 +226,18 @@ def test_a_run_begins_where_the_submissions_checkpoint_is(network: dict[str, Any
         assert words in text and "do this" in text
 
 
+def test_ranks_of_different_roles_train_and_evaluate_together(in_tensorflow: InFramework, tmp_path: Path) -> None:
+    """Three real ranks: the gradients of two are averaged while all three vote, share the weights and play matches."""
+    changes = [f"{key}={value}" for key, value in {**SMALL, **EVALUATION, **TINY_NETWORK}.items()]
+    config = write_small_config(tmp_path / "config.json", "minigo", 1, changes)
+    found = result(in_tensorflow("minigo_roles.py", str(config), str(tmp_path), ranks=3))
+    trains, plays, wrong, largest, *wins = zip(*found["ranks"], strict=True)
+    assert (trains, plays, wrong) == ((1, 1, 0), (0, 1, 1), (0, 0, 0))
+    assert len(set(largest)) == 1 and largest[0] < 9, "the weights of rank 0, not of the rank that does not train"
+    assert all(len(set(each)) == 1 for each in wins), "every rank has the same result of a match"
+    assert found["graphs"] == [1, 1, 1], "the player, the network in training, and all saved models"
+
+
 # -- the data set and the run ----------------------------------------------------------------------------
 
 

@@ -35,6 +35,9 @@ class Generations:
         if run.saved:
             _assign(self.player, {name: run.saved[f"player/{name}"] for name in self.player.variables})
         self.evaluate = Evaluator(self.player, run.config.inference_batch)
+        # One for all generations: XLA compiles each evaluator's pass anew.
+        self.challenger = Evaluator(training.network, run.config.inference_batch)
+        self._saved: Optional[Tuple[model.Network, Evaluator]] = None
         self.models = run.output / "models"
         self._content: Dict[str, Any] = {}
         self.keep()
@@ -175,8 +178,7 @@ class Generations:
         """Let the new network play from now on, unless it loses against the present one; False: the run is to stop."""
         config = self.config
         if config.gating_win_rate > 0:
-            new = Evaluator(self.training.network, config.inference_batch)
-            won = self.match(new, self.evaluate, config.gating_games, number)
+            won = self.match(self.challenger, self.evaluate, config.gating_games, number)
             if won is None or won < config.gating_win_rate:
                 return won is not None
         _assign(self.player, _values(self.training.network))
@@ -223,9 +225,18 @@ class Generations:
             path.write_text(whole, encoding="utf-8")
         return known
 
+    def _saved_model(self, number: int) -> Evaluator:
+        """Return the evaluator of a saved generation, the same for all of them with other weights."""
+        if self._saved is None:
+            network = model.build(self.config, *models.load(self._model(number), self.config.board_size))
+            self._saved = network, Evaluator(network, self.config.inference_batch)
+        else:
+            _assign(self._saved[0], models.load(self._model(number), self.config.board_size)[1])
+        return self._saved[1]
+
     def _evaluate_model(self, number: int, target: Evaluate) -> Optional[Dict[str, float]]:
         config = self.config
-        evaluator = self.run.open(lambda: load_evaluator(self._model(number), config))
+        evaluator = self.run.open(lambda: self._saved_model(number))
         won = self.match(evaluator, target, config.eval_games, number)
         found = None if won is None else {"win_rate": won}
         last = won is not None and (won >= config.quality_target or number == config.epochs)
