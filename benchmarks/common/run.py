@@ -186,6 +186,7 @@ class Run:
             "start",
             ranks=self.ranks.size,
             global_batch_size=global_batch,
+            batch_unit=timeline.batch_unit,
             epochs=timeline.epochs,
             steps_per_epoch=timeline.steps_per_epoch,
             targets=self.config.targets,

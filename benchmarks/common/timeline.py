@@ -27,6 +27,8 @@ class Timeline:
     """Training continues while an evaluator works: a block ends before its evaluation, whose result comes later."""
     training_ranks: int = 0
     """Ranks that train, where the others have another role; 0: all."""
+    batch_unit: str = "samples"
+    """What a batch is counted in."""
 
     @property
     def steps(self) -> int:

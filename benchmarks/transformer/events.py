@@ -6,6 +6,7 @@ submitted logs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
@@ -32,4 +33,5 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
     """Evaluate after each epoch."""
-    return by_epochs(config, steps_per_epoch, lambda epoch: True, stops_at_target=config.stop_at_target)
+    steps = by_epochs(config, steps_per_epoch, lambda epoch: True, stops_at_target=config.stop_at_target)
+    return replace(steps, batch_unit="token positions")

@@ -17,14 +17,16 @@ PLAIN_SECONDS = 10.0
 
 
 def facts(progress: follow.Progress) -> str:
-    """Return ``epoch 3/12  410 img/s  loss 0.512  quality 0.9259 of 0.95  0:00:31 to go``."""
+    """Return ``epoch 3/12  410 samples/s  loss 0.512  quality 0.9259 of 0.95 (epoch 2)  at most 0:00:31 to go``."""
     parts = [f"epoch {max(progress.epoch, 1)}" + (f"/{progress.epochs}" if progress.epochs else "")]
     if progress.samples_per_second is not None:
-        parts.append(f"{progress.samples_per_second:,.0f} samples/s")
+        parts.append(f"{progress.samples_per_second:,.0f} {progress.batch_unit}/s")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4f}")
     if progress.qualities:
-        parts.append(words.against_targets(progress.qualities, progress.targets))
+        parts.append(
+            f"{words.against_targets(progress.qualities, progress.targets)} (epoch {progress.evaluated_epoch})"
+        )
     if progress.seconds_to_go is not None:
         parts.append(f"at most {clock(progress.seconds_to_go)} to go")
     return "  ".join(parts)

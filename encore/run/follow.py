@@ -60,12 +60,18 @@ class Progress:
     loss: float | None = None
     qualities: Mapping[str, float] = field(default_factory=dict)
     """Of the last evaluation, each with a target of the same name."""
+    evaluated_epoch: int | None = None
+    """Epoch of that evaluation, from 1."""
+    batch_unit: str = "samples"
+    """What ``global_batch_size`` counts."""
     outcome: str | None = None
     starts: int = 0
     """How often the run was started or resumed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What rank 0 sees of the variables that its libraries read."""
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
+    _began: tuple[float, int] = (0.0, 0)
+    """Time and step at which this start or resume began."""
 
     @property
     def total_steps(self) -> int:
@@ -85,19 +91,21 @@ class Progress:
 
     @property
     def seconds_to_go(self) -> float | None:
-        """Time to the last epoch at the current speed; evaluations not counted."""
-        speed = self.samples_per_second
-        if not speed:
+        """Time to the last epoch at the pace since the start, evaluations included; None before the first one."""
+        time, step = self._began
+        if self.evaluated_epoch is None or not self._times or self.step <= step:
             return None
-        return (self.total_steps - self.step) * self.global_batch_size / speed
+        return (self.total_steps - self.step) * (self._times[-1][0] - time) / (self.step - step)
 
     def add(self, record: dict[str, Any]) -> None:
         """Take in one record of the stream; see benchmarks/common/metrics.py."""
         kind = record["kind"]
         if kind == "start":
             if record["resumed_step"] == 0:
-                self.starts, self.qualities, self.loss = 0, {}, None
+                self.starts, self.qualities, self.loss, self.evaluated_epoch = 0, {}, None, None
             self.starts += 1
+            self._began = (record["time"], record["resumed_step"])
+            self.batch_unit = record.get("batch_unit", "samples")
             self.outcome = None
             self._times.clear()
             self.epochs = record["epochs"]
@@ -111,7 +119,7 @@ class Progress:
             self.epoch, self.step, self.loss = record["epoch"], record["step"], record["loss"]
             self._times.append((record["time"], self.step))
         elif kind == "eval":
-            self.qualities = record["qualities"]
+            self.qualities, self.evaluated_epoch = record["qualities"], record["epoch"]
             self._times.clear()
         elif kind == "end":
             self.outcome = record["outcome"]

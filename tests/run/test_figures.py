@@ -64,12 +64,26 @@ def made(results: Path, state: Status, log: str, *stream: dict[str, Any]) -> Exp
 
 def test_live_line_has_a_quality_with_its_target() -> None:
     progress = progress_of(start({"accuracy": 0.95}), evaluated(4, accuracy=0.92593))
-    assert facts(progress) == "epoch 1/12  quality 0.9259 of 0.95"
+    assert facts(progress) == "epoch 1/12  quality 0.9259 of 0.95 (epoch 4)"
+
+
+def test_live_line_says_of_each_figure_what_it_is() -> None:
+    """The quality keeps its epoch when the next one has begun, a batch its unit, and the rest counts evaluations."""
+    begun = {**start({"accuracy": 0.95}), "time": 100.0, "steps_per_epoch": 10, "batch_unit": "token positions"}
+    steps = [{"kind": "step", "time": 100.0 + n, "epoch": 1, "step": n, "loss": 1.0} for n in (2, 4, 10)]
+    before = facts(progress_of(begun, *steps))
+    assert "token positions/s" in before
+    assert "to go" not in before
+    later = [{"kind": "step", "time": at, "epoch": 2, "step": n, "loss": 0.5} for at, n in ((195.0, 12), (200.0, 20))]
+    assert facts(progress_of(begun, *steps, evaluated(1, accuracy=0.5), *later)).endswith(
+        # 20 of 120 steps and an evaluation took 100 s.
+        "loss 0.5000  quality 0.5000 of 0.95 (epoch 1)  at most 0:08:20 to go"
+    )
 
 
 def test_live_line_has_every_quality_by_name() -> None:
     progress = progress_of(start(BOX_AND_MASK), evaluated(4, box=0.31, mask=0.28))
-    assert facts(progress) == "epoch 1/12  box 0.3100 of 0.377, mask 0.2800 of 0.339"
+    assert facts(progress) == "epoch 1/12  box 0.3100 of 0.377, mask 0.2800 of 0.339 (epoch 4)"
     assert with_names(progress.qualities) == "box 0.3100, mask 0.2800"
     assert with_names(progress.targets, "g") == "box 0.377, mask 0.339"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from encore.results.audit import clocks, copies, files, outliers, quality, systems
+from encore.results.audit import clocks, copies, files, outliers, published_runs, quality, systems
 from encore.results.audit.oddities import Rule, per_log
 
 _ONE_CLOCK = "take every time from the clock of the process that logs it, in milliseconds since 1970"
@@ -152,6 +152,30 @@ RULES = (
         severity="error",
         expected="a run of its own in each set",
         remedy=_OWN_RUN,
+    ),
+    Rule(
+        name="published_run",
+        meaning="runs with the times of a public set, in a folder that is not that set's",
+        severity="warning",
+        expected="runs of one's own",
+        remedy="name the public set that these runs are of",
+        check=published_runs.published_run,
+    ),
+    Rule(
+        name="altered_published_run",
+        meaning="the same with all times multiplied, or a run with the evaluations of a public one and such times",
+        severity="error",
+        expected="runs of one's own",
+        remedy=_OWN_RUN,
+        check=published_runs.altered_published_run,
+    ),
+    Rule(
+        name="published_curve",
+        meaning="a log with the qualities of a public run in all evaluations, at least 4 different, at other times",
+        severity="error",
+        expected="evaluations of a run of one's own",
+        remedy=_OWN_RUN,
+        check=published_runs.published_curve,
     ),
     Rule(
         name="equal_seeds",
