@@ -63,8 +63,10 @@ def as_json(files: dict[str, Path]) -> dict[str, Any]:
 
 
 def mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
-    """Return what a container needs besides the data folder."""
-    return tuple(Mount(path, str(path), True) for path in files.values() if data not in path.parents)
+    """Return what a container needs besides the data folder; TensorFlow has tensors in files next to its ``.index``."""
+    outside = [path for path in files.values() if data not in path.parents]
+    parts = [part for path in outside if path.suffix == ".index" for part in path.parent.glob(f"{path.stem}.data-*")]
+    return tuple(Mount(path, str(path), True) for path in (*outside, *sorted(parts)))
 
 
 def refuse_others(files: dict[str, Path], known: Mapping[str, Any]) -> None:

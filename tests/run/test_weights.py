@@ -48,6 +48,14 @@ def test_a_file_that_is_not_there_is_named_before_the_run(encore: Encore, tmp_pa
     assert f"{file} is no file" in done.stdout + done.stderr
 
 
+def test_tensorflows_files_are_mounted_together(tmp_path: Path) -> None:
+    index, tensors = (tmp_path / f"model.ckpt-7.{kind}" for kind in ("index", "data-00000-of-00001"))
+    for path in (index, tensors, tmp_path / "model.ckpt-70.data-00000-of-00001"):
+        path.touch()
+    found = weights.mounts({"checkpoint": index}, tmp_path / "data")
+    assert [mount.source for mount in found] == [index, tensors]
+
+
 def submitted(name: str, *settings: str) -> Configuration:
     choice = catalogue.choose(name)
     system = catalogue.find_system(choice, "dgxa100", "v0.7")
