@@ -75,6 +75,8 @@ class Implementation(_Strict):
     """Names the environment (requirements/environments.toml) and the container base."""
     module: str
     """Python package that holds train.py, config.py and bench.py."""
+    needs: dict[str, str] = Field(default_factory=dict)
+    """The lowest versions that it was seen to train with, by their names in a system description."""
 
 
 class Quality(_Strict):

@@ -24,7 +24,7 @@ import typer
 
 from encore import catalogue, configuration, names, paths
 from encore.catalogue import Choice, System
-from encore.containers import dockerfiles, images
+from encore.containers import dockerfiles, images, support
 from encore.errors import EncoreError, ExitCode
 from encore.results import calibration
 from encore.results import rates as check_rates
@@ -133,6 +133,51 @@ def images_table() -> str:
         link = f"[`{submitted.reference}`]({entry.source})"
         rows.append([entry.round, entry.benchmark, link, f"`{today.reference}`", entry.why])
     return markdown(head, rows)
+
+
+def support_table() -> str:
+    """Return for each framework what of an implementation was run in which image."""
+    found = support.tried()
+    return "\n".join(_support_of(name, found) for name in images.catalogue().default)
+
+
+def _support_of(framework: str, found: Sequence[support.Tried]) -> str:
+    releases = [each for each in images.catalogue().release if each.framework == framework]
+    head = [catalogue.framework(framework).title, "needs", "its image on the CPU base", "a Python on a GPU"]
+    rows = []
+    for name, choice in catalogue.choices().items():
+        if choice.implementation.framework != framework:
+            continue
+        ran = [each for each in found if each.implementation == name and not each.problem]
+        needs = ", ".join(
+            f"{support.title(each)} {least}" for each, least in support.needs(choice.implementation).items()
+        )
+        dates = [
+            max((each.date for each in ran if each.where == where), default="never run")
+            for where in ("stand-in", "gpu")
+        ]
+        rows.append([f"`{name}`", needs, *dates, *(_state(release, choice) for release in releases)])
+    return markdown([*head, *(each.tag for each in releases)], rows)
+
+
+def _state(release: images.Release, choice: Choice) -> str:
+    found = support.too_old(release, choice)
+    if found is None:
+        return "never run"
+    old = [f"{support.title(name)} {each}" for name, each in found[1].items()] if found[0] == release else []
+    return f"too old: {', '.join(old)}" if old else "too old"
+
+
+def tried_table() -> str:
+    """Return every training that was tried with other versions, or elsewhere, than the tests have."""
+    places = {"cpu": "a CPU", "stand-in": "its image on the CPU base, a CPU", "gpu": "a GPU"}
+    rows = []
+    for each in support.tried():
+        versions = ", ".join(f"{support.title(name)} {text}" for name, text in each.versions.items())
+        rows.append(
+            [f"`{each.implementation}`", versions, places[each.where], each.date, each.problem or "trained", each.note]
+        )
+    return markdown(["implementation", "with", "on", "date", "result", "note"], rows)
 
 
 def calibration_table() -> str:
@@ -263,6 +308,8 @@ TABLES: dict[str, Callable[[Choice], str]] = {
 GENERAL: dict[str, Callable[[], str]] = {
     "benchmarks": benchmarks_table,
     "images": images_table,
+    "support": support_table,
+    "tried": tried_table,
     "calibration": calibration_table,
     "convergence-calibration": shift_table,
     "audit": audit_table,

@@ -128,8 +128,7 @@ def pin(
     choice = catalogue.choose(benchmark)
     release = images.find_release(choice.implementation.framework, base)
     used = _engine(engine)
-    if not anyway:
-        building.pass_gate(choice, release)
+    building.pass_gate(choice, release, anyway)
     digest = building.pull(used, release, _echo, accept)
     typer.echo(f"{release.reference} is held to {digest}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from encore import checkout, paths
 from encore.catalogue import Choice
-from encore.containers import compatibility, dockerfiles, engines, images
+from encore.containers import compatibility, dockerfiles, engines, images, support
 from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
@@ -184,8 +184,16 @@ def check_space(engine: Engine, wanted_gib: float) -> None:
         )
 
 
-def pass_gate(choice: Choice, release: images.Release) -> None:
-    """Refuse a release that this machine's GPUs cannot run, before it is pulled."""
+def pass_gate(choice: Choice, release: images.Release, anyway: bool) -> None:
+    """Refuse a release that is too old for the benchmark or, unless ``anyway``, for this machine's GPUs.
+
+    Before it is pulled.
+    """
+    software = support.check(release, choice)
+    if software.level == "FAIL":
+        raise EncoreError(software.found, remedy=software.remedy)
+    if anyway:
+        return
     machine = node.this_node()
     for check in compatibility.check_gpus(release, machine.gpus, choice.benchmark):
         if check.level == "FAIL":
@@ -204,8 +212,7 @@ def ensure_base(choice: Choice, engine: Engine, name: str | None, anyway: bool, 
             raise EncoreError(f"the CPU base {reference} is not built", remedy=f"make standin FRAMEWORK={framework}")
         return reference, images.STANDIN
     release = images.find_release(framework, name)
-    if not anyway:
-        pass_gate(choice, release)
+    pass_gate(choice, release, anyway)
     digest = pull(engine, release, on_line)
     return f"{release.reference.rsplit(':', 1)[0]}@{digest}", release.release
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from encore import catalogue, launchers, paths
+from encore import catalogue, environment, launchers, paths
 from encore.catalogue import Choice
 from encore.configuration import Configuration
-from encore.containers import asking, building, compatibility, engines, images
+from encore.containers import asking, building, compatibility, engines, images, support
 from encore.containers.engines import Engine, Image
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
@@ -38,6 +38,7 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
     checks += check_folders(folders)
     if target.found is not None:
         checks.append(check_code(target.found, configuration.choice))
+    checks += _check_software(target, configuration.choice)
     if target.facts is not None and target.facts.problems:
         remedy = f"build it on another release: make build-{configuration.choice.name} BASE=RELEASE; encore images list"
         checks.append(Check("FAIL", "image", _cannot_import(target.image, target.facts, configuration.choice), remedy))
@@ -54,6 +55,23 @@ def check_as_submitted(target: Target, configuration: Configuration) -> list[Che
     here = str(target.python or "the host's Python") if target.runtime == "host" else base
     found = images.differences(configuration.choice, configuration.system, here)
     return [Check("WARN", each.what, f"not as submitted, {each.submitted}, but {each.here}") for each in found]
+
+
+def _check_software(target: Target, choice: Choice) -> list[Check]:
+    """Check the versions that a Python answered, else those of the release that its image was built on."""
+    release = _release_of(target.found.labels if target.found else {}, choice)
+    stated = [support.check(release, choice)] if release is not None else []
+    too_old = support.lacks(_versions(target.facts, choice), choice.implementation) if target.facts else {}
+    if any(each.level == "FAIL" for each in stated) or not too_old:
+        return stated
+    where = target.python or target.image
+    found = f"{where} is too old for {choice.name}: {support.describe(too_old, choice.implementation)}"
+    return [Check("FAIL", "software", found, "use a newer release (docs/support.md) or another Python")]
+
+
+def _versions(facts: Facts, choice: Choice) -> dict[str, str]:
+    known = environment.software(choice.implementation.framework, facts.packages)
+    return {"python": facts.python, **{name.removesuffix("_version"): each for name, each in known.items()}}
 
 
 def _cannot_import(where: object, facts: Facts, choice: Choice) -> str:
@@ -128,6 +146,9 @@ def check_python(target: Target, configuration: Configuration) -> Check:
     if facts.problems:
         remedy = f"install it there, such as with {target.python} -m pip, or name another Python"
         return Check("FAIL", "runtime", _cannot_import(target.python, facts, choice), remedy)
+    too_old = [each for each in _check_software(target, choice) if each.level == "FAIL"]
+    if too_old:
+        return too_old[0]
     wanted = configuration.ranks_per_node if configuration.get("device") == "gpu" else 0
     if wanted and not facts.cuda:
         found = f"{title} in {target.python} is built for CPUs (expected: with CUDA)"

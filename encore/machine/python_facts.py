@@ -37,7 +37,9 @@ def packages() -> dict[str, str]:
     """Return the version of every package by its name."""
     from importlib import metadata
 
-    return {each.metadata["Name"]: each.version for each in metadata.distributions() if each.metadata["Name"]}
+    # Of two of a name, the first on the path is imported.
+    found = reversed(list(metadata.distributions()))
+    return {each.metadata["Name"]: each.version for each in found if each.metadata["Name"]}
 
 
 def value(expression: str) -> Any:
@@ -68,13 +70,10 @@ def check_build() -> str:
 
 def facts(wanted: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a question of :mod:`encore.machine.pythons`."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < OLDEST:
-        return {"python": version}
     failed = problems(wanted["modules"])
     horovod = installed("horovod")
     return {
-        "python": version,
+        "python": ".".join(map(str, sys.version_info[:3])),
         "problems": failed,
         "packages": packages(),
         "cuda": str(value(wanted["cuda"]) or ""),

@@ -54,9 +54,19 @@ def question(framework: str, more: Sequence[str], known: int) -> str:
     return json.dumps({"modules": modules, "cuda": entry.cuda, "gpus": entry.gpus, "known": known})
 
 
+GUARD = """import sys
+if sys.version_info < {oldest}:
+    print({mark!r} + '{{"python": "%d.%d.%d"}}' % sys.version_info[:3])
+else:
+    exec({program!r})
+"""
+"""An older Python cannot even read the program, and still reports its version."""
+
+
 def program() -> str:
     """Return the text that the Python executes."""
-    return Path(python_facts.__file__).read_text(encoding="utf-8")
+    text = Path(python_facts.__file__).read_text(encoding="utf-8")
+    return GUARD.format(oldest=python_facts.OLDEST, mark=python_facts.MARK, program=text)
 
 
 def parse(output: str) -> Facts | None:

@@ -1,0 +1,96 @@
+"""Software that is too old for an implementation: refused before a pull and before a run; what was seen to work."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+
+from encore import catalogue, configuration
+from encore.containers import building, checks, compatibility, images, support
+from encore.containers.engines import Engine, Image
+from encore.containers.runtimes import Target
+from encore.errors import EncoreError
+from encore.machine import node, pythons
+from encore.machine.pythons import Facts
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "found", "remedy"),
+    [
+        ("resnet", "20.06", "Python 3.6, 3.8 needed", "release 24.05"),
+        ("resnet", "22.05", "DALI 1.13.0, 1.35 needed", "release 24.05"),
+        ("ncf", "18.11", "19.05 is later and has Python 3.6", "release 24.10"),
+        ("dlrm", "20.06", "Python 3.6", "release 24.10"),
+        ("bert-squad", "21.11", "PyTorch 1.11.0a0+b6df043", "release 24.10"),
+        ("minigo", "20.06-tf1", "Python 3.6", "release 25.02-tf2"),
+        ("minigo", "23.03-tf1", "TensorFlow 1.15.5", "release 25.02-tf2"),
+    ],
+)
+def test_a_release_that_is_too_old_is_refused_before_a_pull(name: str, release: str, found: str, remedy: str) -> None:
+    choice = catalogue.choose(name)
+    asked: list[str] = []
+    engine = Engine(name="docker", program="docker")
+    with pytest.raises(EncoreError) as caught:
+        building.build(choice, engine, release, True, asked.append)
+    assert found in caught.value.found
+    assert remedy in caught.value.remedy
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", catalogue.choices())
+def test_a_default_release_is_not_too_old(name: str) -> None:
+    choice = catalogue.choose(name)
+    assert support.too_old(images.find_release(choice.implementation.framework), choice) is None
+
+
+def test_releases_of_two_series_have_no_order() -> None:
+    choice = catalogue.choose("minigo")
+    older = images.find_release("tensorflow", "25.02-tf2").model_copy(update={"release": "22.05-tf2"})
+    assert support.too_old(older, choice) is None
+
+
+@pytest.mark.parametrize("name", catalogue.choices())
+def test_what_an_implementation_needs_was_seen(name: str) -> None:
+    """Each lowest version is that of a training that was tried, and with an older one that was tried it failed."""
+    needs = catalogue.choose(name).implementation.needs
+    assert catalogue.choose(name).implementation.framework in needs
+    for package, least in needs.items():
+        with_it = [each for each in support.tried() if each.implementation == name and package in each.versions]
+        lowest = compatibility.version(least)
+        seen = [each for each in with_it if compatibility.version(each.versions[package])[: len(lowest)] == lowest]
+        assert any(not each.problem for each in seen), f"{package} {least} was not tried"
+        older = [each for each in with_it if compatibility.version(each.versions[package])[: len(lowest)] < lowest]
+        assert all(each.problem for each in older), f"{package} older than {least} did train"
+
+
+def test_a_run_in_an_image_that_is_too_old_is_refused() -> None:
+    choice = catalogue.choose("ncf")
+    resolved = configuration.resolve(choice, catalogue.find_system(choice, "cpu", None), 1, 1, [])
+    base = {"org.opencontainers.image.base.name": "nvcr.io/nvidia/pytorch:20.06-py3"}
+    image = Image(id="sha256:1", labels=base, user="1", digests=(), bytes=1)
+    target = Target(runtime="docker", image="own:1", found=image)
+    assert [c.found for c in checks.check(target, resolved, node.this_node(), []) if c.level == "FAIL"] == [
+        "nvcr.io/nvidia/pytorch:20.06-py3 is too old for ncf: Python 3.6, 3.8 needed"
+    ]
+    # An image of the user's has no such label: its Python has answered.
+    facts = Facts(
+        python="3.8.10", problems={}, packages={"torch": "1.11.0a0+b6df043"}, cuda="11.5", gpus=1, mpirun=False,
+        horovod=0, check_build="",
+    )  # fmt: skip
+    image = dataclasses.replace(image, labels={"org.opencontainers.image.base.name": "own:0"})
+    own = Target(runtime="docker", image="own:1", found=image, facts=facts)
+    found = [c.found for c in checks.check(own, resolved, node.this_node(), []) if c.level == "FAIL"]
+    least = choice.implementation.needs["pytorch"]
+    assert found == [f"own:1 is too old for ncf: PyTorch 1.11.0a0+b6df043, {least} needed"]
+
+
+def test_a_python_that_cannot_read_the_question_reports_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.6 refuses `from __future__ import annotations` before anything runs."""
+    said: list[str] = []
+    monkeypatch.setattr(sys, "version_info", (3, 6, 9, "final", 0))
+    exec(pythons.program(), {"print": said.append})
+    answer = pythons.parse("\n".join(said))
+    assert answer is not None and answer.python == "3.6.9"
+    assert "annotations" not in pythons.GUARD

@@ -1,0 +1,109 @@
+"""Train implementations for an epoch on a CPU with another version of a package, and write down what was seen.
+
+    $ .venv/bin/python -m tools.tried_versions ncf dlrm --package torch==2.0.1 --work build/versions
+    $ .venv/bin/python -m tools.tried_versions ssd --package nvidia-dali-cuda120==1.29.0 --no-deps --work build/versions
+
+Without a package it is the framework's environment as it is. The package goes into a folder of its own, which comes
+before the environment on the path; a plain build of PyTorch takes about 6 GB with CUDA's libraries. Two ranks train the
+small data set through `encore run --python`. What came of it is added to containers/tried.json, from which `make docs`
+writes docs/support.md; what a benchmark needs (``needs`` in its benchmark.toml) follows from there. Not a test: it
+downloads gigabytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from encore import catalogue, configuration, environment, files
+from encore.catalogue import Choice
+from encore.containers import support
+from encore.errors import ExitCode
+
+RANKS = 2
+ENCORE = """
+from encore.cli import app
+from encore.containers import support
+support.lacks = lambda known, implementation: {}
+app.main()
+"""
+"""`encore` without the check of what is too old: it is what this finds out."""
+
+
+def installed(requirement: str, python: Path, work: Path, options: Sequence[str]) -> Path:
+    """Return the folder that has the package, installed if it is not there yet; an empty one without a package."""
+    folder = work / (requirement or "as-it-is")
+    if requirement and not (folder / "installed").exists():
+        command = [str(python), "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(folder), *options]
+        subprocess.run([*command, requirement], check=True)
+        # As a package it would hide the environment's nvidia.dali.
+        (folder / "nvidia" / "__init__.py").unlink(missing_ok=True)
+        (folder / "installed").touch()
+    return folder
+
+
+def trained(choice: Choice, python: Path, folder: Path, work: Path) -> support.Tried:
+    """Train one epoch of the small data set; return what was seen."""
+    variables = {**os.environ, "PYTHONPATH": str(folder)}
+    results = work / "results" / f"{folder.name}-{choice.name}"
+    settings = ["epochs=1"]
+    # One epoch is all warm-up where there is any.
+    if "warmup_epochs" in configuration.field_types(choice.folder):
+        settings.append("warmup_epochs=0")
+    command = [sys.executable, "-c", ENCORE, "run", choice.name, str(RANKS)]
+    command += ["--system", choice.benchmark.small_data.system, "--python", str(python), "--results", str(results)]
+    command += [word for setting in settings for word in ("--set", setting)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    question = "import json, sys; from importlib import metadata; print(json.dumps({"
+    question += "each.metadata['Name']: each.version for each in reversed(list(metadata.distributions()))}))"
+    listed = subprocess.check_output([python, "-c", question], env=variables, text=True)
+    software = environment.software(choice.implementation.framework, json.loads(listed))
+    version = subprocess.check_output([python, "-c", "import platform; print(platform.python_version())"], text=True)
+    versions = {"python": version.strip(), **{name.removesuffix("_version"): each for name, each in software.items()}}
+    return support.Tried(
+        implementation=choice.name,
+        where="cpu",
+        versions={
+            name: versions[name] for name in ("python", choice.implementation.framework, "dali") if versions[name]
+        },
+        problem="" if done.returncode in (ExitCode.REACHED, ExitCode.NOT_REACHED) else _reason(results, done.stderr),
+        date=files.utc_now()[:10],
+    )
+
+
+def _reason(results: Path, errors: str) -> str:
+    """Return the last line of what went wrong: a rank's, or the command's own."""
+    ranks = sorted(results.glob("*/experiment_0/ranks/**/stderr*")) + sorted(results.glob("*/experiment_0/ranks/*.txt"))
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in ranks]
+    said = [line for text in texts for line in text.splitlines() if "Error: " in line]
+    line = (said or errors.strip().splitlines() or ["no output"])[0]
+    # No place of this machine, and no rank.
+    return re.sub(r"/\S+/", "", re.sub(r"^\[rank\d+\]: ", "", line.strip()))
+
+
+def main() -> None:
+    """Install, train and write down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", help="as encore list has them; of one framework")
+    parser.add_argument("--package", default="", help="with its version")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the packages and the runs")
+    parser.add_argument("--no-deps", action="store_true", help="without what the package depends on")
+    arguments = parser.parse_args()
+    choices = [catalogue.choose(name) for name in arguments.names]
+    python = environment.ensure_environment(choices[0].implementation.framework, print)
+    options = ["--no-deps"] if arguments.no_deps else []
+    folder = installed(arguments.package, python, arguments.work.absolute(), options)
+    for choice in choices:
+        found = trained(choice, python, folder, arguments.work.absolute())
+        support.add(found)
+        print(f"{found.implementation}, {folder.name}: {found.problem or 'trained'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
