@@ -49,7 +49,17 @@ def train(encore: Encore, name: str, data: Path, results: Path, *arguments: str,
     where = ("--data", str(data), "--results", str(results))
     done = encore("run", name, str(ranks), *SEED, *where, *TINY, *arguments)
     assert done.returncode == 3, done.stdout + done.stderr
-    return only_run(results) / "experiment_0"
+    return recorded(only_run(results) / "experiment_0")
+
+
+def recorded(experiment: Path) -> Path:
+    """Return the folder of an experiment whose run.json says what each "auto" of its configuration became."""
+    passport = json.loads((experiment.parent / "run.json").read_text(encoding="utf-8"))
+    left = {key for key, value in passport["configuration"].items() if value["value"] == "auto"}
+    taken = passport["choices"]["0"]
+    assert left <= set(taken), f"not recorded: {left - set(taken)}"
+    assert "auto" not in json.dumps(taken)
+    return experiment
 
 
 def settings(values: dict[str, str]) -> list[str]:

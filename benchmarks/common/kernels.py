@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 
-from benchmarks.common import stopping
+from benchmarks.common import choices, stopping
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 
@@ -214,7 +214,9 @@ def choose(
     if reason or wanted == "plain":
         if device.type == "cuda":
             _report(ranks, [f"plain: {reason or 'kernels=plain'}"])
-        return dict.fromkeys(operators, "plain")
+        names = dict.fromkeys(operators, "plain")
+        choices.record("kernels", names)
+        return names
     words = []
     for name in names:
         if names[name] == "auto":
@@ -223,6 +225,7 @@ def choose(
         else:
             words.append(f"{name} {names[name]}")
     _report(ranks, words)
+    choices.record("kernels", names)
     return names
 
 

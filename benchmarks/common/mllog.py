@@ -83,9 +83,9 @@ class MLLog:
         self._log.start(constants.INIT_START)
         self.event(constants.SEED, seed)
 
-    def init_stop(self) -> None:
-        """Log the end of the untimed part."""
-        self._log.end(constants.INIT_STOP)
+    def init_stop(self, choices: Optional[Mapping[str, Any]] = None) -> None:
+        """Log the end of the untimed part, and how the run computes what its configuration leaves open."""
+        self._log.end(constants.INIT_STOP, metadata={"choices": dict(choices)} if choices else {})
 
     def run_start(self) -> None:
         """Log the moment from which time counts."""
@@ -220,9 +220,9 @@ class V05Log:
         self._write(constants.INIT_START)
         self._held = [("run_set_random_seed", seed)]
 
-    def init_stop(self) -> None:
-        """Log the end of the untimed part."""
-        self._write(constants.INIT_STOP)
+    def init_stop(self, choices: Optional[Mapping[str, Any]] = None) -> None:
+        """Log the end of the untimed part, and how the run computes what its configuration leaves open."""
+        self._write(constants.INIT_STOP, {"choices": dict(choices)} if choices else None)
 
     def _ignore(self, *_: int) -> None:
         """Log nothing: this round has neither blocks nor an epoch's end."""

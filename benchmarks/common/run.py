@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar, Union
 
-from benchmarks.common import configuration
+from benchmarks.common import choices, configuration
 from benchmarks.common.checkpoints import Checkpoints, Content
 from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.common.metrics import StepReports, library_environment
@@ -46,13 +46,16 @@ class Run:
     def __init__(self, config: Any, framework: Any, data: Path, output: Path, wording: Wording) -> None:
         """Join the other ranks and find out where the run is; the signals come first."""
         self._stop = StopRequest()
-        self.config, self._framework, self.data, self.output = config, framework, data, output
+        choices.forget()
+        self._framework, self.data, self.output = framework, data, output
         self.ranks: Ranks = framework.start(config)
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
         self._logs = RunLogs(output, self.ranks.rank, wording, config)
         self._checkpoints = Checkpoints(output / "checkpoint", self._logs.paths, framework, self.ranks)
         with leaving_together(self._framework):
             state = self._checkpoints.find()
+        self._choices: Dict[str, Any] = state.get("choices", {})  # of the run that is resumed
+        self.config = choices.again(config, self._choices)
         self.position: int = state.get("step", 0)
         """Steps that are done."""
         self._evaluated: int = state.get("evaluated", 0)  # position of the last evaluation
@@ -89,9 +92,15 @@ class Run:
         """Name what a checkpoint holds: ``shared`` is called on rank 0, ``own`` before it on every rank."""
         self._shared, self._own = shared, own
 
+    @property
+    def choices(self) -> Dict[str, Any]:
+        """What this run takes where its configuration leaves it open, and the arithmetic in force on its device."""
+        return {**choices.taken(self.config, self._choices), **self._framework.arithmetic(self.ranks)}
+
     def _save(self, kind: str = "step") -> None:
         state: Dict[str, Any] = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
         state.update(losses=self._reports.losses, inside_step=self._inside_step)
+        state["choices"] = self.choices
         state["pending"] = self._pending.saved() if self._evaluates_later else []
         self._checkpoints.save(self.position, state, self._shared, self._own, kind)
 
@@ -108,7 +117,7 @@ class Run:
             self._logs.log.init_start(self.config.seed)
         yield
         if self._logs_events:
-            self._logs.log.init_stop()
+            self._logs.log.init_stop(self.choices)
 
     @contextmanager
     def timed(self, timeline: Union[Timeline, Callable[[], Timeline]]) -> Iterator[Timeline]:
@@ -192,6 +201,7 @@ class Run:
             targets=self.config.targets,
             resumed_step=self.position,
             environment=library_environment(),
+            choices=self.choices,
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
         self._reports = StepReports(metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)

@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 import torch
 
-from benchmarks.common import stopping
+from benchmarks.common import choices, stopping
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 
@@ -33,6 +33,8 @@ def settle(given: T, ranks: Ranks) -> T:
         "compile": _choose("compile", config.compile, "default" if on_gpu else "none", "none", ranks),
         "cuda_graph": _choose("cuda_graph", config.cuda_graph, on_gpu, False, ranks),
     }
+    for key, choice in chosen.items():
+        choices.record(key, choice)
     settled: T = dataclasses.replace(config, **chosen)
     return settled
 

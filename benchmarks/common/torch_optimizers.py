@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from benchmarks.common import kernels
+from benchmarks.common import choices, kernels
 from benchmarks.common.frameworks import pytorch
 
 IMPLEMENTATIONS = ("apex", "fused", "plain")
@@ -85,6 +85,7 @@ def choose(
         wanted, _ = kernels.fastest(measures, parameters[0].device)
     if wanted not in candidates:
         raise ValueError(f"optimizer implementation {wanted!r} is not here: use auto or one of {sorted(candidates)}")
+    choices.record("optimizer_kernel", wanted)
     return wanted, candidates[wanted](parameters)
 
 

@@ -331,6 +331,9 @@ def _caveats(ours: Side, theirs: Side | None, how: How) -> Iterator[str]:
         yield from _hardware_caveats(ours, theirs, how)
     if ours.global_batch and theirs.global_batch and ours.global_batch != theirs.global_batch:
         yield f"global batch {ours.global_batch:g}, submitted with {theirs.global_batch:g}"
+    for name in sorted({*ours.choices} & {*theirs.choices}):
+        if ours.choices[name] != theirs.choices[name]:
+            yield f"{name}: {ours.choices[name]}, theirs {theirs.choices[name]}"
     for deviation in ours.deviations:
         yield f"not as submitted: {deviation}"
     if theirs.published is not None and theirs.published.note:

@@ -45,6 +45,7 @@ _OFF_THE_CLOCK_WEIGHT = 0.01
 _HYPERPARAMETERS: tuple[tuple[str, float], ...] = (
     (r"global_batch|^batch_size$|input_batch|train_samples|data\.id", 0.9),
     (r"opt_name|optimizer$|precision|depth|layout|num_layers|hidden_size|lora_rank", 0.8),
+    (r"^(?:attention|compile|cuda_graph|first_layer|kernels|norm|optimizer_kernel|tf32|xla)\b", 0.3),
     (r"learning_rate(?!.*(?:warmup|decay))|base_learning_rate|^lr$", 0.6),
     (r"warmup|decay|schedule|momentum|lars|eta|beta|epsilon|smoothing|dropout|bn_span|loss_scale", 0.35),
     (r"sequence_length|max_sequence|image_size|crop|mirror|gradient_accumulation|clip|target", 0.4),

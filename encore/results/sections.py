@@ -72,6 +72,8 @@ class Section:
     bars: tuple[Plot, ...]
     """The time of each run, and where it went."""
     sentences: tuple[str, ...]
+    choices: Table | None
+    """What the runs took where their configuration leaves it open."""
     translations: Table | None
     """A few of a run that translates."""
     detections: tuple[Detected, ...]
@@ -136,6 +138,7 @@ def section(
         plots=(*quality_plots(ours, theirs), *generation_plots(ours.folder)),
         bars=tuple(plot for plot in bars if plot is not None),
         sentences=tuple(certainty(compared)),
+        choices=_choices(ours) if ours.choices else None,
         translations=translations_table(ours.folder),
         detections=tuple(shown_in_report(images_of(ours.folder))),
         generations=generations_table(ours.folder),
@@ -263,6 +266,10 @@ def _runs(side: Side) -> Table:
             for run in side.logs
         ),
     )
+
+
+def _choices(side: Side) -> Table:
+    return Table(title="What the runs took", columns=("key", "choice"), rows=tuple(side.choices.items()))
 
 
 def _factors(compared: Comparison) -> Table:

@@ -133,6 +133,11 @@ class Side:
         return tuple(str(each.get("text", "")) for each in entries if isinstance(each, dict))
 
     @property
+    def choices(self) -> Mapping[str, str]:
+        """What the runs took where their configuration leaves it open, by key and operator; " / " between the runs'."""
+        return _choices(self.passport)
+
+    @property
     def is_cpu(self) -> bool:
         """Whether it is known to have run without an accelerator."""
         return self.hardware.accelerators == 0
@@ -290,7 +295,22 @@ def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
     if isinstance(configuration, dict):
         for name, entry in configuration.items():
             found[f"configuration.{name}"] = entry.get("value") if isinstance(entry, dict) else entry
-    return found
+    chosen = _choices(passport)
+    for name in {name.partition(".")[0] for name in chosen}:
+        found.pop(f"configuration.{name}", None)
+    return {**found, **{f"configuration.{name}": value for name, value in chosen.items()}}
+
+
+def _choices(passport: Mapping[str, Any]) -> dict[str, str]:
+    """Return the choices that a run.json has of each experiment, flat, as one."""
+    noted = passport.get("choices")
+    found: dict[str, dict[str, None]] = {}
+    for choices in noted.values() if isinstance(noted, dict) else ():
+        for key, value in choices.items() if isinstance(choices, dict) else ():
+            each = {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
+            for name, choice in each.items():
+                found.setdefault(name, {})[str(choice).lower() if isinstance(choice, bool) else str(choice)] = None
+    return {name: " / ".join(values) for name, values in sorted(found.items())}
 
 
 def _json(path: Path) -> dict[str, Any]:

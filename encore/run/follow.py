@@ -69,6 +69,8 @@ class Progress:
     """How often the run was started or resumed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What rank 0 sees of the variables that its libraries read."""
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    """What the training took where its configuration leaves it open."""
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
     _began: tuple[float, int] = (0.0, 0)
     """Time and step at which this start or resume began."""
@@ -115,6 +117,7 @@ class Progress:
             self.step = record["resumed_step"]
             self.epoch = self.step // max(self.steps_per_epoch, 1)
             self.environment = record.get("environment", {})
+            self.choices = record.get("choices", {})
         elif kind == "step":
             self.epoch, self.step, self.loss = record["epoch"], record["step"], record["loss"]
             self._times.append((record["time"], self.step))

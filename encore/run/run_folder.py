@@ -131,11 +131,17 @@ class RunFolder:
             )
         return content
 
-    def note_environment(self, seen: Mapping[str, str]) -> None:
-        """Add to run.json the variables of the libraries as rank 0 saw them in the first experiment."""
+    def note_ranks(self, number: int, seen: Mapping[str, str], choices: Mapping[str, Any]) -> None:
+        """Add to run.json what rank 0 of an experiment reported: the variables of its libraries, and its choices.
+
+        The variables are those of the first experiment; each has its own choices, since it may have measured anew.
+        """
         passport = self.passport()
-        if seen and "rank_environment" not in passport:
-            write_passport(self.path, {**passport, "rank_environment": dict(seen)})
+        noted = {"rank_environment": dict(seen), **passport} if seen else dict(passport)
+        if choices:
+            noted["choices"] = {**passport.get("choices", {}), str(number): dict(choices)}
+        if noted != passport:
+            write_passport(self.path, noted)
 
     def experiments(self) -> list[Experiment]:
         """Return experiments in order."""

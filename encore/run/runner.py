@@ -213,8 +213,9 @@ def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, li
                 continue
             with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
                 outcome = _run_experiment(plan, experiment, python, hooks, signals, limits, owner)
-            if experiment.number == 0:  # One writer, where the tasks of an array share the folder.
-                folder.note_environment(passport.redact(read_progress(experiment.metrics).environment))
+            if experiment.number == 0 or len(mine) > 1:  # One writer, where the tasks of an array share the folder.
+                seen = read_progress(experiment.metrics)
+                folder.note_ranks(experiment.number, passport.redact(seen.environment), seen.choices)
             hooks.ended(experiment, outcome)
             if outcome.status == "failed":
                 return Ending(ExitCode.FAILED, is_final=outcome.is_final)

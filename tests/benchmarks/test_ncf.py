@@ -18,7 +18,7 @@ from encore import data, paths
 from encore.errors import EncoreError
 from encore.results.compliance import check
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
-from tests.trainings import PATIENCE, InFramework, result
+from tests.trainings import PATIENCE, InFramework, recorded, result
 
 ARCHIVE = paths.ROOT.parent / "shared" / "data" / "ncf_ml-1m.tar.xz"
 # The real model on a tenth of the small system's width, for runs of seconds.
@@ -123,7 +123,7 @@ def train(encore: Encore, data_set: Path, results: Path, ranks: int, *more: str)
     base = ("--data", str(data_set), "--results", str(results), "--seed", "5", *SMALL)
     done = encore("run", "ncf", str(ranks), *base, *more)
     assert done.returncode in (0, 3), done.stdout + done.stderr
-    return only_run(results) / "experiment_0" / "metrics.jsonl"
+    return recorded(only_run(results) / "experiment_0") / "metrics.jsonl"
 
 
 # Three epochs of 15 steps; each evaluation takes many batches, so that a signal may come within one.

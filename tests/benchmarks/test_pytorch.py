@@ -43,6 +43,8 @@ def test_foundation(foundation: Callable[[int], Any], ranks: int) -> None:
     assert abs(found["weights apart"]) < 1e-6
     assert found["summed gradient"] == pytest.approx(sum(range(1, ranks + 1)))
     assert found["cleared"] == 0
+    off, on = ({"tf32": dict.fromkeys(("matmul", "cudnn"), each)} for each in (False, True))
+    assert found["arithmetic"] == [{}, off, on, off], "a CPU; fp32 and tf32 on a GPU that has it; and on one without"
     assert found["found at first"] == {}
     for check in ("same weights", "own", "same random numbers"):
         assert found[check] is True, check

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from benchmarks.common import checkpoints
+from benchmarks.common import checkpoints, choices
 from benchmarks.common import timeline as timelines
 from benchmarks.common.input_wait import InputWait
 from benchmarks.common.mllog import MLLog, Wording
@@ -25,7 +25,8 @@ from benchmarks.common.run import Run
 from benchmarks.common.timeline import Timeline
 from benchmarks.dlrm import events as dlrm
 from benchmarks.resnet import events as resnet
-from tests.conftest import records
+from encore import catalogue, configuration
+from tests.conftest import logged, records
 
 STEPS = 3
 """Of an epoch."""
@@ -63,6 +64,7 @@ FRAMEWORK = SimpleNamespace(
     load=checkpoints.load_arrays,
     LaggedSums=Sums,
     input_wait=lambda ranks: InputWait(),
+    arithmetic=lambda ranks: {"tf32": {"matmul": True}},
 )
 
 
@@ -76,6 +78,8 @@ class Config:
     log_interval: int = 1
     checkpoint_interval: int = 0
     round: str = "v0.7"
+    kernels: str = "auto"
+    optimizer_kernel: str = "auto"
 
 
 class Training:
@@ -279,6 +283,29 @@ def test_a_stopped_run_resumes_as_if_it_had_not_stopped(
     for kind, field in (("step", "loss"), ("eval", "qualities")):
         found, expected = (records(folder / "metrics.jsonl", kind) for folder in (broken, whole))
         assert [each[field] for each in found] == [each[field] for each in expected]
+
+
+def test_what_auto_became_is_recorded_and_a_resumed_run_takes_it_again(tmp_path: Path) -> None:
+    taken = {"kernels": {"gather": "triton"}, "optimizer_kernel": "apex", "tf32": {"matmul": True}}
+    choices.record("attention", "of an earlier training of this process")
+    first = Training(tmp_path, by_epochs(2), {"accuracy": 0.5})
+    choices.record("optimizer_kernel", "apex")
+    choices.record("kernels", {"gather": "triton"})
+    assert first.go(NEVER, lambda step: signal.raise_signal(signal.SIGTERM) if step == 1 else None) == "interrupted"
+    (init_stop, *_) = [each for each in logged(tmp_path / "result.txt") if each["key"] == "init_stop"]
+    assert init_stop["metadata"]["choices"] == taken
+    second = Training(tmp_path, by_epochs(2), {"accuracy": 0.5})
+    # Nothing is measured again: who resolves an "auto" is not asked, or finds another's place in the checkpoint.
+    assert (second.run.config.optimizer_kernel, second.run.config.kernels) == ("apex", "auto")
+    assert second.go(NEVER) == "not_reached"
+    assert [each["choices"] for each in records(tmp_path / "metrics.jsonl", "start")] == [taken, taken]
+
+
+@pytest.mark.parametrize("name", sorted(catalogue.choices()))
+def test_every_key_that_may_be_auto_is_recorded(name: str) -> None:
+    types = configuration.field_types(catalogue.choose(name).folder)
+    may_be_auto = {key for key, wanted in types.items() if "auto" in get_args(wanted)}
+    assert may_be_auto <= set(choices.KEYS)
 
 
 def test_a_run_stopped_between_two_records_has_the_same_mean_losses(tmp_path: Path) -> None:

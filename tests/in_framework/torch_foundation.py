@@ -157,6 +157,13 @@ def main() -> None:
     buffer.zero()
     found["cleared"] = float(layer.weight.grad.abs().sum())
 
+    gpu = dataclasses.replace(ranks, context=torch.device("cuda"))
+    found["arithmetic"] = [pytorch.arithmetic(ranks)]
+    for capability, wanted in (((9, 0), False), ((9, 0), True), ((7, 0), True)):
+        torch.cuda.get_device_capability = lambda _, capability=capability: capability
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted
+        found["arithmetic"].append(pytorch.arithmetic(gpu))
+
     parameters = list(layer.parameters())
     candidates = torch_optimizers.adam_candidates(0.1, (0.9, 0.999), 1e-8, torch_optimizers.find_apex())
     found["candidates"] = sorted(candidates)

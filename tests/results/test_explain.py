@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from encore import catalogue
 from encore.cli.app import app
-from encore.results.compare import compare
+from encore.results.compare import compare, compare_with
 from encore.results.explain import Difference, explain
+from encore.results.nearest import AS_GIVEN
+from encore.results.report import write_report
 from encore.results.run_log import read_run
 from encore.results.sides import Side, load_side, load_sides
 from encore.results.timing import length_of, phases_of
@@ -134,6 +136,34 @@ def test_two_runs_of_encore_are_compared_in_environment_and_configuration(tmp_pa
     assert list(found) == ["precision", "code.commit", "environment.NCCL_DEBUG"]
     assert found["precision"]["area"] == "configuration"
     assert found["precision"]["ours"] == "fp32"
+
+
+def test_what_each_run_took_for_auto_is_a_difference(tmp_path: Path) -> None:
+    """Both say kernels=auto; the second run's experiments measured anew and took different ones."""
+    auto = {"configuration": {name: {"value": "auto", "origin": "default"} for name in ("compile", "kernels")}}
+    taken = {"compile": "default", "kernels": {"gather": "triton"}, "tf32": {"matmul": False}}
+    other = {**taken, "kernels": {"gather": "plain"}, "tf32": {"matmul": True}}
+    for name, choices in (("a", {"0": taken}), ("b", {"0": taken, "1": other})):
+        write_set(tmp_path / name, [timed_log(60, 3)])
+        passport(tmp_path / name, choices=choices, **auto)
+    ours, theirs = load_side(tmp_path / "a"), load_side(tmp_path / "b")
+    found = {each.name: (each.area, each.ours, each.theirs) for each in explain(ours, theirs).differences}
+    assert found == {
+        "kernels.gather": ("configuration", "triton", "triton / plain"),
+        "tf32.matmul": ("configuration", "false", "false / true"),
+    }
+    compared = compare_with(ours, theirs, AS_GIVEN)
+    assert "kernels.gather: triton, theirs triton / plain" in compared.caveats
+    write_report([tmp_path / "b"], tmp_path / "report")
+    for page in ("report.md", "report.html"):
+        assert "triton / plain" in (tmp_path / "report" / page).read_text("utf-8")
+
+
+@pytest.mark.parametrize("choices", [3, [], {"0": 1}, {"0": {"kernels": None}}, {"0": {"kernels": [1]}}])
+def test_choices_of_a_foreign_run_json_are_no_traceback(tmp_path: Path, choices: object) -> None:
+    write_set(tmp_path, [timed_log(60, 3)])
+    passport(tmp_path, choices=choices)
+    assert set(load_side(tmp_path).choices) <= {"kernels"}
 
 
 def test_the_environment_of_a_submission_is_that_of_its_system(tmp_path: Path) -> None:

@@ -155,6 +155,18 @@ def group_options(context: torch.device) -> Dict[str, torch.device]:
     return {"device_id": context} if context.type == "cuda" and "device_id" in known else {}
 
 
+def arithmetic(ranks: Ranks) -> Dict[str, Any]:
+    """Return where fp32 is TF32 on this GPU: in products by cuBLAS and in cuDNN; nothing of a CPU.
+
+    GPUs have it since compute capability 8.0, and NVIDIA_TF32_OVERRIDE=0 has the last word in NVIDIA's libraries.
+    """
+    if ranks.context.type != "cuda":
+        return {}
+    off = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0" or torch.cuda.get_device_capability(ranks.context) < (8, 0)
+    kinds = {"matmul": torch.backends.cuda.matmul, "cudnn": torch.backends.cudnn}
+    return {"tf32": {name: bool(each.allow_tf32) and not off for name, each in kinds.items()}}
+
+
 def finish() -> None:
     """Wait for all work, let go of the CUDA graphs and leave the group.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 # Before the import: TensorFlow reports every library that it finds or misses otherwise.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -73,6 +73,14 @@ def connect(ranks: Ranks) -> None:
             _summed(tf.zeros(count), f"connect.{count}").result()
             for number, each in enumerate(_process_sets):
                 hvd.allreduce(tf.zeros(count), op=hvd.Sum, name=f"connect.{number}.{count}", process_set=each)
+
+
+def arithmetic(ranks: Ranks) -> Dict[str, Any]:
+    """Return whether TensorFlow takes TF32 for fp32 on a GPU that has it; nothing of a CPU."""
+    if "GPU" not in ranks.context:
+        return {}
+    off = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
+    return {"tf32": tf.config.experimental.tensor_float_32_execution_enabled() and not off}
 
 
 def finish() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch.nn import functional
 
+from benchmarks.common import choices
 from benchmarks.common.frameworks import pytorch
 
 Attention = Callable[..., torch.Tensor]
@@ -117,11 +118,13 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype, size: int, ran
     if device.type != "cuda":
         if wanted == "flash":
             raise ValueError("attention=flash: a kernel for GPUs alone; use attention=auto")
+        choices.record("attention", "grouped" if wanted == "auto" else wanted)
         return "grouped" if wanted == "auto" else wanted
     reason = pytorch.agreed(why_no_flash(device, dtype, size)) if wanted in ("auto", "flash") else ""
     if wanted == "flash" and reason:
         raise ValueError(f"attention=flash: {reason}; use attention=auto")
     chosen = wanted if wanted != "auto" else "padded" if reason else "flash"
+    choices.record("attention", chosen)
     if rank == 0:
         print(f"attention: {chosen}" + (f" ({reason})" if reason else ""), file=sys.stderr, flush=True)
     return chosen

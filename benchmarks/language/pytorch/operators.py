@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 
 import torch
 
-from benchmarks.common import kernels
+from benchmarks.common import choices, kernels
 from benchmarks.common.kernels import Operator
 from benchmarks.common.ranks import Ranks
 from benchmarks.language.pytorch.pieces import add_norm, bias_gelu, compiled
@@ -94,6 +94,7 @@ def choose(
     for name in OPERATORS if not saved and wanted == "auto" and ranks.context.type == "cuda" else ():
         other = kernels.Other(COMPILED, by_compiler[name])
         names[name] = kernels.or_other(name, OPERATORS[name], names[name], other, ranks, dtype, sizes[name], time)
+    choices.record("kernels", names)
     return names, {
         name: by_compiler[name] if names[name] == COMPILED else kernels.implementation(OPERATORS[name], names[name])
         for name in names

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 
-from benchmarks.common import kernels
+from benchmarks.common import choices, kernels
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.kernels import Operator
 from benchmarks.common.ranks import Ranks
@@ -95,6 +95,7 @@ def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Option
         elif config.kernels == "auto":
             other, sizes = kernels.Other("torchvision", theirs[name]), sizes_of(config)[name]
             names[name] = kernels.or_other(name, OPERATORS[name], names[name], other, ranks, dtype, sizes)
+    choices.record("kernels", names)
     implementations: List[Any] = [
         theirs[name] if names[name] == "torchvision" else kernels.implementation(OPERATORS[name], names[name])
         for name in OPERATORS
@@ -112,6 +113,7 @@ def is_captured(chosen: Chosen, asked: Any, ranks: Ranks) -> bool:
         raise ValueError(f"cuda_graph=true needs the Triton kernels, and not {', '.join(waiting)}: set kernels=triton")
     if waiting and ranks.rank == 0:
         print(f"cuda_graph=false, which is slower: {', '.join(waiting)}, which wait for the device", file=sys.stderr)
+    choices.record("cuda_graph", not waiting)
     return not waiting
 
 

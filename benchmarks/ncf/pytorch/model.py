@@ -11,6 +11,7 @@ from typing import Tuple
 import torch
 import torch.nn.functional as F
 
+from benchmarks.common import choices
 from benchmarks.ncf.pytorch import operators
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.operators import dot, rows
@@ -89,6 +90,7 @@ def _uniform(limit: float, *shape: int) -> torch.nn.Parameter:
 def build(config: Config, users: int, items: int) -> NeuMF:
     """Build a fresh network on the CPU, drawn from PyTorch's default generator."""
     by_tables = config.first_layer == "tables" or (config.first_layer == "auto" and config.batch_size >= users + items)
+    choices.record("first_layer", "tables" if by_tables else "rows")
     return NeuMF(users, items, config.factors, config.layers, by_tables)
 
 

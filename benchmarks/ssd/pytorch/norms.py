@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.common import choices
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.ssd.pytorch import apex_norms
@@ -30,6 +31,7 @@ def choose(config: Config, ranks: Ranks, saved: Optional[str]) -> Tuple[str, Nor
     shape = (config.batch_size, 4 * config.width, side, side)
     if saved is None and others:
         saved = apex_norms.choose(plain, others, ranks, torch.float16, shape)
+    choices.record("norm", saved or apex_norms.PLAIN)
     return saved or apex_norms.PLAIN, apex_norms.named(saved, plain, others)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.common import choices
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.translation.pytorch.operators import layer_norm
@@ -65,7 +66,9 @@ def attention_of(config: Config) -> str:
     there = hasattr(functional, "scaled_dot_product_attention")
     if config.attention == "fused" and not there:
         raise ValueError(f"PyTorch {torch.__version__} has no fused attention: set attention=plain")
-    return ("fused" if there else "plain") if config.attention == "auto" else config.attention
+    chosen = ("fused" if there else "plain") if config.attention == "auto" else config.attention
+    choices.record("attention", chosen)
+    return chosen
 
 
 class Attention(nn.Module):

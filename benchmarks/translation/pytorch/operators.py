@@ -11,7 +11,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 from torch.nn import functional
 
-from benchmarks.common import kernels
+from benchmarks.common import choices, kernels
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.kernels import Operator
 from benchmarks.common.ranks import Ranks
@@ -137,6 +137,7 @@ def choose(
     lost = sorted(name for name in names if names[name] == "apex" and name not in theirs)
     if lost:
         raise ValueError(f"the checkpoint was written with apex's {', '.join(lost)}, which is not here: resume there")
+    choices.record("kernels", names)
     return names, {
         name: theirs[name] if names[name] == "apex" else kernels.implementation(operators[name], names[name])
         for name in names

@@ -1,0 +1,47 @@
+"""What a run takes where its configuration leaves it open: compiler, graph, kernels, optimizer, attention.
+
+Whoever resolves an "auto" calls ``record``; Run writes all of it to the metrics stream and the log, and to the
+checkpoints, from which a resumed run takes it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Mapping, TypeVar
+
+T = TypeVar("T")
+
+KEYS = ("attention", "compile", "cuda_graph", "first_layer", "kernels", "optimizer_kernel", "xla")
+"""Of configurations: how something is computed, with the same result but for rounding."""
+
+_recorded: Dict[str, Any] = {}
+
+
+def record(key: str, choice: Any) -> None:
+    """Note what a key of the configuration became: a value, or one for each operator."""
+    _recorded[key] = dict(choice) if isinstance(choice, Mapping) else choice
+
+
+def forget() -> None:
+    """Forget what an earlier training of this process took."""
+    _recorded.clear()
+
+
+def taken(config: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return each choice of a run with ``config``; ``saved`` are those of the checkpoint that it resumed from."""
+    found = {key: getattr(config, key) for key in KEYS if hasattr(config, key)}
+    if hasattr(config, "compiles"):
+        found["xla"] = config.compiles
+    found.update({**saved, **_recorded})
+    if "cuda_graph" in found and config.device == "cpu":
+        found["cuda_graph"] = False
+    return found
+
+
+def again(config: T, saved: Mapping[str, Any]) -> T:
+    """Return ``config`` with the choices of a checkpoint in place of "auto"; operators have their own place in it."""
+    given: Any = config
+    names = {key: value for key, value in saved.items() if key in KEYS and not isinstance(value, Mapping)}
+    changed = {key: value for key, value in names.items() if getattr(given, key, None) == "auto"}
+    resumed: T = dataclasses.replace(given, **changed) if changed else config
+    return resumed
