@@ -140,6 +140,15 @@ def test_the_environment_is_the_submitted_one(each: Submitted) -> None:
     assert each.ours.environment == {file: variables for file, variables in wanted.items() if variables}
 
 
+@pytest.mark.parametrize("name", catalogue.choices())
+def test_a_submitted_system_leaves_no_choice_to_a_measurement(name: str) -> None:
+    choice = catalogue.choose(name)
+    for system in catalogue.systems(choice):
+        found = resolved(system, choice)
+        if found.is_submitted:
+            assert "auto" not in found.plain().values(), system.file
+
+
 def test_every_system_that_was_submitted_is_compared() -> None:
     compared = {(each.choice.name, each.ours.file) for each in SUBMITTED}
     ours = {

@@ -14,6 +14,11 @@ T = TypeVar("T")
 KEYS = ("attention", "compile", "cuda_graph", "first_layer", "kernels", "optimizer_kernel", "xla")
 """Of configurations: how something is computed, with the same result but for rounding."""
 
+
+class UnavailableError(ValueError):
+    """What a configuration names is not on every rank's device or in its software; the text says what to do."""
+
+
 _recorded: Dict[str, Any] = {}
 
 

@@ -210,7 +210,7 @@ def choose(
     reason = pytorch.agreed(why_plain(device))
     names = dict(saved or {name: wanted if each.triton else "plain" for name, each in operators.items()})
     if reason and "triton" in names.values():
-        raise ValueError(f"kernels=triton: {reason}; use kernels=auto, or resume where the run began")
+        raise choices.UnavailableError(f"kernels=triton: {reason}; use kernels=auto, or resume where the run began")
     if reason or wanted == "plain":
         if device.type == "cuda":
             _report(ranks, [f"plain: {reason or 'kernels=plain'}"])

@@ -84,7 +84,9 @@ def choose(
         measures = {name: partial(timed, build, parameters) for name, build in candidates.items()}
         wanted, _ = kernels.fastest(measures, parameters[0].device)
     if wanted not in candidates:
-        raise ValueError(f"optimizer implementation {wanted!r} is not here: use auto or one of {sorted(candidates)}")
+        raise choices.UnavailableError(
+            f"optimizer_kernel={wanted} is not here: use auto or one of {sorted(candidates)}"
+        )
     choices.record("optimizer_kernel", wanted)
     return wanted, candidates[wanted](parameters)
 

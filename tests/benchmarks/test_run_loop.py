@@ -301,6 +301,15 @@ def test_what_auto_became_is_recorded_and_a_resumed_run_takes_it_again(tmp_path:
     assert [each["choices"] for each in records(tmp_path / "metrics.jsonl", "start")] == [taken, taken]
 
 
+def test_what_a_system_names_and_the_machine_lacks_is_no_traceback(tmp_path: Path) -> None:
+    left = []
+    run = Training(tmp_path, by_epochs(1), {"accuracy": 0.5}).run
+    run._framework = SimpleNamespace(finish=lambda: left.append(True))
+    with pytest.raises(SystemExit, match="kernels=apex: the image has no apex"), run.initialization():
+        raise choices.UnavailableError("kernels=apex: the image has no apex; use kernels=auto")
+    assert left == [True], "all ranks raise it, and leave each other before they end"
+
+
 @pytest.mark.parametrize("name", sorted(catalogue.choices()))
 def test_every_key_that_may_be_auto_is_recorded(name: str) -> None:
     types = configuration.field_types(catalogue.choose(name).folder)

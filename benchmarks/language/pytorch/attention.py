@@ -117,12 +117,12 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype, size: int, ran
     """
     if device.type != "cuda":
         if wanted == "flash":
-            raise ValueError("attention=flash: a kernel for GPUs alone; use attention=auto")
+            raise choices.UnavailableError("attention=flash: a kernel for GPUs alone; use attention=auto")
         choices.record("attention", "grouped" if wanted == "auto" else wanted)
         return "grouped" if wanted == "auto" else wanted
     reason = pytorch.agreed(why_no_flash(device, dtype, size)) if wanted in ("auto", "flash") else ""
     if wanted == "flash" and reason:
-        raise ValueError(f"attention=flash: {reason}; use attention=auto")
+        raise choices.UnavailableError(f"attention=flash: {reason}; use attention=auto")
     chosen = wanted if wanted != "auto" else "padded" if reason else "flash"
     choices.record("attention", chosen)
     if rank == 0:

@@ -82,7 +82,9 @@ def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Option
     theirs = torchvision_operators(found or find_torchvision())
     theirs = {name: theirs[name] for name in pytorch.everywhere(theirs, OPERATORS)}
     if config.kernels == "torchvision" and not theirs:
-        raise ValueError("kernels=torchvision: torchvision is not installed, or not for this PyTorch; use kernels=auto")
+        raise choices.UnavailableError(
+            "kernels=torchvision: torchvision is not installed, or not for this PyTorch; use kernels=auto"
+        )
     dtype, names = pytorch.DTYPES[config.precision], dict(saved)
     if saved:  # a run that began when there were fewer
         names = {**dict.fromkeys(OPERATORS, "plain"), **saved}
@@ -110,7 +112,9 @@ def is_captured(chosen: Chosen, asked: Any, ranks: Ranks) -> bool:
     """
     waiting = [f"{name} {kind}" for name, kind in chosen.names.items() if kind != "triton" and name != "matching"]
     if waiting and asked is True:
-        raise ValueError(f"cuda_graph=true needs the Triton kernels, and not {', '.join(waiting)}: set kernels=triton")
+        raise choices.UnavailableError(
+            f"cuda_graph=true needs the Triton kernels, and not {', '.join(waiting)}: set kernels=triton"
+        )
     if waiting and ranks.rank == 0:
         print(f"cuda_graph=false, which is slower: {', '.join(waiting)}, which wait for the device", file=sys.stderr)
     choices.record("cuda_graph", not waiting)

@@ -65,7 +65,7 @@ def attention_of(config: Config) -> str:
     """Return which attention "auto" stands for: fused where PyTorch has it."""
     there = hasattr(functional, "scaled_dot_product_attention")
     if config.attention == "fused" and not there:
-        raise ValueError(f"PyTorch {torch.__version__} has no fused attention: set attention=plain")
+        raise choices.UnavailableError(f"PyTorch {torch.__version__} has no fused attention: set attention=plain")
     chosen = ("fused" if there else "plain") if config.attention == "auto" else config.attention
     choices.record("attention", chosen)
     return chosen

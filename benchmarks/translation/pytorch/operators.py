@@ -125,7 +125,9 @@ def choose(
     theirs = apex_operators(find_apex() if found is None else found)
     theirs = {name: theirs[name] for name in pytorch.everywhere(theirs, sizes)}
     if wanted == "apex" and not theirs:
-        raise ValueError("kernels=apex: the image has no apex, or one without its CUDA parts; use kernels=auto")
+        raise choices.UnavailableError(
+            "kernels=apex: the image has no apex, or one without its CUDA parts; use kernels=auto"
+        )
     operators = {name: OPERATORS[name] for name in sizes}
     names = dict(saved) or kernels.choose(operators, "plain" if wanted == "apex" else wanted, ranks, dtype, sizes)
     for name in theirs if not saved else ():
@@ -136,7 +138,9 @@ def choose(
             names[name] = kernels.or_other(name, operators[name], names[name], other, ranks, dtype, sizes[name])
     lost = sorted(name for name in names if names[name] == "apex" and name not in theirs)
     if lost:
-        raise ValueError(f"the checkpoint was written with apex's {', '.join(lost)}, which is not here: resume there")
+        raise choices.UnavailableError(
+            f"the checkpoint was written with apex's {', '.join(lost)}, which is not here: resume there"
+        )
     choices.record("kernels", names)
     return names, {
         name: theirs[name] if names[name] == "apex" else kernels.implementation(operators[name], names[name])
