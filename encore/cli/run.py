@@ -20,7 +20,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 from encore.machine import preflight
 from encore.results.words import with_names
-from encore.run import hints, judge, passport, planning, run_folder, runner, slurm_job, supervise
+from encore.run import hints, judge, passport, planning, run_folder, runner, slurm_job
 from encore.run.run_folder import Experiment, RunFolder
 from encore.run.supervise import Limits, Outcome
 from encore.ssh import hosts
@@ -215,8 +215,8 @@ def finish(screen: Console, folder: RunFolder, ending: runner.Ending, as_json: b
         write_json(_as_json(folder, judgements, code))
     else:
         _print_judgements(screen, folder, judgements)
-    diverged = any(each.state.reason.startswith(supervise.DIVERGED) for each in judgements)
-    if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and not (ending.goes_on or ending.is_final or diverged):
+    is_final = ending.is_final or any(each.state.is_final for each in judgements)
+    if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and not (ending.goes_on or is_final):
         screen.print(f"resume with: {hints.resume(folder.path)}", markup=False, highlight=False)
     raise typer.Exit(code)
 

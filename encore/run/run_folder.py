@@ -47,6 +47,8 @@ class ExperimentState:
     """Why it failed or was interrupted; empty otherwise."""
     started: str = ""
     ended: str = ""
+    is_final: bool = False
+    """Whether it failed in a way in which a resumed run would fail again."""
     job: str = ""
     """Slurm job in which it ran last: ``12``, or ``12_3`` for a task of an array; empty outside of Slurm."""
 

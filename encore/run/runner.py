@@ -265,7 +265,8 @@ def _run_experiment(
             outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, limits, owner)
         if not ownership.renew(experiment, owner):
             return outcome  # state and log are the new owner's
-        experiment.set_state(replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now()))
+        ended = replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now())
+        experiment.set_state(replace(ended, is_final=outcome.is_final))
         # A log that the ranks have refused must not replace what was published of it before.
         if _last_written(experiment.log) != published:
             experiment.publish_log()

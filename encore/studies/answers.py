@@ -10,7 +10,7 @@ from encore.results.figures import Figure, bars, over_gpus
 from encore.results.panel import SERIES
 from encore.results.tables import Table
 from encore.studies.definition import Question, Study, Value
-from encore.studies.results import Ours, Result, beside, bounds, chosen, grouped, in_percent, ratio
+from encore.studies.results import Ours, Printed, Result, Standing, beside, bounds, chosen, grouped, in_percent, ratio
 
 _PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
 
@@ -42,7 +42,7 @@ def answer(study: Study, question: Question, results: Sequence[Result], number: 
         if rows:
             sentence += _compared(quantity, rows)
             title = f"The study's printed figures: {quantity.replace('_', ' ')}"
-            tables.append(Table(title=title, columns=_PUBLISHED, rows=tuple(rows)))
+            tables.append(Table(title=title, columns=_PUBLISHED, rows=tuple(each.row for each in rows)))
     if not table.rows:
         sentence = "None of the points that answer this is measured yet."
     if question.kind == "memory":
@@ -53,16 +53,16 @@ def answer(study: Study, question: Question, results: Sequence[Result], number: 
 _NOTHING = Ours({}, 0.0, None, None)
 
 
-def _compared(quantity: str, rows: Sequence[Row]) -> str:
+def _compared(quantity: str, rows: Sequence[Printed]) -> str:
     """Return how many of the printed figures are compared, and what comes of it."""
     words = quantity.replace("_", " ")
-    compared = [str(row[-1]) for row in rows if row[5] is not None]
+    compared = [each.standing for each in rows if each.standing is not Standing.NOT_MEASURED]
     if not compared:
         return f" None of the {len(rows)} printed figures ({words}) is of a point that was measured here."
     found = f" Of {len(rows)} printed figures ({words}) {len(compared)} are of points that were measured here"
-    if all(each.startswith("no interval") for each in compared):
+    if all(each is Standing.NO_INTERVAL for each in compared):
         return f"{found}, once each: no interval says how far off they may be."
-    return f"{found}; {sum(each.startswith('beyond') for each in compared)} of them are beyond our interval."
+    return f"{found}; {compared.count(Standing.BEYOND)} of them are beyond our interval."
 
 
 def _name(values: Sequence[Value], series: Sequence[str]) -> str:
@@ -326,7 +326,7 @@ def largest_batches(study: Study, results: Sequence[Result]) -> list[Table]:
     note = "Doubled until a step no longer fits: the largest is from the first figure to below the second."
     columns = ("point", "devices", "fits", "does not fit")
     tables = [Table(title="Largest batch of a device", columns=columns, rows=tuple(rows), note=note)]
-    printed = beside(study, "largest_batch", values)
+    printed = [each.row for each in beside(study, "largest_batch", values)]
     title = "The study's printed figures: largest batch"
     return [*tables, Table(title=title, columns=_PUBLISHED, rows=tuple(printed))] if printed else tables
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from encore.results.published import StudyFigure, load_figures
@@ -125,19 +126,34 @@ class Ours:
     """Of the printed figures; empty: the question's."""
 
 
+class Standing(str, Enum):
+    """How a printed figure compares with our interval."""
+
+    WITHIN = "within"
+    BEYOND = "beyond"
+    NO_INTERVAL = "no_interval"
+    NOT_MEASURED = "not_measured"
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A printed figure as a row of a table, and how it compares with ours."""
+
+    row: tuple[Any, ...]
+    standing: Standing
+
+
 Wanted = Callable[[StudyFigure], bool]
 
 
-def beside(
-    study: Study, quantity: str, ours: Sequence[Ours], wanted: Wanted = lambda figure: True
-) -> list[tuple[Any, ...]]:
+def beside(study: Study, quantity: str, ours: Sequence[Ours], wanted: Wanted = lambda figure: True) -> list[Printed]:
     """Return rows of the printed figures of a quantity, each with our value where the point is the same.
 
     Columns: model, GPUs, batch, context, printed, our point, ours, from, to, difference.
     """
     if study.published is None or not quantity:
         return []
-    rows: list[tuple[Any, ...]] = []
+    rows: list[Printed] = []
     for figure in load_figures():
         if figure.source != study.published.source or figure.quantity != quantity or not wanted(figure):
             continue
@@ -145,26 +161,30 @@ def beside(
         printed = f"{'' if figure.relation == '=' else figure.relation + ' '}{figure.printed} {figure.unit}".strip()
         place = (figure.model, figure.gpus, figure.batch, figure.context)
         if same is None:
-            rows.append((*place, printed, None, None, None, None, "not measured here"))
+            row = (*place, printed, None, None, None, None, "not measured here")
+            rows.append(Printed(row, Standing.NOT_MEASURED))
         else:
             point = ", ".join(map(str, same.axes.values()))
-            rows.append((*place, printed, point, same.value, same.low, same.high, difference(figure, same)))
+            standing, words = difference(figure, same)
+            rows.append(Printed((*place, printed, point, same.value, same.low, same.high, words), standing))
     return rows
 
 
-def difference(figure: StudyFigure, ours: Ours) -> str:
-    """Return how a printed figure compares with our interval, or with our value where that has none."""
+def difference(figure: StudyFigure, ours: Ours) -> tuple[Standing, str]:
+    """Return how a printed figure compares with our interval, or with our value where that has none; and in words."""
     low, high, value = ours.low, ours.high, figure.value
     if low is None or high is None:
         ratio_words = f"ours is {ours.value / value:.2f} times the printed" if value else f"printed is {value:g}"
-        return f"no interval: {ratio_words}"
+        return Standing.NO_INTERVAL, f"no interval: {ratio_words}"
     if figure.relation in ("<", "<="):
-        return "agrees" if low <= value else f"beyond the interval: ours is above {value:g}"
+        agrees, words = low <= value, f"beyond the interval: ours is above {value:g}"
+        return (Standing.WITHIN, "agrees") if agrees else (Standing.BEYOND, words)
     if figure.relation in (">", ">="):
-        return "agrees" if high >= value else f"beyond the interval: ours is below {value:g}"
+        agrees, words = high >= value, f"beyond the interval: ours is below {value:g}"
+        return (Standing.WITHIN, "agrees") if agrees else (Standing.BEYOND, words)
     if low <= value <= high:
-        return "within the interval"
-    return f"beyond the interval: ours is {'larger' if ours.value > value else 'smaller'}"
+        return Standing.WITHIN, "within the interval"
+    return Standing.BEYOND, f"beyond the interval: ours is {'larger' if ours.value > value else 'smaller'}"
 
 
 def _is_same(study: Study, figure: StudyFigure, axes: Mapping[str, Value]) -> bool:

@@ -203,6 +203,7 @@ def test_a_loss_that_is_not_finite_is_not_to_be_resumed(encore: Encore, digits: 
     assert "the loss is not finite; resumed it would end in the same way" in done.stdout
     assert "do this: start a new run with a lower learning_rate" in done.stdout
     assert "resume with" not in done.stdout
+    assert json.loads((only_run(tmp_path) / "experiment_0" / "state.json").read_text("utf-8"))["is_final"] is True
 
 
 def test_disk_that_fills_up_is_reported_and_nothing_is_lost(digits: Path, tmp_path: Path, encore: Encore) -> None:
