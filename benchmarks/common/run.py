@@ -115,10 +115,10 @@ class Run:
         """Log what is inside as the untimed part of the run (MLPerf training rules, "timing")."""
         if self._logs_events:
             self._logs.log.init_start(self.config.seed)
-        with self._leaving_together():
-            try:
-                yield
-            except choices.UnavailableError as problem:
+        try:
+            yield
+        except choices.UnavailableError as problem:  # raised on all ranks together
+            with leaving_together(self._framework):
                 raise SystemExit(str(problem)) from None
         if self._logs_events:
             self._logs.log.init_stop(self.choices)

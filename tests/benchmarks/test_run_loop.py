@@ -232,7 +232,7 @@ def test_lines_of_the_oldest_round(tmp_path: Path) -> None:
     assert training.go(lambda weight: {"hit_rate": 0.2}) == "reached"
     lines = (tmp_path / "result.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split(") ", 1)[1] for line in lines] == [
-        *("init_start", "init_stop"),
+        *("init_start", f"init_stop: {json.dumps({'choices': training.run.choices})}"),
         *("run_start", "run_set_random_seed: 7", "input_batch_size: 4", "train_loop", "train_epoch: 0"),
         *("eval_start: 0", 'eval_accuracy: {"epoch": 0, "value": 0.2}', "eval_target: 0.1", "eval_stop: 0"),
         *('run_stop: {"success": true}', "run_final"),
