@@ -53,6 +53,7 @@ SAME_LOGS = "both are the same runs"
 DOUBTFUL = frozenset(
     {
         *("same_run", "shifted_copy", "altered_copy_of_another_set", "equal_curves", "equal_times", "edited_outlier"),
+        *("altered_published_run", "published_curve"),
         *("late_start", "missing_epochs", "fast_beginning", "clock_backwards", "implausible_time", "quality_units"),
     }
 )
@@ -155,7 +156,7 @@ def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = 
     verdict, reasons, decisive = _judge(ours, theirs, factors, within, match)
     further = None
     borrowed = ours.score
-    if ours.score is not None and theirs is not None and theirs.score is not None:
+    if ours.score is not None and theirs is not None and theirs.score is not None and score is not None:
         borrowed = ours.score.with_spread_of(theirs.score)
         further = runs_to_decide(ours.score, theirs.score, verdict, within)
         if verdict is Verdict.UNDECIDED:
@@ -193,7 +194,8 @@ def certainty(found: Comparison) -> Iterator[str]:
 
 def _factors(ours: Side, theirs: Side | None) -> tuple[Factor | None, Factor | None, Factor | None]:
     """Return the time to the target and the two factors that it is the product of."""
-    if theirs is None:
+    if theirs is None or _on_cpu(ours, theirs) or _on_small_data(ours, theirs):
+        # A ratio of times that nothing makes comparable would be read as one.
         return None, None, None
     score = factor_of("time to the target", "min", ours.score, theirs.score)
     unit = ours.length_unit or "epochs"
@@ -260,12 +262,12 @@ def _obstacles(ours: Side, theirs: Side, how: How) -> Iterator[str]:
     if not same_target(ours, theirs):
         unknown = "a round that is not known"
         yield f"{ours.round or unknown} and {theirs.round or unknown} have different quality targets"
-    on_cpu = ours.is_cpu and theirs.hardware.accelerators != 0 and not same_system
+    on_cpu = _on_cpu(ours, theirs) and not same_system
     if on_cpu:
         yield "a run on a CPU is no reproduction of a result on accelerators"
-    size = data_size(ours.benchmark)
-    if size is not None and size.train is not None and _is_small(ours, theirs, size.train):
-        yield f"trained on {ours.train_samples:,.0f} samples; the benchmark's data set has {size.train:,}"
+    full = _on_small_data(ours, theirs)
+    if full:
+        yield f"trained on {ours.train_samples:,.0f} samples; the benchmark's data set has {full:,}"
     if not on_cpu and not same_system:
         yield from _hardware_obstacles(ours, theirs)
     if how is How.NEAREST and not ours.is_cpu:
@@ -274,11 +276,19 @@ def _obstacles(ours: Side, theirs: Side, how: How) -> Iterator[str]:
         yield "a run of a study's system, which is no submission"
 
 
-def _is_small(ours: Side, theirs: Side, full: int) -> bool:
-    if not ours.train_samples or (ours.benchmark == "ssd" and (ours.round or "") >= _RETINANET_SINCE):
-        return False
+def _on_cpu(ours: Side, theirs: Side) -> bool:
+    return ours.is_cpu and theirs.hardware.accelerators != 0
+
+
+def _on_small_data(ours: Side, theirs: Side) -> int | None:
+    """Return the training samples of the benchmark's data set where ours has fewer; None where it is that set."""
+    size = data_size(ours.benchmark)
+    if size is None or size.train is None or not ours.train_samples:
+        return None
+    if ours.benchmark == "ssd" and (ours.round or "") >= _RETINANET_SINCE:
+        return None
     least = _LEAST_SHARE_OF_DATA.get(ours.benchmark or "", 0.99)
-    return ours.train_samples < least * min(full, theirs.train_samples or full)
+    return size.train if ours.train_samples < least * min(size.train, theirs.train_samples or size.train) else None
 
 
 def _hardware_obstacles(ours: Side, theirs: Side) -> Iterator[str]:

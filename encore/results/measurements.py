@@ -15,6 +15,7 @@ from encore.results.run_log import RunLog
 from encore.results.sides import Side
 from encore.results.systems import cells_at, framework_of, model_of, release_of
 from encore.results.timing import length_of
+from encore.results.words import count_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Measurement:
     system: str
     framework: str | None = None
     gpus: int | None = None
-    """Accelerators, or ranks of a run on CPUs."""
+    """Accelerators; None of a run on CPUs, whose system has its ranks."""
     batch: float | None = None
     """As the source counts it: samples of a step over all GPUs in logs; studies also write it per GPU."""
     minutes_per_epoch: float | None = None
@@ -69,12 +70,13 @@ def of_side(side: Side) -> Measurement:
     in_epochs = side.length_unit == "epochs"
     accelerator = model_of(hardware.accelerator) or hardware.accelerator or hardware.cpu or "?"
     image = str(side.passport.get("image") or "")
+    system = f"CPU, {count_of(side.ranks, 'rank')}" if side.is_cpu and side.ranks else accelerator
     return Measurement(
         label=title_of(side),
         benchmark=side.benchmark or "?",
-        system=f"{hardware.nodes} nodes, {accelerator}" if (hardware.nodes or 1) > 1 else accelerator,
+        system=f"{hardware.nodes} nodes, {system}" if (hardware.nodes or 1) > 1 else system,
         framework=framework_of(hardware.framework, str(side.passport.get("implementation") or ""), side.label),
-        gpus=side.ranks,
+        gpus=None if side.is_cpu else side.ranks,
         batch=side.global_batch,
         minutes_per_epoch=side.per_length.estimate if side.per_length and in_epochs else None,
         epochs=side.lengths.estimate if side.lengths and in_epochs else None,
