@@ -101,15 +101,16 @@ class StepReports:
         share: float = self._input_wait.take() / max(time.time() - self._since, 1e-9)
         return share
 
-    def add(self, steps: range, loss: Any, stop: bool, learning_rate: float, samples: Optional[int] = None) -> bool:
+    def add(self, steps: range, loss: Any, stop: bool, learning_rate: Any, samples: Optional[int] = None) -> bool:
         """Report ``steps`` with their mean loss; True when all ranks know that one of them was asked to stop.
 
         ``loss`` is the mean over this rank's samples, still on the device; ``samples`` are those of all ranks,
-        by default one global batch.
+        by default one global batch. ``learning_rate`` is a number, or a tensor on the device.
         """
-        self._pending.append((steps, learning_rate))
+        more = () if isinstance(learning_rate, (int, float)) else (learning_rate,)
+        self._pending.append((steps, 0.0 if more else learning_rate))
         self._samples += self._global_batch_size if samples is None else samples
-        sums = self._sums.send(loss, stop)
+        sums = self._sums.send(loss, stop, *more)
         return sums is not None and self._receive(sums)
 
     def end(self, epoch: int) -> bool:
@@ -133,6 +134,8 @@ class StepReports:
         steps, rate = self._pending.pop(0)
         done = steps.stop
         loss = sums[0] / self._ranks
+        if len(sums) > 2:
+            rate = float(f"{sums[2] / self._ranks:.6g}")
         if not math.isfinite(loss):
             # All ranks read the same sum, so all of them end here.
             raise SystemExit(

@@ -64,6 +64,7 @@ class Run:
         self._losses: List[float] = state.get("losses", [])  # of steps since the last record of the metrics stream
         self._pending = PendingEvaluations(self._log_later, state.get("pending", []))
         self.keep(dict)
+        self.leave_out(int)
         self._ended = self.interrupted = self._failed = self._part_is_open = self._evaluates_later = False
         self._logs_events = not self.resumed
 
@@ -242,16 +243,18 @@ class Run:
                 self._checkpoints.mark_logs()
                 return
             self.position = last
-            if self._ended or self._evaluation_is_due() or last == end_of_epoch:
+            if self._evaluation_is_due():
+                self.position -= self._skipped()
+            if self._ended or self._evaluation_is_due() or self.position == end_of_epoch:
                 self._close_part()
 
-    def report(self, loss: Any, learning_rate: float, samples: Optional[int] = None) -> None:
+    def report(self, loss: Any, learning_rate: Any, samples: Optional[int] = None) -> None:
         """Report the present step or range of steps.
 
         Args:
             loss: mean over this rank's samples, a tensor on the device, of which nobody waits; None where ``watch``
                 ended within the step, which a resumed run begins with again.
-            learning_rate: of the (last) step.
+            learning_rate: of the (last) step: a number, or a tensor on the device, of which nobody waits.
             samples: of all ranks; default: the global batch size.
         """
         self._heartbeat.beat(self._current.stop - 1)
@@ -262,6 +265,13 @@ class Run:
             stop = self._reports.add(self._current, loss, self._wants_to_stop(), learning_rate, samples)
         if stop:
             self._agree()
+
+    def leave_out(self, skipped: Callable[[], int]) -> None:
+        """Count no step that changed no weight; ``skipped`` returns how many there were since it was asked.
+
+        It is asked where an evaluation is due, which waits for the device anyway; the run then goes back by so many.
+        """
+        self._skipped = skipped
 
     def wait_for(self, call: Callable[[], T]) -> T:
         """Fetch a batch by ``call``, and count the time in which the device is idle as waiting for input."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_optimizers import Build
 
 Rate = Union[float, torch.Tensor]
+"""Learning rate of a step; a tensor where the device alone knows it."""
 ALIGNMENT = 64
 """Elements: each weight begins where wide loads and tensor cores can read it, 256 bytes in fp32."""
 
@@ -43,6 +44,8 @@ class LossScale:
         self._good = torch.zeros((), dtype=torch.int64, device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         """Steps that overflowed, on the device."""
+        self.seen = 0
+        """The same on the host, where it waits for each step."""
 
     def update(self, finite: torch.Tensor) -> None:
         """Take into account whether the gradients of a step were ``finite``."""
@@ -61,6 +64,7 @@ class LossScale:
         """Continue from ``content``."""
         for name, tensor in self.content().items():
             tensor.copy_(saved[name])
+        self.seen = int(self.skipped)
 
 
 class Updates:
@@ -96,6 +100,14 @@ class Updates:
         self._mine.grad = self.gradients[share]
         self.kernel, self.optimizer = torch_optimizers.choose(candidates, [self._mine], wanted)
         self.scale = None if scale is None else LossScale(scale, self._flat.device)
+        self.uncounted = 0
+        """Skipped steps that the caller does not count as steps."""
+
+    def skipped_since(self) -> int:
+        """Return how many steps were skipped since the last call, which the caller does not count; waits for them."""
+        new = 0 if self.scale is None else int(self.scale.skipped) - self.uncounted
+        self.uncounted += new
+        return new
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Return ``loss`` as ``backward`` is to begin from."""
@@ -157,6 +169,8 @@ class Updates:
         elif self.scale is None or bool(finite):
             self._mine.grad.mul_(factor)
             self.optimizer.step()
+        else:
+            self.scale.seen += 1
 
     # -- checkpoints -------------------------------------------------------------------------------------
 
@@ -164,7 +178,7 @@ class Updates:
         """Return what all ranks have in common; the weights are the network's."""
         found: Dict[str, Any] = {"kernel": self.kernel}
         if self.scale is not None:
-            found["loss_scale"] = self.scale.content()
+            found.update(loss_scale=self.scale.content(), uncounted=self.uncounted)
         return found if self.split else {**found, "optimizer": self.optimizer.state_dict()}
 
     def own_content(self) -> Dict[str, Any]:
@@ -176,6 +190,33 @@ class Updates:
         torch_optimizers.restore(self.optimizer, saved["optimizer"])
         if self.scale is not None:
             self.scale.restore(saved["loss_scale"])
+            self.uncounted = saved.get("uncounted", 0)
+
+
+class Rates:
+    """The learning rate of each step: that of as many steps as changed the weights, without those that overflowed.
+
+    As submitted in v0.5 to v0.7: BERT's schedulers.py reads the optimizer's own count, GNMT's fp_optimizers.py calls
+    the scheduler with the optimizer, the Transformer's fp16_trainer.py counts updates. The scale of SSD, NCF and DLRM
+    is constant and skips nothing, Mask R-CNN's scheduler counts every step (maskrcnn_benchmark/engine/trainer.py).
+    """
+
+    def __init__(self, updates: Updates, rate_of: Callable[[int], float], steps: int) -> None:
+        """Take the rate of each of so many ``steps`` of a run, counted from 0, by which ``updates`` are made."""
+        self._updates, self._rate_of = updates, rate_of
+        on_device = updates.scale is not None and updates.kernel == "fused"
+        rates = [rate_of(step) for step in range(steps if on_device else 0)]
+        self._table = torch.tensor(rates, device=updates.gradients.device)
+
+    def of(self, step: int) -> Rate:
+        """Return the rate of a step; a tensor, for which nobody waits, where the device alone knows what it skipped."""
+        scale, number = self._updates.scale, step + self._updates.uncounted
+        if scale is None:
+            return self._rate_of(step)
+        if not len(self._table):
+            return self._rate_of(number - scale.seen)
+        # Not by its index: a tensor as one is read on the host.
+        return self._table.take(number - scale.skipped)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,8 +50,8 @@ class Sums:
         self._lagged = Lagged()
         self.drain = self._lagged.drain
 
-    def send(self, loss: float | None, stop: bool) -> list[float] | None:
-        return self._lagged.send(lambda: [loss or 0.0, float(stop)])
+    def send(self, loss: float | None, stop: bool, *more: Any) -> list[float] | None:
+        return self._lagged.send(lambda: [loss or 0.0, float(stop), *map(float, more)])
 
 
 FRAMEWORK = SimpleNamespace(
@@ -203,6 +204,37 @@ def test_every_quality_must_reach_its_target(tmp_path: Path) -> None:
     text = (tmp_path / "result.txt").read_text(encoding="utf-8")
     assert '"value": {"box": 0.4, "mask": 0.4}' in text
     assert records(tmp_path / "metrics.jsonl", "start")[0]["targets"] == {"box": 0.377, "mask": 0.339}
+
+
+def test_a_step_that_changed_nothing_is_not_counted(tmp_path: Path) -> None:
+    """As BERT's submission counts the samples that it trained on: by updates, of which an overflow is none."""
+    run = Run(Config({"auc": 1.0}), FRAMEWORK, Path("data"), tmp_path, WORDING)
+    overflows, batches, asked, evaluated = (2, 5), 0, 0, []
+
+    def skipped() -> int:
+        nonlocal asked
+        before, asked = asked, sum(each <= batches for each in overflows)
+        return asked - before
+
+    with run.initialization():
+        run.log({"global_batch_size": 4})
+    with run.timed(
+        replace(every_two_steps(2), evaluates_after=lambda step: step in (3, 6), steps_per_epoch=6, epochs=1)
+    ):
+        run.leave_out(skipped)
+        for _ in run.blocks():
+            for _ in run.steps():
+                batches += 1
+                # The device alone knows the rate, which comes with the loss.
+                run.report(1.0, Fraction(batches, 8))
+            if run.evaluates():
+                evaluated.append((run.position, batches))
+                run.evaluated({"auc": 0.5})
+    # Three updates are four batches, six are eight; what is skipped behind an evaluation belongs to the next one.
+    assert evaluated == [(3, 4), (6, 8)]
+    assert [each["learning_rate"] for each in records(tmp_path / "metrics.jsonl", "step")] == [
+        n / 8 for n in range(1, 9)
+    ]
 
 
 def test_a_target_is_reached_or_exceeded_as_submitted(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from benchmarks.common import torch_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
-from benchmarks.common.torch_updates import LossScale, ScaleRule, Updates
+from benchmarks.common.torch_updates import LossScale, Rates, ScaleRule, Updates
 
 STEPS, ROWS, CLIP = 6, 8, 0.1
 RULE = ScaleRule(1024, 2, 4096)
@@ -57,15 +57,30 @@ def updates(layers: torch.nn.Module, kernel: str, ranks: Ranks, **options: Any) 
     return Updates(list(layers.parameters()), candidates, kernel, ranks, **options)
 
 
-def train(layers: torch.nn.Module, update: Updates, ranks: Ranks, steps: range, overflow: tuple[int, ...] = ()) -> None:
-    """Train; at the steps of ``overflow`` the last rank has a gradient that is too large, and the batch comes again."""
+def train(
+    layers: torch.nn.Module,
+    update: Updates,
+    ranks: Ranks,
+    steps: range,
+    overflow: tuple[int, ...] = (),
+    before: int = 0,
+) -> list[float]:
+    """Train; at the steps of ``overflow`` the last rank has a gradient that is too large, and the batch comes again.
+
+    A step has the rate of as many as changed the weights; of those ``before`` these so many did not. Return the rates.
+    """
+    rates, found = Rates(update, rate, STEPS + 3), []
     for step in steps:
         for bad in [True] * overflow.count(step) + [False]:
             loss = update.scaled(loss_of(layers, batch(step, ranks.rank)))
             if bad and ranks.rank == ranks.size - 1:
                 loss = loss * float("inf")
             loss.backward()
-            update.step(rate(step), ROWS * ranks.size)
+            # What the caller knows of: the batches.
+            found.append(rates.of(steps.start + before + len(found)))
+            assert torch.is_tensor(found[-1]) == (update.kernel == "fused" and update.scale is not None)
+            update.step(found[-1], ROWS * ranks.size)
+    return [float(each) for each in found]
 
 
 def error(layers: torch.nn.Module, weights: list[torch.Tensor]) -> float:
@@ -77,14 +92,14 @@ def resumed(kernel: str, ranks: Ranks, split: bool) -> bool:
     """Whether a training that is saved and continued ends with the same bits."""
     options: dict[str, Any] = {"clip": CLIP, "scale": RULE, "split": split}
     whole, first, second = network(), network(), network()
-    train(whole, updates(whole, kernel, ranks, **options), ranks, range(STEPS))
+    train(whole, updates(whole, kernel, ranks, **options), ranks, range(STEPS), overflow=(1,))
     before = updates(first, kernel, ranks, **options)
-    train(first, before, ranks, range(3))
+    train(first, before, ranks, range(3), overflow=(1,))
     saved = json_free({**before.content(), **before.own_content()})
     second.load_state_dict(first.state_dict())
     after = updates(second, saved["kernel"], ranks, **options)
     after.restore(saved)
-    train(second, after, ranks, range(3, STEPS))
+    train(second, after, ranks, range(3, STEPS), before=1)
     return error(second, [parameter.detach() for parameter in whole.parameters()]) == 0
 
 
@@ -106,7 +121,7 @@ def scales(rule: ScaleRule, finite: list[bool]) -> list[float]:
 
 def main() -> None:
     ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
-    errors, skipped, states, same_bits = {}, {}, {}, {}
+    errors, skipped, states, same_bits, rates = {}, {}, {}, {}, {}
     for kernel in ("plain", "fused"):
         for split in (False, True):
             name = f"{kernel}{' split' * split}"
@@ -116,10 +131,10 @@ def main() -> None:
                 errors[f"{name} clip {clip}"] = error(layers, expected(ranks, clip))
             layers = network()
             update = updates(layers, kernel, ranks, clip=CLIP, scale=RULE, split=split)
-            train(layers, update, ranks, range(STEPS), overflow=(0, 3, 3))
+            rates[name] = train(layers, update, ranks, range(STEPS), overflow=(0, 3, 3))
             errors[f"{name} skipping"] = error(layers, expected(ranks, CLIP))
             assert update.scale is not None
-            skipped[name] = int(update.scale.skipped)
+            skipped[name] = [update.skipped_since(), update.skipped_since(), update.uncounted]
             states[name] = sum(state["exp_avg"].numel() for state in update.optimizer.state.values())
             same_bits[name] = resumed(kernel, ranks, split)
             apart = torch.cat([parameter.detach().reshape(-1) for parameter in layers.parameters()])
@@ -127,6 +142,7 @@ def main() -> None:
     found = {
         "errors": errors,
         "skipped": skipped,
+        "rates": rates,
         "states": states,
         "same bits": same_bits,
         "gnmt": scales(ScaleRule(1024, 2, 4096), [True, False, True, True, True, True, True, True, True, True]),

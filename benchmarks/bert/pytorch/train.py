@@ -10,6 +10,7 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from typing import Callable, Dict, Iterable, List, Optional
 
 import torch
@@ -23,6 +24,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
+from benchmarks.common.torch_updates import Rate, Rates
 from benchmarks.language.arrays import open_data
 
 MANY_PARTS = 8
@@ -37,7 +39,7 @@ def train_part(training: Training, part: Part) -> torch.Tensor:
 
 
 def train_step(
-    training: Training, batch: Batch, rate: float, watch: Callable[[List[Part]], Iterable[Part]] = iter
+    training: Training, batch: Batch, rate: Rate, watch: Callable[[List[Part]], Iterable[Part]] = iter
 ) -> Optional[torch.Tensor]:
     """Forward and backward on each part of a batch that is not done yet, and one update.
 
@@ -82,15 +84,19 @@ def main(argv: Optional[List[str]] = None) -> int:
         )
     run.log(events.hyperparameters(config, ranks.size, data.max_predictions))
     # No sample is read before run_start.
-    with run.timed(events.timeline(config, ranks.size)):
-        batches = TrainingInput(config, data.train, ranks, run.position)
+    with run.timed(events.timeline(config, ranks.size)) as timeline:
+        updates = training.updates
+        batches = TrainingInput(config, data.train, ranks, run.position + updates.uncounted)
         evaluation = EvaluationInput(config, data.test, ranks)
         run.keep(training.content, training.own_content)
+        # As submitted: neither the rate nor the samples trained on advance with a step that is skipped.
+        rates = Rates(updates, partial(learning_rate, config), timeline.steps)
+        run.leave_out(updates.skipped_since)
         watch = run.watch if config.accumulation >= MANY_PARTS else iter
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
-                    rate = learning_rate(config, number)
+                    rate = rates.of(number)
                     run.report(train_step(training, run.wait_for(batches.next), rate, watch), rate)
                 if run.evaluates():
                     run.evaluated(evaluate(training, evaluation, run))

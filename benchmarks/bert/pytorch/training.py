@@ -18,7 +18,7 @@ from benchmarks.common import kernels, stopping, torch_abilities, torch_lamb
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
-from benchmarks.common.torch_updates import ScaleRule, Updates
+from benchmarks.common.torch_updates import Rate, ScaleRule, Updates
 from benchmarks.language.arrays import DataSet
 from benchmarks.language.pytorch import attention, checkpoint, fp8, operators
 from benchmarks.language.pytorch.encoder import shape_of
@@ -28,7 +28,7 @@ LARGEST_SCALE = float(1 << 24)
 """Of the loss, as apex has it (amp/scaler.py, max_loss_scale)."""
 PartStep = Callable[["Training", Part], torch.Tensor]
 """``train_part`` of train.py."""
-Step = Callable[["Training", Batch, float], Optional[torch.Tensor]]
+Step = Callable[["Training", Batch, Rate], Optional[torch.Tensor]]
 """``train_step`` of train.py."""
 
 

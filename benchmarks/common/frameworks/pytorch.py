@@ -329,20 +329,20 @@ class GradientBuffer:
 
 
 class LaggedSums:
-    """Sums of [loss, stop] over all ranks, read some steps after they were sent."""
+    """Sums of [loss, stop] and more over all ranks, read some steps after they were sent."""
 
     def __init__(self, ranks: Ranks, name: str) -> None:
         self._lagged = Lagged()
         self._votes = torch.tensor([[0.0], [1.0]], device=ranks.context)
         self.drain = self._lagged.drain
 
-    def send(self, loss: Optional[torch.Tensor], stop: bool) -> Optional[List[float]]:
+    def send(self, loss: Optional[torch.Tensor], stop: bool, *more: torch.Tensor) -> Optional[List[float]]:
         """Send without waiting; return the sums of some steps ago, None at first.
 
-        The loss is copied, so that its memory may be used again.
+        The loss, and ``more`` scalars on the device, are copied, so that their memory may be used again.
         """
         mean = self._votes[0] if loss is None else loss.detach().float().reshape(1)
-        values = torch.cat((mean, self._votes[int(stop)]))
+        values = torch.cat((mean, self._votes[int(stop)], *(each.float().reshape(1) for each in more)))
         work = dist.all_reduce(values, group=eager(), async_op=True) if size() > 1 else None
         if not values.is_cuda:
             return self._lagged.send(lambda: _read(values, work))

@@ -20,6 +20,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
+from benchmarks.common.torch_updates import Rate, Rates
 from benchmarks.gnmt import events
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, training_input
@@ -31,7 +32,7 @@ from benchmarks.translation.pytorch.batches import Batch
 from benchmarks.translation.pytorch.evaluation import of_text, quality, score_translations, translate
 
 
-def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
+def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
     """Forward, backward and update; returns the loss per token, of which the mean over the ranks is that of all."""
     loss = training.loss(batch)
     # As submitted: the sum over a sentence's tokens, averaged over the sentences; over this rank's before the scaling,
@@ -67,9 +68,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = owned.enter_context(closing(training_input(config, data, orders, ranks, run.position)))
         run.log(samples(len(orders(0).sentences), len(data.test)))
         run.keep(partial(content, training), training.updates.own_content)
+        rates = Rates(training.updates, partial(learning_rate, config), config.epochs * orders(0).steps)
         for _ in run.blocks():
             for number in run.steps():
-                batch, rate = run.wait_for(batches.next), learning_rate(config, number)
+                batch, rate = run.wait_for(batches.next), rates.of(number)
                 run.report(train_step(training, batch, rate), rate, batch.all_source_tokens + batch.all_tokens)
             if run.evaluates():
                 run.evaluated(evaluate(training, data, run))

@@ -11,6 +11,7 @@ says how; else: failed.
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from typing import Dict, List, Optional
 
 import torch
@@ -19,6 +20,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
+from benchmarks.common.torch_updates import Rate, Rates
 from benchmarks.transformer import events
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_order, order_of
@@ -31,7 +33,7 @@ from benchmarks.translation.pytorch.batches import Batch, TrainingInput, evaluat
 from benchmarks.translation.pytorch.evaluation import of_text, quality, score_translations, translate
 
 
-def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
+def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
     """Forward, backward and update on one batch.
 
     Returns this rank's part of the mean loss over the tokens of all ranks, times the number of ranks, on the device.
@@ -66,10 +68,11 @@ def main(argv: Optional[List[str]] = None) -> int:
         evaluation = evaluation_order(config, data, ranks)
         run.log(samples(len(data.train), len(data.test)))
         run.keep(training.content, training.updates.own_content)
+        rates = Rates(training.updates, partial(learning_rate, config), config.epochs * orders(0).steps)
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
-                    batch, rate = run.wait_for(batches.next), learning_rate(config, number)
+                    batch, rate = run.wait_for(batches.next), rates.of(number)
                     run.report(train_step(training, batch, rate), rate, batch.all_tokens)
                 if run.evaluates():
                     run.evaluated(evaluate(training, data, evaluation, run))

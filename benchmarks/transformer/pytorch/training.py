@@ -10,7 +10,7 @@ from benchmarks.common import stopping, torch_abilities, torch_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
-from benchmarks.common.torch_updates import ScaleRule, Updates
+from benchmarks.common.torch_updates import Rate, ScaleRule, Updates
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import limit, noise
 from benchmarks.transformer.pytorch.model import Network, Norm, State
@@ -22,7 +22,7 @@ from benchmarks.translation.pytorch.beam import Rules, Step, length_penalty, sea
 from benchmarks.translation.pytorch.evaluation import Score, of_text, of_tokens
 from benchmarks.translation.pytorch.loss import smoothed_loss
 
-EagerStep = Callable[["Training", Batch, float], torch.Tensor]
+EagerStep = Callable[["Training", Batch, Rate], torch.Tensor]
 """``train_step`` of train.py."""
 
 
