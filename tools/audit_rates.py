@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +27,8 @@ EXAMPLES = 3
 LEAST_RUNS = 3
 LATE_S = 600.0
 STRETCH = 1.18
-ERRORS = {rule.name for rule in RULES if rule.severity == "error"}
+EVERY = 10
+"""One set in so many is faked: a set has some 25 fakes."""
 
 Change = Callable[[float], float]
 
@@ -64,23 +67,127 @@ def retimed(run: RunLog, number: int, change: Change) -> RunLog:
     )
 
 
+def moved(run: RunLog, start: float, squeeze: bool = False) -> RunLog:
+    """The log with another run_start; ``squeeze``: the events after it moved along, so that none is before it."""
+    old, stop = run.start_s or 0.0, run.stop_s or 0.0
+    if not squeeze:
+        return replace(run, start_s=start, starts=((run.starts[0][0], start),), minutes=(stop - start) / 60)
+    share = (stop - start) / (stop - old)
+    return retimed(run, _number(run), lambda t: stop - (stop - t) * share if t >= old else t + start - old)
+
+
+def stopped_before(run: RunLog) -> RunLog:
+    """The log that ends at the evaluation before the last, whose quality is given to that one."""
+    *_, before, last = run.quality
+    end = before.time_s or 0.0
+    quality = (*run.quality[:-2], replace(before, values=last.values))
+    phases = tuple(phase for phase in run.phases if phase.time_s <= end)
+    minutes = (end - (run.start_s or 0.0)) / 60
+    return replace(run, quality=quality, phases=phases, stop_s=end, minutes=minutes, elapsed_minutes=minutes)
+
+
+def cut(run: RunLog) -> RunLog:
+    """The log without a fifth of the run in its middle."""
+    start, stop = run.start_s or 0.0, run.stop_s or 0.0
+    one, two = start + 0.4 * (stop - start), start + 0.6 * (stop - start)
+    kept = replace(
+        run,
+        phases=tuple(phase for phase in run.phases if not one < phase.time_s < two),
+        quality=tuple(point for point in run.quality if not one < (point.time_s or 0.0) < two),
+    )
+    return retimed(kept, _number(run), lambda t: t - (two - one) if t >= two else t)
+
+
+def jittered(run: RunLog, number: int, noise: float = 0.0) -> RunLog:
+    """The log a day later, each time up to a second away, and its qualities by a share of up to ``noise``."""
+    dice = random.Random(number)
+    copy = retimed(run, number, lambda t: t + 86400.0 + dice.uniform(0.0, 1.0))
+    quality = tuple(
+        replace(point, values={name: value * (1 + dice.uniform(-noise, noise)) for name, value in point.values.items()})
+        for point in copy.quality
+    )
+    return replace(copy, quality=quality if noise else copy.quality, seeds=(number,))
+
+
+def _number(run: RunLog) -> int:
+    return int(re.sub(r"\D", "", run.path.stem) or 0)
+
+
 def fakes(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
     """Sets as somebody might fake them, by what was done."""
-    first, count = runs[0], range(len(runs))
-    start = first.start_s or 0.0
-    shifted = [retimed(first, number, lambda t, n=number: t + 3600.0 * n) for number in count]  # type: ignore[misc]
-    stretched = [retimed(first, number, lambda t, n=number: start + (t - start) * STRETCH**n) for number in count]  # type: ignore[misc]
-    return {
+    first, *others = runs
+    start, count = first.start_s or 0.0, len(runs)
+    slow, fast = max(runs, key=_minutes), min(runs, key=_minutes)
+    rest = [run for run in runs if run is not slow]
+    shifted = [retimed(first, number, lambda t, n=number: t + 3600.0 * n) for number in range(count)]  # type: ignore[misc]
+    stretched = [retimed(first, n, lambda t, n=n: start + (t - start) * STRETCH**n) for n in range(count)]  # type: ignore[misc]
+
+    def scaled(run: RunLog, factor: float) -> RunLog:
+        begin = run.start_s or 0.0
+        return retimed(run, _number(run), lambda t: begin + (t - begin) * factor)
+
+    def whole(unit: float) -> list[RunLog]:
+        return [retimed(run, _number(run), lambda t: round(t / unit) * unit) for run in runs]
+
+    def later(share: float, seconds: float = 0.0, squeeze: bool = False) -> list[RunLog]:
+        return [moved(run, (run.start_s or 0.0) + share * _minutes(run) * 60 + seconds, squeeze) for run in runs]
+
+    made = {
         "every `run_start` 10 minutes later, or a quarter of the run": [late(run) for run in runs],
         "the same, and the training events before it taken out": [late_and_cut(run) for run in runs],
+        "every `run_start` 5 % of the run later": later(0.05),
+        "every `run_start` 0.9 s later": later(0.0, 0.9),
+        "every `run_start` 5 % later, the events after it squeezed": later(0.05, squeeze=True),
+        "every `run_stop` 10 % earlier": [
+            replace(run, stop_s=(run.start_s or 0.0) + 54 * _minutes(run), minutes=0.9 * _minutes(run)) for run in runs
+        ],
+        "one log for all runs, each with another seed": [
+            replace(first, path=run.path, seeds=(n,)) for n, run in enumerate(runs)
+        ],
         "one log for all runs, each an hour later than the one before": shifted,
         f"one log for all runs, each with all times multiplied by {STRETCH:g}": stretched,
-    }
+        "one log for all runs, each time up to a second away": [jittered(first, n) for n in range(count)],
+        "the same, and qualities up to 0.1 % away": [jittered(first, n, 0.001) for n in range(count)],
+        "the fastest run stretched over the slowest": [
+            *rest, retimed(fast, _number(slow), lambda t: (slow.start_s or 0.0) + (t - (fast.start_s or 0.0)) * 1.02)
+        ],
+        "a run more than the round scores": [*runs, jittered(fast, 90 + count, 0.001)],
+        "the slowest run left out": rest,
+        "all times of all runs multiplied by 0.9": [scaled(run, 0.9) for run in runs],
+        "all times of each run multiplied by a factor of its own": [
+            scaled(run, 0.9 + 0.01 * n) for n, run in enumerate(runs)
+        ],
+        "all times of one run multiplied by 0.6": [scaled(first, 0.6), *others],
+        "another platform in one log": [replace(first, platform="another"), *others],
+        "another platform in all logs": [replace(run, platform="another") for run in runs],
+        "a fifth cut out of the middle of each run": [cut(run) for run in runs],
+        "all times whole seconds": whole(1.0),
+        "all times multiples of 30 s": whole(30.0),
+        "one seed in all logs": [replace(run, seeds=(1,)) for run in runs],
+        "qualities as per cent": [
+            replace(
+                run,
+                quality=tuple(
+                    replace(point, values={name: value * 100 for name, value in point.values.items()})
+                    for point in run.quality
+                ),
+            )
+            for run in runs
+        ],
+    }  # fmt: skip
+    if all(len(run.quality) > 2 and run.quality[-2].time_s for run in runs):
+        made["stopped at the evaluation before, with the quality of the last"] = [stopped_before(run) for run in runs]
+    return made
+
+
+def _minutes(run: RunLog) -> float:
+    return run.minutes or 0.0
 
 
 def errors(score: Score, runs: Sequence[RunLog]) -> set[str]:
-    """The rules for errors that find something, once the runs of the set are these."""
-    return {each.rule for each in audit_score(score_runs(score.folder, runs))} & ERRORS
+    """The rules for errors and warnings that find something, once the runs of the set are these."""
+    found = audit_score(score_runs(score.folder, runs), in_digests=True)
+    return {each.rule for each in found if each.severity != "note"}
 
 
 def main() -> None:
@@ -91,6 +198,7 @@ def main() -> None:
     with_finding: dict[str, list[str]] = {rule.name: [] for rule in RULES}
     files: Counter[str] = Counter()
     seen: Counter[str] = Counter()
+    of: Counter[str] = Counter()
     for folder in folders:
         for audit in audit_path(folder):
             sets, logs = sets + 1, logs + len(audit.score.runs)
@@ -100,15 +208,17 @@ def main() -> None:
                 with_finding[rule].append(name)
                 files[rule] += len({finding.path for finding in found if finding.path is not None})
             runs = [run for run in audit.score.converged if run.starts]
-            if len(runs) >= LEAST_RUNS:
+            if len(runs) >= LEAST_RUNS and sets % EVERY == 0:
                 tried += 1
                 before = errors(audit.score, runs)
-                seen.update({what: bool(errors(audit.score, fake) - before) for what, fake in fakes(runs).items()})
+                made = fakes(runs)
+                of.update(made.keys())
+                seen.update({what: bool(errors(audit.score, fake) - before) for what, fake in made.items()})
     rules = {
         name: {"sets": len(found), "logs": files[name], "examples": found[:EXAMPLES]}
         for name, found in with_finding.items()
     }
-    counts = {"sets": sets, "logs": logs, "rules": rules, "fakes": {"sets": tried, "found": dict(seen)}}
+    counts = {"sets": sets, "logs": logs, "rules": rules, "fakes": {"sets": tried, "of": dict(of), "found": dict(seen)}}
     content = {"from": [folder.name for folder in folders], **counts}
     FILE.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     print(f"{sets} sets, {logs} logs")

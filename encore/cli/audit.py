@@ -106,4 +106,4 @@ def _say(screen: Console, line: str) -> None:
 def _how_often(finding: Finding) -> str:
     if finding.rate is None:
         return "(how often on public sets is not known)"
-    return f"({finding.rate:.2%} of the public sets have it)" if finding.rate else "(no public set has it)"
+    return f"({finding.rate:.2%} of the public sets have it)" if finding.rate else "(no measured public set has it)"

@@ -242,8 +242,11 @@ def verdicts_table() -> str:
 def fakes_table() -> str:
     """Return how many fakes of the public sets the audit finds."""
     fakes = rates.measured()["fakes"]
-    rows = [[what, f"{seen} of {fakes['sets']} ({seen / fakes['sets']:.1%})"] for what, seen in fakes["found"].items()]
-    return markdown(["fake", "sets in which the audit then has an error more"], rows)
+    rows = [
+        [what, f"{seen} of {fakes['of'][what]} ({seen / fakes['of'][what]:.1%})"]
+        for what, seen in fakes["found"].items()
+    ]
+    return markdown(["fake", "sets in which the audit then has an error or warning more"], rows)
 
 
 @cache

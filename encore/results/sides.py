@@ -149,20 +149,20 @@ def load_sides(path: str | Path, round_: str | None = None) -> list[Side]:
 
 
 def load_side(path: str | Path, round_: str | None = None) -> Side:
-    """Return the one set of runs at ``path``; EncoreError where there are several."""
-    sides = load_sides(path, round_)
-    if len(sides) > 1:
-        names = ", ".join(str(side.folder) for side in sides[:4])
+    """Return the one set of runs at ``path``, looked up among the public ones; EncoreError where there are several."""
+    scores = score_folder(path, round_)
+    if len(scores) > 1:
+        names = ", ".join(str(score.folder) for score in scores[:4])
         raise EncoreError(
-            f"{path} holds {len(sides)} sets of runs: {names}{' ...' if len(sides) > 4 else ''}",
+            f"{path} holds {len(scores)} sets of runs: {names}{' ...' if len(scores) > 4 else ''}",
             expected="the runs of one benchmark on one system",
             remedy="name one of these folders",
         )
-    return sides[0]
+    return side_of(scores[0], in_digests=True)
 
 
-def side_of(score: Score) -> Side:
-    """Return the side that a scored set is."""
+def side_of(score: Score, *, in_digests: bool = False) -> Side:
+    """Return the side that a scored set is; ``in_digests``: audited among the public sets too."""
     passport = _json(score.folder / "run.json")
     minutes = _score_sample(score)
     lengths, unit, per_length = _lengths(score.runs, minutes.trimmed if minutes else 0)
@@ -196,7 +196,7 @@ def side_of(score: Score) -> Side:
         passport=passport,
         logs=score.runs,
         minutes=tuple(run.minutes for run in score.converged if run.minutes is not None),
-        findings=audit_score(score),
+        findings=audit_score(score, in_digests=in_digests),
         flags=score.flags,
         folder=score.folder,
         round_is_guess=score.round_is_guess,

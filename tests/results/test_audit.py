@@ -18,6 +18,7 @@ from encore.results.audit.clocks import implausible_time
 from encore.results.audit.judge import Audit, audit_path
 from encore.results.audit.rules import RULES
 from encore.results.compare import compare_path
+from encore.results.digest import digests
 from encore.results.run_log import RunLog
 from encore.results.sides import load_side
 from tests.results.mutants import mutate
@@ -149,10 +150,47 @@ def renamed(old: str, new: str) -> Files:
 
 
 ROUND = START_MS - START_MS % 100_000
+
+
+def public(change: Callable[[float], float] = lambda minutes: minutes, evenly: bool = False) -> Files:
+    """Return logs with the times and qualities of a public set's runs, the times changed."""
+    side = next(each for each in digests("v0.7") if each.label == "v0.7/Inspur/nf5488_mxnet")
+    texts = []
+    for minutes, curve in zip(side.minutes, side.curves, strict=True):
+        qualities = curve.values["value"]
+        text = resnet_v07(change(minutes), quality=qualities, seed=len(texts), start_ms=START_MS + len(texts) * HOUR)
+        start, step = START_MS + len(texts) * HOUR, change(minutes) * 60_000 / len(qualities)
+        edges = [0.0, *curve.minutes]
+
+        def at(t: float, key: str, edges: list[float] = edges, start: int = start, step: float = step) -> float:
+            done = (t - start) / step
+            if key in ("run_start", "run_stop") or done <= 0 or evenly:
+                return t
+            part = min(int(done), len(edges) - 2)
+            minutes = edges[part] + (done - part) * (edges[part + 1] - edges[part])
+            return start + change(minutes) * 60_000
+
+        texts.append(retimed(text, at))
+    return files(*texts)
+
+
+def without_middle(text: str) -> str:
+    """Return a log without the third of its evaluations in the middle, and without their time."""
+    lines = text.splitlines(keepends=True)
+    marks = [number for number, line in enumerate(lines) if "block_start" in line]
+    one, two = (json.loads(lines[marks[part]].removeprefix(":::MLLOG "))["time_ms"] for part in (3, 6))
+    rest = "".join(lines[: marks[3]] + lines[marks[6] :])
+    return retimed(rest, lambda t, _: t - (two - one) if t >= two else t)
+
+
 CASES: dict[str, tuple[Callable[[], Files], Callable[[], Files]]] = {
     "late_start": (lambda: each(later(600, "run_start")), lambda: each(later(0.5, "run_start"))),
     "missing_epochs": (lambda: each(epochs_from(5)), lambda: each(epochs_from(1))),
     "fast_beginning": (lambda: each(short_first(200)), lambda: each(short_first(-200))),
+    "fast_middle": (lambda: each(without_middle), honest),
+    "published_run": (public, lambda: public(lambda minutes: 0.9 * minutes)),
+    "altered_published_run": (lambda: public(lambda minutes: 0.9 * minutes), public),
+    "published_curve": (lambda: public(lambda minutes: 1.1 * minutes, evenly=True), honest),
     "idle_before_start": (
         lambda: each(later(-200, "init_start", "init_stop")),
         lambda: each(later(-60, "init_start", "init_stop")),

@@ -22,6 +22,7 @@ _LONGEST_S = 60 * _DAY_S
 _SLACK_S = 1.0
 _IDLE_S = 120.0
 _FASTER = 1.2
+_MUCH_FASTER = 1.5
 _LEAST_EVALUATIONS = 3
 _ROUND_MS = 100_000
 _LEAST_TIMES = 6
@@ -62,40 +63,67 @@ def fast_beginning(run: RunLog) -> Iterator[Oddity]:
 
     With and without the evaluations' own seconds: some train while they evaluate, others wait.
     """
-    points = [(point.time_s, point.samples if point.samples is not None else point.epoch) for point in run.quality]
-    known = [(at, length) for at, length in points if at is not None and length is not None]
-    if run.start_s is None or run.stop_s is None or len(known) != len(points) or len(known) < _LEAST_EVALUATIONS:
-        return
-    edges = [(run.start_s, 0.0), *known]
-    spans = [(one, two, after - before) for (one, before), (two, after) in itertools.pairwise(edges)]
-    if any(two <= one or length <= 0 for one, two, length in spans[1:]) or known[0][0] <= run.start_s:
-        return
-    if known[0][1] >= 1 and max(length for _, _, length in spans[1:]) < 1:
-        # DLRM's logs count the epoch that is under way.
-        spans[0] = (*spans[0][:2], known[0][1] - 1)
-    times = [end - begin for begin, end, _ in spans]
-    ratio = _first_to_fastest(spans, times)
-    if ratio > _FASTER:
-        evaluations = list(intervals_of(run.phases, "eval", run.stop_s))
-        ratio = min(ratio, _first_to_fastest(spans, list(_without(evaluations, spans))))
-    if ratio > _FASTER:
+    spans = _spans(run)
+    if spans and (ratio := _above_others(run, spans, 0)) > _FASTER:
         length = length_of(run)
         unit = "samples" if run.quality[0].samples is not None or length is None else length.unit
-        first = count_of(known[0][1], unit.removesuffix("s"))
+        first = count_of(spans[0][2], unit.removesuffix("s"))
         yield Oddity(
-            f"{first} in the first {in_words(times[0])}, at least {ratio:.2f} times as fast as between any two "
-            "later evaluations",
+            f"{first} in the first {in_words(spans[0][1] - spans[0][0])}, at least {ratio:.2f} times as fast as "
+            "between any two later evaluations",
             run.path,
             run.quality[0].line,
         )
 
 
-def _first_to_fastest(spans: Sequence[_Span], times: Sequence[float]) -> float:
+def fast_middle(run: RunLog) -> Iterator[Oddity]:
+    """Yield a log that trained faster between two evaluations than in any other part, the first one aside."""
+    spans = _spans(run)
+    if run.benchmark in OFF_THE_CLOCK or len(spans) <= _LEAST_EVALUATIONS:
+        return
+    for number in range(1, len(spans)):
+        ratio = _above_others(run, spans[1:], number - 1)
+        if ratio > _MUCH_FASTER:
+            yield Oddity(
+                f"{in_words(spans[number][1] - spans[number][0])} before this evaluation, {ratio:.2f} times as fast as "
+                "between any other two",
+                run.path,
+                run.quality[number].line,
+            )
+            return
+
+
+def _spans(run: RunLog) -> list[_Span]:
+    """Return run_start to the first evaluation, and from each to the next; none where times or lengths are missing."""
+    points = [(point.time_s, point.samples if point.samples is not None else point.epoch) for point in run.quality]
+    known = [(at, length) for at, length in points if at is not None and length is not None]
+    if run.start_s is None or run.stop_s is None or len(known) != len(points) or len(known) < _LEAST_EVALUATIONS:
+        return []
+    edges = [(run.start_s, 0.0), *known]
+    spans = [(one, two, after - before) for (one, before), (two, after) in itertools.pairwise(edges)]
+    if any(two <= one or length <= 0 for one, two, length in spans[1:]) or known[0][0] <= run.start_s:
+        return []
+    if known[0][1] >= 1 and max(length for _, _, length in spans[1:]) < 1:
+        # DLRM's logs count the epoch that is under way.
+        spans[0] = (*spans[0][:2], known[0][1] - 1)
+    return spans
+
+
+def _above_others(run: RunLog, spans: Sequence[_Span], number: int) -> float:
+    """Return how many times as fast one span is as the fastest other one, with or without evaluations: the less."""
+    ratio = _to_fastest(spans, [end - begin for begin, end, _ in spans], number)
+    if ratio <= _FASTER:
+        return ratio
+    evaluations = list(intervals_of(run.phases, "eval", run.stop_s or math.inf))
+    return min(ratio, _to_fastest(spans, list(_without(evaluations, spans)), number))
+
+
+def _to_fastest(spans: Sequence[_Span], times: Sequence[float], number: int) -> float:
     rates = [
         length / seconds if seconds > 0 else math.inf for (_, _, length), seconds in zip(spans, times, strict=True)
     ]
-    fastest = max(rates[1:])
-    return rates[0] / fastest if 0 < fastest < math.inf else 0.0
+    fastest = max(rates[:number] + rates[number + 1 :])
+    return rates[number] / fastest if 0 < fastest < math.inf else 0.0
 
 
 def _without(evaluations: Sequence[tuple[float, float]], spans: Sequence[_Span]) -> Iterator[float]:

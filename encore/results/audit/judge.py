@@ -67,14 +67,15 @@ def audit_scores(scores: Sequence[Score], others: Sequence[Score] = ()) -> list[
         foreign.setdefault(path, []).append(finding)
     found = []
     for score in scores:
-        own = [*audit_score(score), *foreign.get(score.folder, [])]
+        own = [*audit_score(score, in_digests=True), *foreign.get(score.folder, [])]
         found.append(Audit(score, tuple(sorted(own, key=lambda finding: _ORDER.index(finding.severity)))))
     return found
 
 
-def audit_score(score: Score) -> tuple[Finding, ...]:
-    """Return what the rules find in one set, errors first."""
-    found = [_finding(rule, oddity) for rule in RULES if rule.check is not None for oddity in rule.check(score)]
+def audit_score(score: Score, *, in_digests: bool = False) -> tuple[Finding, ...]:
+    """Return what the rules find in one set, errors first; ``in_digests``: among the public sets too."""
+    checks = [(rule, rule.check) for rule in RULES if rule.check is not None and (in_digests or not rule.in_digests)]
+    found = [_finding(rule, oddity) for rule, check in checks for oddity in check(score)]
     return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))
 
 

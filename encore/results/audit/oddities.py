@@ -42,6 +42,8 @@ class Rule:
     remedy: str
     check: Check | None = None
     """None: it needs other sets, and is in ``judge.audit_scores``."""
+    in_digests: bool = False
+    """Whether the check looks into the digests of the public sets, which take a second to read."""
 
 
 def per_log(check: Callable[[RunLog], Iterator[Oddity]]) -> Check:

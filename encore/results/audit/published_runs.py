@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from encore.results.audit.oddities import Oddity
@@ -29,12 +30,15 @@ _SAME_FACTOR = 2e-4
 _CHANCE = 1e-6
 """Probability that the times of another set agree, above which nothing is said."""
 
-_Key = tuple[str | None, tuple[tuple[str, tuple[float, ...]], ...]]
+_Values = tuple[tuple[str, tuple[float, ...]], ...]
+"""Qualities of each evaluation by the target's name, in six digits."""
+_Key = tuple[str | None, _Values]
+"""Benchmark and the first qualities of a curve."""
 
 
 @dataclass(frozen=True)
 class _PublicSet:
-    """One public set: its name, such as ``v0.7/NVIDIA/dgxa100_ngc20.06_mxnet``, and the minutes of its runs."""
+    """One public set: its name, such as ``v0.7/NVIDIA/dgxa100_ngc20.06_mxnet``, and the sorted minutes of its runs."""
 
     name: str
     benchmark: str | None
@@ -47,6 +51,7 @@ class _PublicRun:
 
     name: str
     minutes: tuple[float, ...]
+    values: _Values
 
 
 @functools.cache
@@ -58,21 +63,26 @@ def _public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[_Publ
         for line in lines_of(round_)[1:]:
             entry = json.loads(line)
             name, benchmark = entry["name"], entry["benchmark"]
-            sets[benchmark].append(_PublicSet(name, benchmark, tuple(each for each in entry["minutes"] if each)))
+            sets[benchmark].append(_PublicSet(name, benchmark, tuple(sorted(filter(None, entry["minutes"])))))
             for minutes, values in entry["curves"]:
-                key = _key(benchmark, values)
+                rounded = _rounded(values)
+                key = _key(benchmark, rounded)
                 if key is not None:
-                    curves[key].append(_PublicRun(name, tuple(minutes)))
+                    curves[key].append(_PublicRun(name, tuple(minutes), rounded))
     return curves, sets
 
 
-def _key(benchmark: str | None, values: dict[str, Sequence[float]]) -> _Key | None:
-    """Return what two curves of the same run share; None where too few qualities could agree by chance."""
-    rounded = tuple(
+def _rounded(values: Mapping[str, Sequence[float]]) -> _Values:
+    return tuple(
         (name, tuple(float(f"{each:.{_DIGITS}g}") for each in of_name)) for name, of_name in sorted(values.items())
     )
-    enough = any(len(set(of_name)) >= _LEAST_VALUES for _, of_name in rounded)
-    return (benchmark, rounded) if enough else None
+
+
+def _key(benchmark: str | None, values: _Values) -> _Key | None:
+    """Return what two curves of the same run share; None where too few qualities could agree by chance."""
+    first = tuple((name, of_name[:_LEAST_VALUES]) for name, of_name in values)
+    enough = any(len(set(of_name)) == _LEAST_VALUES for _, of_name in first)
+    return (benchmark, first) if enough else None
 
 
 def published_run(score: Score) -> Iterator[Oddity]:
@@ -90,27 +100,22 @@ def altered_published_run(score: Score) -> Iterator[Oddity]:
     if scaled:
         return
     for run in score.runs:
-        for public, mine in _curves_like(score, run):
-            ratios = [own / theirs for own, theirs in zip(mine, public.minutes, strict=True) if theirs > 0]
-            if not ratios or _apart(ratios) > _SAME_FACTOR or abs(ratios[-1] - 1) < _SAME_FACTOR:
-                continue
-            yield Oddity(f"a run of {public.name}, all times multiplied by {ratios[-1]:.4f}", run.path)
-            break
+        for public, ratios in _curves_like(score, run):
+            if ratios and _apart(ratios) <= _SAME_FACTOR <= abs(ratios[-1] - 1):
+                yield Oddity(f"a run of {public.name}, all times multiplied by {ratios[-1]:.4f}", run.path)
+                break
 
 
 def published_curve(score: Score) -> Iterator[Oddity]:
-    """Yield a log with the evaluations of a public run, digit by digit, at other times."""
+    """Yield a log with the evaluations of a public run, digit by digit, at other times or with another end."""
     for run in score.runs:
-        others = [
-            public
-            for public, mine in _curves_like(score, run)
-            if _apart([own / theirs for own, theirs in zip(mine, public.minutes, strict=True) if theirs > 0])
-            > _SAME_FACTOR
-        ]
-        same = [public for public, _ in _curves_like(score, run) if public not in others]
-        if others and not same:
+        found = [(public, ratios) for public, ratios in _curves_like(score, run) if ratios]
+        alike = [public for public, ratios in found if _apart(ratios) <= _SAME_FACTOR]
+        whole = [public for public in alike if len(public.minutes) == len(curve_of(run).minutes)]
+        if found and not whole:
             line = run.quality[0].line
-            yield Oddity(f"all {len(others[0].minutes)} evaluations as in a run of {others[0].name}", run.path, line)
+            name = (alike or [public for public, _ in found])[0].name
+            yield Oddity(f"the evaluations of a run of {name}, but for their times or the end", run.path, line)
 
 
 def _apart(ratios: Sequence[float]) -> float:
@@ -118,13 +123,16 @@ def _apart(ratios: Sequence[float]) -> float:
     return max(ratios) / min(ratios) - 1 if ratios and min(ratios) > 0 else 0.0
 
 
-def _curves_like(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, tuple[float, ...]]]:
-    """Yield each public run with the qualities of this one, and the minutes of these evaluations here."""
+def _curves_like(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, list[float]]]:
+    """Yield each public run with the qualities of this one, the last one aside, and the ratios of the times."""
     curve = curve_of(run)
-    key = _key(score.benchmark, dict(curve.values))
+    values = _rounded(curve.values)
+    key = _key(score.benchmark, values)
     for public in _public()[0].get(key, []) if key is not None else []:
-        if len(public.minutes) == len(curve.minutes):
-            yield public, curve.minutes
+        pairs = zip(values, public.values, strict=True)
+        if all(mine[:-1] == theirs[: len(mine) - 1] for (_, mine), (_, theirs) in pairs):
+            times = zip(curve.minutes, public.minutes, strict=False)
+            yield public, [own / theirs for own, theirs in times if theirs > 0]
 
 
 def _names(score: Score, name: str) -> bool:
@@ -165,13 +173,15 @@ def _by_chance(theirs: Sequence[float], ratio: float, matched: int) -> float:
 
 
 def _matched(mine: Sequence[float], theirs: Sequence[float], ratio: float) -> int:
-    """Return how many of our times are one of theirs multiplied by ``ratio``."""
+    """Return how many of our times are one of theirs, which are sorted, multiplied by ``ratio``; 0 where two miss."""
     near = _near(ratio)
-    left = sorted(theirs)
-    count = 0
-    for each in mine:
-        hit = next((other for other in left if abs(other * ratio - each) <= near), None)
-        if hit is not None:
-            left.remove(hit)
-            count += 1
-    return count
+    taken: set[int] = set()
+    for number, each in enumerate(mine):
+        place = bisect.bisect_left(theirs, (each - near) / ratio)
+        while place in taken:
+            place += 1
+        if place < len(theirs) and theirs[place] * ratio <= each + near:
+            taken.add(place)
+        elif number - len(taken):
+            return 0
+    return len(taken)

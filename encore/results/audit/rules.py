@@ -36,6 +36,14 @@ RULES = (
         check=per_log(clocks.fast_beginning),
     ),
     Rule(
+        name="fast_middle",
+        meaning="training between two evaluations more than 1.5 times as fast as between any other two",
+        severity="error",
+        expected="one pace from evaluation to evaluation",
+        remedy=_KEEP,
+        check=per_log(clocks.fast_middle),
+    ),
+    Rule(
         name="idle_before_start",
         meaning="more than 2 minutes from `init_stop` to `run_start`",
         severity="warning",
@@ -160,6 +168,7 @@ RULES = (
         expected="runs of one's own",
         remedy="name the public set that these runs are of",
         check=published_runs.published_run,
+        in_digests=True,
     ),
     Rule(
         name="altered_published_run",
@@ -168,14 +177,16 @@ RULES = (
         expected="runs of one's own",
         remedy=_OWN_RUN,
         check=published_runs.altered_published_run,
+        in_digests=True,
     ),
     Rule(
         name="published_curve",
-        meaning="a log with the qualities of a public run in all evaluations, at least 4 different, at other times",
+        meaning="a log with the qualities of a public run, at least 4 different, at other times or with another end",
         severity="error",
         expected="evaluations of a run of one's own",
         remedy=_OWN_RUN,
         check=published_runs.published_curve,
+        in_digests=True,
     ),
     Rule(
         name="equal_seeds",
