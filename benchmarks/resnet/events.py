@@ -58,5 +58,5 @@ def timeline(config: Any, steps_per_epoch: int) -> Timeline:
     def evaluates(epoch: int) -> bool:
         return epoch % config.eval_period == config.eval_offset or epoch == config.epochs - 1
 
-    # acc > accuracy_threshold: common/fit.py in MXNet, v0.5 to v4.0.
+    # acc > accuracy_threshold: common/fit.py in MXNet, v0.5 to v0.7; of v4.0, one of two folders has >=.
     return replace(by_epochs(config, steps_per_epoch, evaluates), target_is_exceeded=True)
