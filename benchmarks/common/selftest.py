@@ -183,17 +183,17 @@ def defaults(suite: Suite) -> Dict[str, Any]:
     return {each.name: each.default for each in dataclasses.fields(suite.config_class)}
 
 
-def as_submitted(suite: Suite) -> Dict[str, Any]:
-    """Return all varied fields, each with its default, which is what the submitted systems have."""
+def with_defaults(suite: Suite) -> Dict[str, Any]:
+    """Return all varied fields, each with its default; a submitted system pins what is "auto" here."""
     settings = {name: value for name, value in defaults(suite).items() if name in suite.varied}
     return {**settings, **scaling(suite, "precision", settings.get("precision"))}
 
 
 def as_on_gpus(bench: Bench) -> Result:
-    """Check all varied fields at once, as the submitted systems have them."""
+    """Check all varied fields at once, each with its default."""
     if bench.device == "cpu":
         raise Skipped("needs a GPU")
-    settings = as_submitted(bench.suite)
+    settings = with_defaults(bench.suite)
     every = bench.suite.varied.values()
     tolerance = Tolerance(max(each.step for each in every), max(each.epoch for each in every))
     result = held_against(bench.losses(settings), bench.losses({}), tolerance)
@@ -265,7 +265,7 @@ def on_all_gpus(bench: Bench) -> Result:
     ranks = bench.gpus if bench.device == "gpu" else 2
     if ranks > 1 and not bench.launch_all:
         raise Skipped("no launcher: name one with --launch-all")
-    settings = as_submitted(bench.suite) if bench.device == "gpu" else {}
+    settings = with_defaults(bench.suite) if bench.device == "gpu" else {}
     if ranks > 1:
         settings["batch_size"] = bench.base["batch_size"] // 2
     if ranks > 2:
