@@ -28,20 +28,6 @@ MOST_TASKS = 1000
 LEAST_MINUTES = 5
 """More than the warning takes, start included."""
 MOST_MINUTES = 60 * 24 * 31
-GPU_OPTIONS = ("-G", "--gpus", "--gpus-per-node", "--gres")
-OWN_OPTIONS = {
-    ("-t", "--time"): "give it to Encore: --time MINUTES",
-    ("-N", "--nodes"): "give it to Encore: --nodes N",
-    ("-a", "--array"): "give it to Encore: --array RUNS",
-    ("-p", "--partition"): "give it to Encore: --partition NAME",
-    ("-A", "--account"): "give it to Encore: --account NAME",
-    GPU_OPTIONS: "give it to Encore: --gpus-per-node N; gpu_option in cluster.toml",
-    ("-J", "--job-name"): "leave it out: encore status knows its jobs by their name",
-    ("-o", "--output"): "leave it out: the output goes to the results folder, --results DIR",
-    ("--comment",): "leave it out: encore status finds the results folder by it",
-    ("--signal",): "leave it out: it makes the run write a checkpoint before the limit",
-}
-"""Options that Encore gives sbatch, and what to do instead of giving them once more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +116,6 @@ def _refuse_queued(path: Path) -> None:
 def _cluster(wanted: Wanted) -> tuple[Cluster, Path | None]:
     _check_options(wanted)
     cluster, file = clusters.load(wanted.cluster)
-    _check_cluster(cluster, file)
     given = {"partition": wanted.partition, "account": wanted.account}
     return cluster.model_copy(update={name: value for name, value in given.items() if value}), file
 
@@ -155,28 +140,10 @@ def _check_options(wanted: Wanted) -> None:
     for option in wanted.more:
         if not option.startswith("-") or "\n" in option:
             raise EncoreError(f"--sbatch {option!r} is no option of sbatch", remedy="--sbatch=--constraint=a100")
-        own = _own_option(option)
+        own = clusters.own_option(option)
         if own is not None:
-            raise EncoreError(f"--sbatch {option!r} contradicts what Encore gives sbatch", remedy=OWN_OPTIONS[own])
-
-
-def _check_cluster(cluster: Cluster, file: Path | None) -> None:
-    """Refuse the same options in cluster.toml: they would count for every job. GPUs are left to a file that says so."""
-    for option in cluster.sbatch:
-        own = _own_option(option)
-        if own is not None and not (own == GPU_OPTIONS and cluster.gpu_option == "none"):
-            raise EncoreError(
-                f"sbatch = [{option!r}] in {file} contradicts what Encore gives sbatch",
-                remedy=f"take it out there; {OWN_OPTIONS[own]}",
-            )
-
-
-def _own_option(option: str) -> tuple[str, ...] | None:
-    """Return the option of Encore's that this one is, in whatever form sbatch takes: --time=5, --tim 5, -t5."""
-    name = re.split("[= ]", option, maxsplit=1)[0]
-    if name.startswith("--"):
-        return next((own for own in OWN_OPTIONS if any(each.startswith(name) for each in own)), None)
-    return next((own for own in OWN_OPTIONS if name[:2] in own), None)
+            remedy = clusters.OWN_OPTIONS[own]
+            raise EncoreError(f"--sbatch {option!r} contradicts what Encore gives sbatch", remedy=remedy)
 
 
 def _tasks(array: str | None) -> tuple[int, ...]:

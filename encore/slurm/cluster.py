@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from encore import catalogue, paths
+from encore import catalogue, names, paths
 from encore.errors import EncoreError
 
 RUNTIMES = ("auto", "host", "docker", "podman", "apptainer", "enroot", "pyxis")
+
+MPI = re.compile(r"none|openmpi|pmi2|pmix(_v\d+)?|cray_shasta")
+"""Plugins that srun --mpi may list (srun(1))."""
+CPU_BIND = re.compile(
+    r"auto|((q|quiet|v|verbose),)*(n|no|none|rank_ldom|sockets|cores|threads|ldoms|boards|(map|mask)_(cpu|ldom):[\w,*]+)"
+)
+"""Values of srun --cpu-bind (srun(1)), and auto."""
+HOME = re.compile(r"~(?=/|$)|\$(HOME|USER)\b|\$\{(HOME|USER)\}")
+GPU_OPTIONS = ("-G", "--gpus", "--gpus-per-node", "--gres")
+OWN_OPTIONS = {
+    ("-t", "--time"): "give it to Encore: --time MINUTES",
+    ("-N", "--nodes"): "give it to Encore: --nodes N",
+    ("-a", "--array"): "give it to Encore: --array RUNS",
+    ("-p", "--partition"): "give it to Encore: --partition NAME",
+    ("-A", "--account"): "give it to Encore: --account NAME",
+    GPU_OPTIONS: "give it to Encore: --gpus-per-node N; gpu_option in cluster.toml",
+    ("-J", "--job-name"): "leave it out: encore status knows its jobs by their name",
+    ("-o", "--output"): "leave it out: the output goes to the results folder, --results DIR",
+    ("--comment",): "leave it out: encore status finds the results folder by it",
+    ("--signal",): "leave it out: it makes the run write a checkpoint before the limit",
+}
+"""Options that Encore gives sbatch, and what to do instead of giving them once more."""
 
 
 class Cluster(BaseModel):
@@ -53,9 +76,58 @@ class Cluster(BaseModel):
                 raise ValueError(f"{option!r} is no option of sbatch, such as '--constraint=a100'")
         return options
 
+    @field_validator("data", "results", "image", mode="before")
+    @classmethod
+    def _expand(cls, text: Any) -> Any:
+        return expanded(text) if isinstance(text, str) else text
+
+    @field_validator("python", mode="before")
+    @classmethod
+    def _expand_pythons(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = {choice.implementation.framework for choice in catalogue.choices().values()}
+        for framework in given:
+            if framework not in known:
+                raise ValueError(" ".join(str(names.unknown("framework", framework, known)).split()))
+        return {name: expanded(file) if isinstance(file, str) else file for name, file in given.items()}
+
+    @field_validator("mpi")
+    @classmethod
+    def _is_plugin(cls, name: str) -> str:
+        if not MPI.fullmatch(name):
+            raise ValueError(f"{name!r} is no plugin of srun --mpi; expected pmix, pmi2, openmpi or none")
+        return name
+
+    @field_validator("cpu_bind")
+    @classmethod
+    def _is_binding(cls, value: str) -> str:
+        if not CPU_BIND.fullmatch(value):
+            raise ValueError(f"{value!r} is no value of srun --cpu-bind; expected auto, none, cores, map_cpu:LIST ...")
+        return value
+
     def data_of(self, benchmark: str) -> Path | None:
         """Return the data set of a benchmark, where the file names a folder."""
         return self.data / benchmark if self.data is not None else None
+
+
+def expanded(text: str) -> str:
+    """Return a path with the home folder and the user's name in place of ``~``, ``$HOME`` and ``$USER``.
+
+    ValueError for any other variable: a job may have another value of it than the shell that submits.
+    """
+    found = HOME.sub(lambda match: os.environ.get(match[1] or match[2] or "HOME", match[0]), text)
+    if "$" in found or found.startswith("~"):
+        raise ValueError(f"{text!r} is no path; of variables only $HOME, $USER and a leading ~/ are replaced")
+    return found
+
+
+def own_option(option: str) -> tuple[str, ...] | None:
+    """Return the option of Encore's that this one is, in whatever form sbatch takes: --time=5, --tim 5, -t5."""
+    name = re.split("[= ]", option, maxsplit=1)[0]
+    if name.startswith("--"):
+        return next((own for own in OWN_OPTIONS if any(each.startswith(name) for each in own)), None)
+    return next((own for own in OWN_OPTIONS if name[:2] in own), None)
 
 
 def places() -> tuple[Path, ...]:
@@ -71,7 +143,7 @@ def named() -> str:
 
 
 def load(file: Path | None = None) -> tuple[Cluster, Path | None]:
-    """Return the cluster file and its path; all defaults where there is none. EncoreError for a wrong key."""
+    """Return the cluster file and its path; all defaults where there is none. EncoreError for what it may not hold."""
     wanted = file or (Path(named()) if named() else None)
     if wanted is not None and not wanted.is_file():
         raise EncoreError(
@@ -80,4 +152,12 @@ def load(file: Path | None = None) -> tuple[Cluster, Path | None]:
     found = next((path for path in (wanted, *places()) if path is not None and path.is_file()), None)
     if found is None:
         return Cluster(), None
-    return catalogue.parse(Cluster, found), found
+    cluster = catalogue.parse(Cluster, found)
+    for option in cluster.sbatch:
+        own = own_option(option)
+        if own is not None and not (own == GPU_OPTIONS and cluster.gpu_option == "none"):
+            raise EncoreError(
+                f"sbatch = [{option!r}] in {found} contradicts what Encore gives sbatch",
+                remedy=f"take it out there; {OWN_OPTIONS[own]}",
+            )
+    return cluster, found

@@ -37,6 +37,7 @@ def check(file: Path | None) -> list[Check]:
         _account(cluster),
         *_mpi(cluster),
         *_folders(cluster),
+        *_pythons(cluster),
         _runtime(cluster),
         _interface(cluster),
         _requeue(),
@@ -99,6 +100,18 @@ def _folders(cluster: Cluster) -> list[Check]:
             checks.append(Check("OK", "results", str(cluster.results)))
         else:
             checks.append(Check("FAIL", "results", f"{folder} is not writable", "name another folder"))
+    return checks
+
+
+def _pythons(cluster: Cluster) -> list[Check]:
+    checks = []
+    for framework, file in cluster.python.items():
+        if file.is_absolute() and file.is_file() and os.access(file, os.X_OK):
+            checks.append(Check("OK", "Python", f"{framework}: {file}"))
+        else:
+            found = f"{framework}: {file} is no program on this node"
+            remedy = "name one that every node has at the same path, such as /apps/pytorch/bin/python"
+            checks.append(Check("FAIL", "Python", found, remedy))
     return checks
 
 

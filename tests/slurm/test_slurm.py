@@ -193,6 +193,45 @@ def test_options_that_undo_encores_own_are_refused_in_the_cluster_file_too(tmp_p
     assert "#SBATCH --gres=gpu:a100:8\n" in prepared("docker", 2, cluster=file).script
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('sbatch = ["--time=5"]', "contradicts what Encore gives sbatch"),
+        ('python = { pytroch = "/usr/bin/python3" }', "did you mean 'pytorch'"),
+        ('python = { pytorch = "/no/such/python" }', "/no/such/python is no program on this node"),
+        ('mpi = "pmxi"', "no plugin of srun --mpi"),
+        ('cpu_bind = "croes"', "no value of srun --cpu-bind"),
+        ('data = "$SCRATCH/data"', "only $HOME, $USER"),
+        ('results = "~other/results"', "only $HOME, $USER"),
+    ],
+)
+def test_doctor_fails_for_what_no_job_could_use(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(f"{line}\n", encoding="utf-8")
+    monkeypatch.setattr(commands, "require", lambda: None)
+    monkeypatch.setattr(commands, "call", lambda *command: "gpu*|2|idle|infinite|(null)\n")
+    monkeypatch.setattr(commands, "call_for_errors", lambda *command: "pmix")
+    assert [check.found for check in cluster_check.check(file) if check.level == "FAIL" and said in check.found]
+
+
+def test_the_home_folder_is_put_in_and_other_values_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("USER", "me")
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        'data = "~/data"\nresults = "/scratch/${USER}/r"\nimage = "$HOME/i.sif"\nmpi = "pmix_v4"\n'
+        'cpu_bind = "verbose,map_cpu:0,1"\npython = { pytorch = "~/env/bin/python" }\n',
+        encoding="utf-8",
+    )
+    found, _ = cluster.load(file)
+    paths_of = (found.data, found.results, Path(found.image), found.python["pytorch"])
+    assert [str(path) for path in paths_of] == [
+        "/home/me/data", "/scratch/me/r", "/home/me/i.sif", "/home/me/env/bin/python",
+    ]  # fmt: skip
+
+
 def test_a_results_folder_that_does_not_exist_is_not_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def level(folder: Path) -> str:
         (check,) = cluster_check._folders(cluster.Cluster(results=folder))
