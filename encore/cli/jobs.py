@@ -99,10 +99,13 @@ def show_status(
         screen.print(f"no runs in {folder}")
         return
     with_jobs = any(row.job for row in rows)
-    columns = (*(["job"] if with_jobs else []), "run", "state", "nodes", "time")
+    # What all rows have in common is no column.
+    varied = [name for name in ("user", "benchmark", "partition") if len({getattr(row, name) for row in rows}) > 1]
+    columns = (*(["job"] if with_jobs else []), "run", *varied, "state", "nodes", "time")
     table = plain_table(str(folder), *columns, numbers=("nodes", "time"))
     for row in rows:
-        table.add_row(*([row.job] if with_jobs else []), *_cells(row, folder))
+        name, *rest = _cells(row, folder)
+        table.add_row(*([row.job] if with_jobs else []), name, *(getattr(row, each) for each in varied), *rest)
     print_fitted(screen, table, least=("nodes",))
 
 

@@ -122,20 +122,30 @@ def rank_processes(folder: Path) -> list[psutil.Process]:
     return alive
 
 
+def started(pid: int) -> int:
+    """Return the clock ticks from boot to the start of a process (proc(5)); 0 where it is gone.
+
+    With its number they name a process. psutil's time of day moves when the machine's clock is set.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[19])
+
+
 def note_launcher(folder: Path, pid: int) -> None:
     """Note which process starts the ranks of the experiment in ``folder``."""
-    started = psutil.Process(pid).create_time()
-    (folder / LAUNCHER).write_text(f"{pid} {platform.node()} {started}", encoding="ascii")
+    (folder / LAUNCHER).write_text(f"{pid} {platform.node()} {started(pid)}", encoding="ascii")
 
 
 def left_running(folder: Path) -> list[psutil.Process]:
     """Return what runs on this machine of the experiment in ``folder``: its launcher, ranks, and their descendants."""
     roots = rank_processes(folder / "heartbeat")
     with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
-        pid, host, started = (folder / LAUNCHER).read_text(encoding="ascii").split()
-        launcher = psutil.Process(int(pid))
-        if host == platform.node() and abs(launcher.create_time() - float(started)) < 1:
-            roots.append(launcher)
+        pid, host, began = (folder / LAUNCHER).read_text(encoding="ascii").split()
+        if host == platform.node() and started(int(pid)) == int(began):
+            roots.append(psutil.Process(int(pid)))
     every = dict.fromkeys(process for root in roots for process in family(root.pid))
     return [process for process in every if is_running(process)]
 

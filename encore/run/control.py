@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
-import pwd
 import re
 import time
 from collections.abc import Sequence
@@ -50,7 +48,8 @@ def named(text: str, results: Path) -> Subject:
     for path in (Path(text), results / text):
         if (path / "run.json").is_file():
             folder = RunFolder(path.absolute())
-            return Subject(_last_job(folder), folder)
+            resuming = status.ask().resuming(folder.path)
+            return Subject(resuming[0].array if resuming else _last_job(folder), folder)
     match = JOB.fullmatch(text)
     if match is None:
         known = [folder.path.name for folder in status.run_folders(results)]
@@ -84,6 +83,9 @@ def _last_job(folder: RunFolder) -> str:
 def folder_of(job: str, results: Path, known: Sequence[Job] = ()) -> RunFolder | None:
     """Return the newest run folder in which a job works: in ``results``, or where ``known`` says that it makes it."""
     array = job.partition("_")[0]
+    resumed = next((each.resumes for each in known if each.resumes is not None), None)
+    if resumed is not None and (resumed / "run.json").is_file():
+        return RunFolder(resumed)
     places = {each.results for each in known if each.results is not None} | {results}
     for folder in (folder for place in places for folder in status.run_folders(place)):
         if (folder.path / "run.json").is_file() and array in (status.number_of(folder), _last_job(folder)):
@@ -93,7 +95,8 @@ def folder_of(job: str, results: Path, known: Sequence[Job] = ()) -> RunFolder |
 
 def newest(results: Path) -> RunFolder:
     """Return the newest run, in ``results`` or of one of this user's jobs; EncoreError if there is none."""
-    jobs = [folder for job in status.ask().jobs if (folder := status.elsewhere(job, results)) is not None]
+    mine = [job for job in status.ask().jobs if job.user == queue.this_user()]
+    jobs = [folder for job in mine if (folder := status.elsewhere(job, results)) is not None]
     for folder in sorted([*status.run_folders(results), *jobs], key=lambda each: -status.made(each.path)):
         if (folder.path / "run.json").is_file():
             return folder
@@ -137,7 +140,7 @@ def _look(folder: RunFolder | None) -> str:
 
 
 def _refuse_others(job: Job, folder: RunFolder | None) -> None:
-    if job.user != this_user():
+    if job.user != queue.this_user():
         raise EncoreError(f"job {job.name} belongs to {job.user}", expected="a job of your own")
     if folder is None and not job.is_encores:
         raise EncoreError(
@@ -145,14 +148,6 @@ def _refuse_others(job: Job, folder: RunFolder | None) -> None:
             expected="a job named encore or encore-..., or with a run folder",
             remedy=f"if you mean it: scancel {job.name}",
         )
-
-
-def this_user() -> str:
-    """Return the name of the user, as squeue shows it."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _cancel_run(folder: RunFolder) -> list[str]:

@@ -1,7 +1,9 @@
 """Who trains an experiment: one process at a time, which says so in ``owner.json`` and renews it while it lives.
 
 The record is made before anything is written and removed at the end. One whose process is gone is taken over: on this
-host that is seen at once, a Slurm job is asked for, and elsewhere the record is no longer renewed.
+host that is seen at once, a Slurm job is asked for, and of any other host the record is watched: an owner that lives
+renews it. What is compared is the record with itself, by this host's clock: two hosts' clocks differ.
+A job that waits owns its run as well: ``encore.run.status.refuse_queued``.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import os
 import platform
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +34,11 @@ LOCK = ".owner.lock"
 RENEWED_SECONDS = 5.0
 """An owner touches its record so often."""
 SILENT_SECONDS = 90.0
-"""A record of another host that is older has no owner any more; NFS shows a change after up to 60 s."""
+"""A record of another host that does not change for so long has no owner; NFS shows a change after up to 60 s."""
+WATCH_SECONDS = 0.5
+"""Between two looks at such a record."""
+_silent: set[str] = set()
+"""Tokens of owners that were watched for so long in vain: nobody waits for them twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,22 +47,30 @@ class Owner:
 
     host: str
     pid: int
-    process_started: float
-    """Unix seconds: a process number is used again."""
+    process_started: int
+    """Clock ticks since the host's boot: a process number is used again."""
     job: str
     """Slurm job, ``12`` or ``12_3``; empty outside of Slurm."""
+    cluster: str
+    """Slurm's name of the cluster that numbers the job."""
     token: str
     """Tells this owner from any other."""
 
     def __str__(self) -> str:
-        return f"job {self.job}" if self.job else f"process {self.pid} on {self.host}"
+        return queue.called(self.job, self.cluster) if self.job else f"process {self.pid} on {self.host}"
 
 
 def this_process(job: str) -> Owner:
     """Return this process as an owner, in the Slurm job of that name or in none."""
     pid = os.getpid()
-    started = psutil.Process(pid).create_time()
-    return Owner(host=platform.node(), pid=pid, process_started=started, job=job, token=secrets.token_hex(8))
+    return Owner(
+        host=platform.node(),
+        pid=pid,
+        process_started=processes.started(pid),
+        job=job,
+        cluster=queue.this_cluster() if job else "",
+        token=secrets.token_hex(8),
+    )
 
 
 @contextlib.contextmanager
@@ -87,8 +102,10 @@ def renew(experiment: Experiment, mine: Owner) -> bool:
     found, record = _read(experiment), experiment.folder / RECORD
     if found == mine:
         with contextlib.suppress(OSError):
-            if time.time() - record.stat().st_mtime >= RENEWED_SECONDS:
-                os.utime(record)
+            # By this host's clock alone: a file server, which dates a new file, has its own.
+            now = time.time()
+            if abs(now - record.stat().st_mtime) >= RENEWED_SECONDS:
+                os.utime(record, (now, now))
     return found in (mine, None)
 
 
@@ -141,19 +158,42 @@ def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
     if owner.job:
         if owner.job == job:
             return ""  # before a requeue of this very job
-        found = [each for each in queue.numbered(owner.job) if not each.has_ended] if queue.is_there() else []
-        if found:
-            return "waits in the queue to go on with" if all(each.waits for each in found) else "is running"
-        if queue.is_there():
-            return ""
-    age = time.time() - (experiment.folder / RECORD).stat().st_mtime
-    return "" if age > SILENT_SECONDS else f"was seen {max(age, 0):.0f} s ago running"
+        found = queue.asked(owner.job, owner.cluster)
+        if found is not None:
+            alive = [each for each in found if not each.has_ended]
+            if not alive:
+                return ""
+            return "waits in the queue to go on with" if all(each.waits for each in alive) else "is running"
+    return "is running" if _renews(owner, experiment) else ""
+
+
+def _renews(owner: Owner, experiment: Experiment) -> bool:
+    """Return whether the record of another host's process changes while it is watched."""
+    if owner.token in _silent:
+        return False
+    first, end = _stamp(experiment), time.monotonic() + SILENT_SECONDS
+    print(f"{owner} has this run: waiting up to {SILENT_SECONDS:g} s to see whether it lives", file=sys.stderr)
+    while time.monotonic() < end:
+        time.sleep(WATCH_SECONDS)
+        found = _read(experiment)
+        if found is not None and (found != owner or _stamp(experiment) != first):
+            return True
+        if found is None and not (experiment.folder / RECORD).exists():
+            return False
+    _silent.add(owner.token)
+    return False
+
+
+def _stamp(experiment: Experiment) -> int:
+    """Return when the record was renewed by its owner's clock, in ns; 0 where there is none."""
+    with contextlib.suppress(OSError), (experiment.folder / RECORD).open("rb") as record:  # opened, NFS asks its server
+        return os.fstat(record.fileno()).st_mtime_ns
+    return 0
 
 
 def _is_process(owner: Owner) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(owner.pid)
-        return processes.is_running(process) and abs(process.create_time() - owner.process_started) < 1
+        return processes.is_running(psutil.Process(owner.pid)) and processes.started(owner.pid) == owner.process_started
     return False
 
 

@@ -51,6 +51,8 @@ class ExperimentState:
     """Whether it failed in a way in which a resumed run would fail again."""
     job: str = ""
     """Slurm job in which it ran last: ``12``, or ``12_3`` for a task of an array; empty outside of Slurm."""
+    cluster: str = ""
+    """Slurm's name of the cluster that numbers the job."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
 from encore.machine import fitness, links, node, page_cache, preflight, weights
 from encore.machine.fitness import Need
-from encore.run import log_header, ownership, passport, run_folder, slurm_job
+from encore.run import log_header, ownership, passport, run_folder, slurm_job, status
 from encore.run.follow import Progress, read_progress
 from encore.run.ownership import Owner
 from encore.run.planning import Plan, asked, plan_of, refuse
@@ -245,7 +245,8 @@ def _run_experiment(
 ) -> Outcome:
     started = experiment.state().started or files.utc_now()
     job = plan.allocation.name if plan.allocation else ""
-    state = ExperimentState(status="running", started=started, job=job)
+    cluster = plan.allocation.cluster if plan.allocation else ""
+    state = ExperimentState(status="running", started=started, job=job, cluster=cluster)
     try:
         # A folder that was still being written when the ranks were killed is none.
         fresh = not any((experiment.folder / "checkpoint").glob("step_*"))
@@ -328,7 +329,9 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
     folder.check_whole()
     plan = plan_of(folder)
     job = plan.allocation.name if plan.allocation else ""
-    ownership.refuse_owned(slurm_job.experiments_of(folder, plan.allocation), job)
+    mine = slurm_job.experiments_of(folder, plan.allocation)
+    ownership.refuse_owned(mine, job)
+    status.refuse_queued(folder, mine, job)
     plan = asked(plan)
     wanted = folder.passport()["data"]["id"]
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)

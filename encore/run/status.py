@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import pwd
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from encore import catalogue
 from encore.errors import EncoreError
 from encore.machine import processes
-from encore.run import judge, ownership, run_folder
+from encore.run import hints, judge, ownership, run_folder
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import queue
 from encore.slurm.queue import Job
@@ -40,7 +41,7 @@ DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, EncoreError)
 
 @dataclass(frozen=True)
 class Queue:
-    """The jobs of this user at one moment."""
+    """The jobs of all users at one moment, as far as Slurm shows them (PrivateData in slurm.conf)."""
 
     jobs: tuple[Job, ...] = ()
     answers: bool = False
@@ -55,6 +56,10 @@ class Queue:
         """Return tasks of an array in order."""
         found = [job for job in self.jobs if job.array == array and job.task is not None]
         return sorted(found, key=lambda job: job.task or 0)
+
+    def resuming(self, run: Path) -> list[Job]:
+        """Return jobs that were submitted to resume a run and have not ended."""
+        return [job for job in self.jobs if job.resumes == run and not job.has_ended]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,11 @@ class Row:
     nodes: int | None = None
     seconds: float | None = None
     """Time that it has run, or waited so far in the queue."""
+    user: str = ""
+    """Who made the run folder, or submitted the job."""
+    benchmark: str = ""
+    partition: str = ""
+    """Of its job; empty outside of Slurm."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the row for ``encore status --json``."""
@@ -87,12 +97,50 @@ class Row:
 
 
 def ask(job: str = "") -> Queue:
-    """Return the queue of this user, or one job or array of it, as Slurm reports it; empty where there is no Slurm."""
+    """Return the queue, or one job or array of it, as Slurm reports it; empty where there is no Slurm."""
     try:
-        found = queue.numbered(job) if job else queue.own()
+        found = queue.numbered(job) if job else queue.everyone()
     except EncoreError as error:
         return Queue(note=f"the queue cannot be seen: {error.found}")
     return Queue(tuple(found), answers=queue.is_there())
+
+
+def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str = "") -> None:
+    """Refuse a run that a job in the queue trains, or will resume; ``job`` is this process's, none at a login node.
+
+    Between a requeue and the next start no process has the run. The job has it: whoever else resumed the run would
+    leave the job a run that has ended, or is another's.
+    """
+    left = [each for each in experiments if each.state().status not in run_folder.FINISHED]
+    if not queue.is_there():
+        return
+    is_jobs = any(each.state().job for each in left) or bool(folder.passport().get("slurm"))
+    seen = ask()
+    if seen.note:
+        # A machine may have Slurm's programs and be part of no cluster: there is no queue then.
+        if is_jobs and "configuration source" not in seen.note:
+            raise EncoreError(
+                seen.note, expected="to see whether a job has the run", remedy="try again when Slurm answers"
+            )
+        return
+    # Of one of several tasks or jobs in the queue that resume a run, the one that has begun is not held back.
+    found = [] if job else seen.resuming(folder.path)
+    for experiment in left:
+        state = experiment.state()
+        name = state.job or ("" if job else job_of(folder, experiment, seen))
+        if not name or name == job:
+            continue
+        cluster = state.cluster or str((folder.passport().get("slurm") or {}).get("cluster", ""))
+        found += [each for each in queue.asked(name, cluster) or () if not each.has_ended]
+    if found:
+        first = found[0]
+        what = "waits in the queue to resume" if first.waits else f"is in the queue ({first.state}) and has"
+        raise EncoreError(
+            f"{queue.called(first.name, queue.this_cluster())}, of {first.user}, {what} {folder.path.name}",
+            expected="a run that no job has",
+            remedy=f"watch it: {hints.command('follow', first.name)}; or cancel it: "
+            f"{hints.command('cancel', first.name)}",
+        )
 
 
 # -- one experiment -------------------------------------------------------------------------------------
@@ -111,10 +159,12 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
         return "failed", state.reason
     in_job = job is not None and not job.has_ended
     if state.status == "running":
+        unseen = job is None and _owner(experiment.folder) != queue.this_user()
         if not in_job and ownership.lost_its_owner(experiment):
             left = processes.left_running(experiment.folder)
             return ("running", UNSUPERVISED) if left else ("lost", _why_lost(state, job))
-        if in_job or (not _is_known_ended(state, job, answers) and is_alive(experiment)):
+        # PrivateData in slurm.conf hides other users' jobs: then a job that is not shown may run.
+        if in_job or ((unseen or not _is_known_ended(state, job, answers)) and is_alive(experiment)):
             return "running", ""
         return "lost", _why_lost(state, job)
     # An interrupted experiment in a job that runs is on its way out, or resumes after a requeue.
@@ -134,6 +184,15 @@ def _why_lost(state: ExperimentState, job: Job | None) -> str:
     if job is not None:
         return f"Slurm: {job.state}"
     return f"job {state.job} is no longer there" if state.job else "its processes are gone"
+
+
+def _owner(path: Path) -> str:
+    """Return the user who made a file or folder; the number of one without a name."""
+    number = path.stat().st_uid
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def last_activity(experiment: Experiment) -> float:
@@ -185,8 +244,12 @@ def is_of_array(folder: RunFolder) -> bool:
 
 def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
     """Return the name of the job in which an experiment ran last or will run; empty outside of Slurm."""
-    known = experiment.state().job
-    number = number_of(folder)
+    state = experiment.state()
+    known, number = state.job, number_of(folder)
+    if state.status not in run_folder.FINISHED:
+        resuming = [job for job in jobs.resuming(folder.path) if job.task in (None, experiment.number)]
+        if resuming and known not in {job.name for job in jobs.jobs if not job.has_ended}:
+            return resuming[0].name
     if known or not number or not is_of_array(folder):
         return known or number
     tasks = jobs.tasks(number)
@@ -240,6 +303,9 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
         reached=reached,
         nodes=folder.passport().get("nodes"),
         seconds=seconds,
+        user=_owner(folder.path),
+        benchmark=str(folder.passport()["name"]),
+        partition=job.partition if job else str((folder.passport().get("slurm") or {}).get("partition") or ""),
     )
 
 
@@ -305,6 +371,8 @@ def _inside(folder: Path) -> list[Path]:
 
 def elsewhere(job: Job, results: Path) -> RunFolder | None:
     """Return the run folder that a job made in another results folder than this one, which its comment names."""
+    if job.resumes is not None:
+        return RunFolder(job.resumes) if job.resumes.parent != results and _is_run(job.resumes) else None
     if job.results is None or job.results == results:
         return None
     return next((folder for folder in run_folders(job.results) if number_of(folder) == job.array), None)
@@ -319,12 +387,23 @@ def _is_run(path: Path) -> bool:
 
 def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
     """Return all that lives, and so many of the rest (None: all); the newest first."""
-    rows = [row for folder in run_folders(results) for row in rows_of(folder, jobs)]
+    folders = run_folders(results)
+    rows = [row for folder in folders for row in rows_of(folder, jobs)]
     known = {row.job.partition("_")[0] for row in rows if row.job}
-    known |= {number for number in map(_number, rows) if number}
+    known |= {number for folder in folders for number in _jobs_of(folder)}
     present = {job.name for job in jobs.jobs}
     ended = [job for job in queue.accounted() if job.name not in present]
-    others = [job for job in (*jobs.jobs, *ended) if job.array not in known]
+    # The runs of a point's folder are what came of its jobs: one that was cancelled in the queue has a successor.
+    here, me = {folder.path for folder in folders}, queue.this_user()
+    points = {folder.path.parent for folder in folders} - {results}
+    others = [
+        job
+        for job in (*jobs.jobs, *ended)
+        if job.array not in known
+        and job.resumes not in here
+        and not (job.has_ended and job.results in points)
+        and (job.user == me or results in (job.results, *(job.results.parents if job.results else ())))
+    ]
     made_elsewhere = {job.array: folder for job in others if (folder := elsewhere(job, results)) is not None}
     rows += [row for folder in made_elsewhere.values() for row in rows_of(folder, jobs)]
     rows += without_folder([job for job in others if job.array not in made_elsewhere])
@@ -334,8 +413,13 @@ def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
     return [_progress(row) for row in shown]
 
 
-def _number(row: Row) -> str:
-    return number_of(RunFolder(row.run)) if row.run is not None else ""
+def _jobs_of(folder: RunFolder) -> set[str]:
+    """Return numbers of the jobs and arrays that are known to have worked on a run."""
+    found = {number_of(folder)}
+    for experiment in folder.experiments():
+        with contextlib.suppress(*DAMAGE):
+            found.add(experiment.state().job.partition("_")[0])
+    return found - {""}
 
 
 def without_folder(jobs: Iterable[Job]) -> list[Row]:
@@ -356,6 +440,9 @@ def without_folder(jobs: Iterable[Job]) -> list[Row]:
                 experiments=len(tasks),
                 nodes=first.nodes,
                 seconds=time.time() - first.submitted_at if state == "queued" else first.seconds,
+                user=first.user,
+                benchmark=first.title.removeprefix(queue.NAME).lstrip("-"),
+                partition=first.partition,
             )
         )
     return rows
@@ -366,6 +453,8 @@ def _of_job(job: Job) -> tuple[State, str]:
         return "queued", job.reason
     if not job.has_ended:
         return "starting", "no run folder yet"
+    if job.resumes is not None:
+        return "cancelled" if job.state == "CANCELLED" else "ended", f"was to resume {job.resumes}; Slurm: {job.state}"
     if job.state == "CANCELLED":
         return "cancelled", f"no run folder in {job.results}" if job.results else "its run folder, if any, is elsewhere"
     if job.results is None:

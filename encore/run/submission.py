@@ -85,8 +85,8 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
     left = [each.number for each in folder.experiments() if each.state().status not in run_folder.FINISHED]
     if not left:
         raise EncoreError(f"{path.name} has ended: nothing is left to run", remedy=f"see it: {hints.follow(path)}")
+    status.refuse_queued(folder, folder.experiments())
     ownership.refuse_owned(folder.experiments())
-    _refuse_queued(path)
     tasks = tuple(left) if wanted.array or status.is_of_array(folder) else ()
     if wanted.array and len(_tasks(wanted.array)) < len(left):
         raise EncoreError(
@@ -100,17 +100,6 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
     plan = planning.plan_of(folder, pretended(nodes, per_node, 0))
     handed_on = script.with_cluster(("--resume", str(path)), file)
     return _prepared(plan, cluster, wanted, handed_on, tasks, 1 if tasks else len(left), resumes=path.name)
-
-
-def _refuse_queued(path: Path) -> None:
-    """Refuse a run that a job in the queue will resume already."""
-    for job in status.ask().jobs:
-        if job.waits and job.resumes == path:
-            raise EncoreError(
-                f"job {job.name} waits in the queue to resume {path.name}",
-                remedy=f"watch it: {hints.command('follow', job.name)}; or cancel it: "
-                f"{hints.command('cancel', job.name)}",
-            )
 
 
 def _cluster(wanted: Wanted) -> tuple[Cluster, Path | None]:

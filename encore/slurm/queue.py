@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import pwd
 import re
 import shutil
 from dataclasses import dataclass
@@ -21,9 +24,12 @@ RESUMES = "|"
 """Comes after it where the job resumes a run; the name of its folder follows."""
 SEPARATOR = "\x1f"
 """Unit separator: the fields before the job's name, which is free text, never hold it."""
-FIELDS = ("%i", "%A", "%T", "%D", "%M", "%V", "%u", "%r", "%k", "%j")
-"""Array task, own number, state, nodes, time used, time of submission, user, reason, comment, name (squeue(1))."""
-ACCOUNTED = ("JobID", "JobIDRaw", "State", "NNodes", "Elapsed", "Submit", "User", "Reason", "Comment", "JobName")
+FIELDS = ("%i", "%A", "%T", "%D", "%M", "%V", "%u", "%P", "%r", "%k", "%j")
+"""Array task, own number, state, nodes, time used, submission, user, partition, reason, comment, name (squeue(1))."""
+ACCOUNTED = (
+    *("JobID", "JobIDRaw", "State", "NNodes", "Elapsed", "Submit", "User", "Partition", "Reason", "Comment"),
+    "JobName",
+)
 """The same of sacct(1)."""
 ACCOUNTED_SINCE = "now-7days"
 
@@ -54,6 +60,7 @@ class Job:
     reason: str
     title: str
     """What sbatch --job-name calls it."""
+    partition: str = ""
     comment: str = ""
 
     @property
@@ -107,20 +114,60 @@ def is_there() -> bool:
     return shutil.which("squeue") is not None
 
 
-def own() -> list[Job]:
-    """Return jobs of this user that wait, run, or ended some minutes ago; none where there is no Slurm."""
+def this_user() -> str:
+    """Return the name of the user, as squeue shows it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+@functools.cache
+def this_cluster() -> str:
+    """Return Slurm's name of the cluster that answers here; empty where none does."""
+    named = os.environ.get("SLURM_CLUSTER_NAME", "")
+    if named or not is_there():
+        return named
+    with contextlib.suppress(EncoreError):
+        match = re.search(r"^ClusterName\s*=\s*(\S+)", commands.call("scontrol", "show", "config"), re.MULTILINE)
+        return match[1] if match else ""
+    return ""
+
+
+def called(job: str, cluster: str) -> str:
+    """Return ``job 12``, and of which cluster, for messages."""
+    return f"job {job} of cluster {cluster}" if cluster else f"job {job}"
+
+
+def everyone() -> list[Job]:
+    """Return jobs of all users that wait, run, or ended some minutes ago; none where there is no Slurm."""
     if not is_there():
         return []
-    return parse(commands.call("squeue", "--me", *_options()))
+    return parse(commands.call("squeue", *_options()))
 
 
-def numbered(name: str) -> list[Job]:
+def asked(name: str, cluster: str) -> list[Job] | None:
+    """Return the job or tasks of this name on this cluster; None where its controller cannot be asked from here.
+
+    Raises:
+        EncoreError: this cluster's own controller does not answer.
+    """
+    if not is_there():
+        return None
+    if not cluster or cluster == this_cluster():
+        return numbered(name)
+    with contextlib.suppress(EncoreError):  # needs Slurm's database (squeue(1), --clusters)
+        return numbered(name, f"--clusters={cluster}")
+    return None
+
+
+def numbered(name: str, *where: str) -> list[Job]:
     """Return the job or tasks called ``12`` or ``12_3``, whoever's they are; none if the controller knows none."""
     if not is_there():
         return []
     number = name.partition("_")[0]
     try:
-        found = parse(commands.call("squeue", f"--jobs={number}", *_options()))
+        found = parse(commands.call("squeue", f"--jobs={number}", *where, *_options()))
     except EncoreError as error:
         if "Invalid job id" in error.found:
             return []
@@ -137,7 +184,7 @@ def accounted() -> list[Job]:
     """Return jobs of this user that accounting has seen end in the last days; none where it is off."""
     if shutil.which("sacct") is None:
         return []
-    options = ("--noheader", "--parsable2", "--allocations", f"--starttime={ACCOUNTED_SINCE}")
+    options = ("--noheader", "--parsable2", "--allocations", f"--starttime={ACCOUNTED_SINCE}", f"--user={this_user()}")
     columns = (f"--delimiter={SEPARATOR}", f"--format={','.join(ACCOUNTED)}")
     try:
         text = commands.call("sacct", *options, *columns)
@@ -153,7 +200,7 @@ def parse(text: str) -> list[Job]:
         fields = line.split(SEPARATOR, len(FIELDS) - 1)
         if len(fields) != len(FIELDS) or not re.match(r"\d", fields[0]):
             continue
-        name, number, state, nodes, used, submitted, user, reason, comment, title = (each.strip() for each in fields)
+        name, number, state, nodes, used, submitted, user, partition, reason, comment, title = map(str.strip, fields)
         # sacct prints "CANCELLED by 1000".
         state = (state.split() or [""])[0]
         count = int(nodes) if nodes.isdigit() else 0
@@ -168,6 +215,7 @@ def parse(text: str) -> list[Job]:
                 user=user,
                 reason=_said(reason),
                 title=title,
+                partition=partition,
                 comment=_said(comment),
             )
         )

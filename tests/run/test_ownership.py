@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from encore import files
+from encore import files, paths
 from encore.errors import EncoreError
-from encore.run import control, hints, ownership, run_folder
+from encore.machine import processes
+from encore.run import control, hints, ownership, run_folder, status
 from encore.run.ownership import Owner
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import queue
@@ -42,8 +43,8 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def owner_of(process: subprocess.Popen[bytes]) -> Owner:
-    started = psutil.Process(process.pid).create_time()
-    return Owner(host=platform.node(), pid=process.pid, process_started=started, job="", token="t")
+    started = processes.started(process.pid)
+    return Owner(host=platform.node(), pid=process.pid, process_started=started, job="", cluster="", token="t")
 
 
 def written(experiment: Experiment, owner: Owner, age: float = 0.0) -> None:
@@ -67,10 +68,16 @@ def is_free(run: RunFolder, job: str = "") -> None:
     assert not (run.path / "experiment_0" / ownership.RECORD).exists()
 
 
-def test_a_living_process_of_this_host_keeps_its_experiment(run: RunFolder, other: subprocess.Popen[bytes]) -> None:
+def test_a_living_process_of_this_host_keeps_its_experiment(
+    run: RunFolder, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner = owner_of(other)
     written(run.experiments()[0], owner, age=10_000)
     is_refused(run, rf"process {other.pid} on .* is running experiment 1")
+    with monkeypatch.context() as patch:  # the clock was set since it started
+        create_time = psutil.Process.create_time
+        patch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + 90)
+        is_refused(run, rf"process {other.pid} on .* is running experiment 1")
     # The number belongs to another process by now.
     written(run.experiments()[0], replace(owner, process_started=owner.process_started - 60))
     is_free(run)
@@ -89,12 +96,65 @@ def test_a_finished_experiment_has_no_owner_that_matters(run: RunFolder, other: 
     ownership.refuse_owned(run.experiments())
 
 
-def test_another_host_is_believed_while_its_record_is_renewed(run: RunFolder) -> None:
-    owner = Owner(host="elsewhere", pid=1, process_started=0.0, job="", token="t")
-    written(run.experiments()[0], owner, age=20)
-    is_refused(run, r"process 1 on elsewhere was seen [2-7]\d s ago running experiment 1")
-    written(run.experiments()[0], owner, age=ownership.SILENT_SECONDS + 1)
+@pytest.mark.parametrize("clock", [-3600.0, 0.0, 3600.0], ids=["behind", "same", "ahead"])
+def test_another_host_is_believed_while_its_record_changes(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, clock: float
+) -> None:
+    """Whatever the other host's clock says."""
+    experiment = run.experiments()[0]
+    owner = Owner(host="elsewhere", pid=1, process_started=1, job="", cluster="", token=f"lives {clock}")
+    age = -clock
+    written(experiment, owner, age)
+
+    def renewed(seconds: float) -> None:
+        nonlocal age
+        age -= 5
+        written(experiment, owner, age)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ownership.time, "sleep", renewed)
+        is_refused(run, "process 1 on elsewhere is running experiment 1")
+    monkeypatch.setattr(ownership, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(ownership, "WATCH_SECONDS", 0.01)
+    written(experiment, replace(owner, token=f"silent {clock}"), -clock)
     is_free(run)
+
+
+def test_a_file_server_with_another_clock_does_not_keep_a_record_from_being_renewed(run: RunFolder) -> None:
+    experiment = run.experiments()[0]
+    with ownership.owned(experiment, "") as mine:
+        written(experiment, mine, age=-3600)
+        assert ownership.renew(experiment, mine)
+        assert abs(time.time() - (experiment.folder / ownership.RECORD).stat().st_mtime) < 60
+
+
+@pytest.mark.parametrize("whose", ["its own", "one that resumes it", "another cluster's"])
+@pytest.mark.parametrize(("state", "refused"), [("PENDING", True), ("COMPLETING", True), ("CANCELLED", False)])
+def test_a_job_in_the_queue_owns_its_run(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, whose: str, state: str, refused: bool
+) -> None:
+    """After a requeue no process has the run, and no record is there."""
+    cluster = "far" if whose == "another cluster's" else "here"
+    stopped = ExperimentState(status="interrupted", job="29", cluster=cluster)
+    run.experiments()[0].set_state(stopped)
+    found = replace(job("29", state, "BeginTime", user="somebody"), partition="debug")
+    seen = {"": [found], "--clusters=far": []}
+    if whose == "one that resumes it":
+        found = replace(found, name="31", number="31", comment=f"encore:{run.path.parent}|{run.path.name}")
+        seen[""] = [found]
+    elif whose == "another cluster's":
+        seen = {"": [], "--clusters=far": [found]}
+    monkeypatch.setattr(queue, "is_there", lambda: True)
+    monkeypatch.setattr(queue, "this_cluster", lambda: "here")
+    monkeypatch.setattr(queue, "everyone", lambda: seen[""])
+    monkeypatch.setattr(queue, "numbered", lambda name, where="": [each for each in seen[where] if each.name == name])
+    if refused:
+        with pytest.raises(EncoreError, match=f"job {found.name} of .*, of somebody, .*{run.path.name}") as caught:
+            status.refuse_queued(run, run.experiments())
+        assert "encore cancel" in caught.value.remedy.replace(str(paths.ROOT / ".venv" / "bin") + "/", "")
+    else:
+        status.refuse_queued(run, run.experiments())
+    status.refuse_queued(run, run.experiments(), job=found.name if whose != "another cluster's" else "29")
 
 
 @pytest.mark.parametrize(
@@ -112,10 +172,11 @@ def test_a_slurm_job_is_asked_for(
 ) -> None:
     monkeypatch.setattr(queue, "is_there", lambda: True)
     monkeypatch.setattr(queue, "numbered", lambda name: [job(name, state)] if state else [])
-    written(run.experiments()[0], Owner(host="n2", pid=1, process_started=0.0, job="29", token="t"))
+    owner = Owner(host="n2", pid=1, process_started=0, job="29", cluster="", token="t")
+    written(run.experiments()[0], owner)
     if said:
         is_refused(run, said, job="30")
-        written(run.experiments()[0], Owner(host="n2", pid=1, process_started=0.0, job="29", token="t"))
+        written(run.experiments()[0], owner)
     # The job itself, after a requeue.
     is_free(run, job="30" if not said else "29")
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from encore import paths
+from encore import files, paths
 from encore.cli.jobs import describe, exit_code
 from encore.errors import EncoreError, ExitCode
 from encore.machine import processes
@@ -37,12 +37,12 @@ from tests.trainings import (
 
 # squeue of Slurm 22.05 on two nodes: an array of four, a run of several hours, jobs of other names.
 SQUEUE = """\
-2_0¦7¦CANCELLED¦2¦0:00¦2026-11-20T19:17:19¦root¦Resources¦(null)¦encore-resnet
-6¦6¦PENDING¦1¦0:00¦2026-11-20T19:14:27¦root¦DependencyNeverSatisfied¦(null)¦encore
-4¦4¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦root¦JobHeldUser¦(null)¦encore x|y
-2_1¦8¦COMPLETED¦2¦10:00¦2026-11-20T19:14:27¦root¦None¦(null)¦encore-resnet
-2_3¦2¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦root¦Resources¦(null)¦encore-resnet
-2_2¦9¦RUNNING¦2¦0:41¦2026-11-20T19:14:27¦root¦None¦(null)¦encore-resnet
+2_0¦7¦CANCELLED¦2¦0:00¦2026-11-20T19:17:19¦root¦debug¦Resources¦(null)¦encore-resnet
+6¦6¦PENDING¦1¦0:00¦2026-11-20T19:14:27¦root¦debug¦DependencyNeverSatisfied¦(null)¦encore
+4¦4¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦root¦debug¦JobHeldUser¦(null)¦encore x|y
+2_1¦8¦COMPLETED¦2¦10:00¦2026-11-20T19:14:27¦root¦debug¦None¦(null)¦encore-resnet
+2_3¦2¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦root¦debug¦Resources¦(null)¦encore-resnet
+2_2¦9¦RUNNING¦2¦0:41¦2026-11-20T19:14:27¦root¦debug¦None¦(null)¦encore-resnet
 """.replace("¦", queue.SEPARATOR)
 
 
@@ -179,7 +179,7 @@ def job(name: str, state: str, reason: str = "", title: str = "encore", user: st
         nodes=2,
         seconds=60.0,
         submitted="2026-11-20T19:14:27",
-        user=user or control.this_user(),
+        user=user or queue.this_user(),
         reason=reason,
         title=title,
     )
@@ -346,7 +346,7 @@ def test_a_job_is_found_by_the_results_folder_that_it_names(
         replace(job("14", "FAILED", title="encore-resnet"), comment=f"encore:{away}"),
         job("15", "FAILED", title="encore-resnet"),
     ]
-    monkeypatch.setattr(queue, "own", lambda: jobs)
+    monkeypatch.setattr(queue, "everyone", lambda: jobs)
     monkeypatch.setattr(queue, "numbered", lambda name: [each for each in jobs if each.name == name])
     rows = {row.job: row for row in status.overview(home, status.ask(), None)}
     assert {name: row.state for name, row in rows.items()} == {
@@ -358,6 +358,65 @@ def test_a_job_is_found_by_the_results_folder_that_it_names(
         assert found is not None
         assert found.path == folder.path
     assert control.newest(tmp_path / "nothing here").path == run.path
+
+
+def test_status_is_true_for_other_users_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of somebody else's, in jobs that `squeue --me` does not show."""
+    results, call = tmp_path / "results", SLURM_OF_TWO_USERS.replace("RESULTS", str(tmp_path / "results"))
+    running, waits = (ExperimentState(status=s, started="2026-11-20T19:00:00Z", job=job) for s, job in OTHERS)
+    for state in (running, waits):
+        made(results, [state], f"-job{state.job}", state.job)
+    monkeypatch.setattr(queue, "is_there", lambda: True)
+    monkeypatch.setattr(queue, "accounted", list)
+
+    def squeue(*command: str) -> str:
+        lines = call.splitlines(keepends=True)
+        return "".join(line for line in lines if "--me" not in command or "¦me¦" in line).replace("¦", queue.SEPARATOR)
+
+    monkeypatch.setattr(commands, "call", squeue)
+    monkeypatch.setattr(queue, "this_user", lambda: "me")
+    rows = {row.job: row for row in status.overview(results, status.ask(), None)}
+    assert {name: row.state for name, row in rows.items()} == {"12": "running", "13": "queued", "16": "starting"}
+    assert (rows["12"].partition, rows["16"].user, rows["16"].benchmark) == ("long", "other", "ncf")
+
+
+OTHERS: tuple[tuple[run_folder.Status, str], ...] = (("running", "12"), ("interrupted", "13"))
+SLURM_OF_TWO_USERS = """\
+12¦12¦RUNNING¦2¦0:41¦2026-11-20T19:14:27¦other¦long¦None¦encore:RESULTS¦encore-resnet
+13¦13¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦other¦debug¦BeginTime¦encore:RESULTS¦encore-resnet
+16¦16¦RUNNING¦1¦0:09¦2026-11-20T19:14:27¦other¦debug¦None¦encore:RESULTS¦encore-ncf
+17¦17¦RUNNING¦1¦0:09¦2026-11-20T19:14:27¦other¦debug¦None¦encore:/home/other/results¦encore-ncf
+"""
+
+
+@pytest.mark.parametrize(("state", "shown"), [("PENDING", "queued"), ("COMPLETED", "reached")])
+def test_a_job_that_resumes_a_run_has_no_row_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, shown: str
+) -> None:
+    # The second experiment had ended before: the last job of the run is not the last one's.
+    first = ExperimentState(status="interrupted" if shown == "queued" else "reached", started=files.utc_now(), job="12")
+    run = made(tmp_path, [first, ExperimentState(status="reached", started=files.utc_now(), job="12")], "-job12", "12")
+    if shown == "reached":
+        run.experiments()[0].set_state(replace(first, job="13"))
+    again = replace(job("13", state, title="encore-resnet"), comment=f"encore:{tmp_path}|{run.path.name}")
+    seen = Queue((job("12", "CANCELLED", title="encore-resnet"), again), True)
+    monkeypatch.setattr(queue, "accounted", list)
+    (row,) = status.overview(tmp_path, seen, None)
+    assert (row.state, row.run) == (shown, run.path)
+    assert control.folder_of("13", tmp_path / "elsewhere", [again]) == run
+    # A job of another cluster made a folder of the same number.
+    made(tmp_path, [first], "-job13", "13")
+    assert control.folder_of("13", tmp_path, [again]) == run
+
+
+def test_a_point_of_a_sweep_hides_its_cancelled_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = tmp_path / "20261120T101500Z-sweep-resnet"
+    made(study / "1x2", [ExperimentState(status="reached", job="20")], "-job20", "20")
+    (study / "study.json").touch()
+    gone = replace(job("13", "CANCELLED", title="encore-resnet"), comment=f"encore:{study / '1x2'}")
+    monkeypatch.setattr(queue, "accounted", list)
+    rows = status.overview(tmp_path, Queue((gone, job("20", "COMPLETED", title="encore-resnet")), True), None)
+    assert [(row.job, row.state) for row in rows] == [("20", "reached")]
 
 
 def test_a_stream_that_was_cut_and_grew_again_is_read_anew(tmp_path: Path) -> None:
@@ -401,6 +460,7 @@ def test_accounting_reports_who_cancelled_in_the_state() -> None:
             "00:01:00",
             "2026-11-20T19:14:27",
             "me",
+            "debug",
             "None",
             comment,
             "encore",
@@ -408,7 +468,7 @@ def test_accounting_reports_who_cancelled_in_the_state() -> None:
     )
     (found,) = queue.parse(line)
     assert (found.state, found.has_ended, found.seconds) == ("CANCELLED", True, 60.0)
-    assert found.results == Path("/results/of mine")
+    assert (found.results, found.user, found.partition) == (Path("/results/of mine"), "me", "debug")
 
 
 # -- cancel in Slurm ------------------------------------------------------------------------------------
@@ -430,6 +490,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
     monkeypatch.setattr(queue, "is_there", lambda: True)
     monkeypatch.setattr(queue, "numbered", numbered)
+    monkeypatch.setattr(queue, "everyone", lambda: present)
     monkeypatch.setattr(commands, "require", lambda: None)
     monkeypatch.setattr(commands, "call", lambda *command: called.append(command) or "")
     return called

@@ -24,7 +24,7 @@ from encore.run import planning, run_folder, runner, slurm_job, status, submissi
 from encore.run.planning import Request
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import Prepared, Wanted
-from encore.slurm import allocation, cluster, cluster_check, commands, nodes, partitions, placement, script
+from encore.slurm import allocation, cluster, cluster_check, commands, nodes, partitions, placement, queue, script
 from encore.slurm.allocation import Allocation
 from encore.slurm.partitions import Partition
 from tests.conftest import Encore
@@ -296,6 +296,7 @@ def array_run(anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         run.experiments()[number].set_state(ExperimentState(status="not_reached"))
     found = prepared("docker", 2).plan
     monkeypatch.setattr(planning, "plan_of", lambda folder, allocation: found)
+    monkeypatch.setattr(queue, "is_there", lambda: False)
     monkeypatch.setattr(status, "ask", status.Queue)
     return run
 
@@ -310,8 +311,11 @@ def test_an_array_is_resumed_by_what_is_left_of_it(array_run: RunFolder, monkeyp
         submission.prepare_resume(array_run.path, Wanted(array="2"))
     assert submission.prepare_resume(array_run.path, Wanted(array="3")).submission.array == (0, 2, 4)
     waiting = replace(job("30", "PENDING"), comment=f"encore:{array_run.path.parent}|{array_run.path.name}")
+    monkeypatch.setattr(queue, "is_there", lambda: True)
+    monkeypatch.setattr(queue, "this_cluster", lambda: "encore")
     monkeypatch.setattr(status, "ask", lambda: status.Queue((waiting,), answers=True))
-    with pytest.raises(EncoreError, match="job 30 waits in the queue to resume"):
+    monkeypatch.setattr(queue, "numbered", lambda name: [waiting] if name == "30" else [])
+    with pytest.raises(EncoreError, match=r"job 30 of cluster encore, of .*, waits in the queue to resume"):
         submission.prepare_resume(array_run.path, Wanted())
     for experiment in array_run.experiments():
         experiment.set_state(ExperimentState(status="reached"))
