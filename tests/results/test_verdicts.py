@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from scipy import stats
 
 from encore.cli.documentation import GENERAL
 from encore.results.calibration import load_calibration
-from encore.results.compare import Comparison, Verdict, compare, compare_path
+from encore.results.compare import Comparison, Verdict, compare
 from encore.results.score import find_sets
 from encore.results.sides import load_side
 from encore.results.statistics import Outcome, Sample, further_runs, interval, ratio_of, z_score
@@ -231,7 +232,8 @@ def test_runs_that_vary_widely_are_not_reproduced_for_that(
 ) -> None:
     """GNMT takes 4 epochs or 5: ten runs show 10 % in the time per epoch, but not in the time."""
     logs = next(folder for folder, _ in find_sets(public_logs) if folder.parts[-4:] == (*GNMT.split("/"), "gnmt"))
-    found = compare_path(scaled_copy(logs, tmp_path, times), GNMT)
+    # The audit recognizes a public set whose times were multiplied, which is another matter.
+    found = compare(replace(load_side(scaled_copy(logs, tmp_path, times)), findings=()), GNMT)
     assert found.score is not None
     assert found.score.ratio == pytest.approx(times, abs=1e-4)
     assert found.verdict.value == allowed

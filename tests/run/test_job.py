@@ -65,6 +65,8 @@ def test_host_command_takes_over_named_variables_only() -> None:
     assert {n: v for n, v in command.environment.items() if n not in submitted - {"NCCL_DEBUG"}} == {
         "HOME": "/home/me",
         "LANG": "C",
+        "LOGNAME": "encore",
+        "USER": "encore",
         "PATH": "/env/bin:/usr/bin",
         "PYTHONPATH": str(paths.ROOT),
         "PYTHONUNBUFFERED": "1",
