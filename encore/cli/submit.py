@@ -12,12 +12,13 @@ import typer.main
 
 from encore.cli import options
 from encore.cli.layout import console, say, write_json
-from encore.cli.run import as_request, run
+from encore.cli.run import as_request, print_checks, run
 from encore.errors import EncoreError
 from encore.machine import preflight
 from encore.run import hints, runner
 from encore.run import submission as submissions
 from encore.run.submission import Wanted
+from encore.slurm import commands
 
 SUBMIT_EPILOG = """
 Examples:
@@ -73,8 +74,12 @@ def submit(
         raise EncoreError("no benchmark given", expected="encore submit BENCHMARK --nodes NODES")
     else:
         prepared = submissions.prepare(as_request(_run_options(benchmark, rest)), rest, wanted)
+    found = submissions.checks(prepared) if not dry_run else []
+    if dry_run and commands.is_installed():
+        found = [submissions.check_partition(prepared)]
+    print_checks(console(stderr=True, soft_wrap=True), [each for each in found if each.level != "OK"])
     if not dry_run:
-        preflight.refuse_failed(submissions.checks(prepared))
+        preflight.refuse_failed(found)
     job = None if dry_run else submissions.submit(prepared)
     if as_json:
         write_json(_as_json(prepared, job))

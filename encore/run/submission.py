@@ -139,12 +139,12 @@ def _tasks(array: str | None) -> tuple[int, ...]:
     """Return the numbers of the tasks that ``--array`` asks for."""
     if array is None:
         return ()
-    match = re.fullmatch(r"(?:0-)?(\d+)", array)
+    match = re.fullmatch(r"(?:0-)?(\d+)(?:%[1-9]\d*)?", array)
     count = int(match.group(1)) + array.startswith("0-") if match else 0
     if not 1 <= count <= MOST_TASKS:
         raise EncoreError(
             f"--array {array}",
-            expected=f"a number of runs, 1 to {MOST_TASKS}; or 0-4, which are 5",
+            expected=f"a number of runs, 1 to {MOST_TASKS}; or 0-4, which are 5; %2 after it: 2 at once",
             remedy="--array 5; other forms of sbatch's go with: sbatch --array=... slurm/run.sub",
         )
     return tuple(range(count))
@@ -192,6 +192,7 @@ def _prepared(
         results=plan.results,
         arguments=arguments,
         array=tasks,
+        at_once=int(wanted.array.partition("%")[2]) if wanted.array and "%" in wanted.array else None,
         more=wanted.more,
         resumes=resumes,
     )
@@ -210,13 +211,21 @@ def _gpus(configuration: Configuration) -> int:
     return configuration.ranks_per_node if configuration.get("device") == "gpu" else 0
 
 
+def check_partition(prepared: Prepared) -> Check:
+    """Return whether the cluster has what the job asks for."""
+    try:
+        candidates = partitions.choose(partitions.partitions(), prepared.cluster.partition)
+    except EncoreError as error:
+        remedy = "; ".join(filter(None, (error.remedy, error.expected and f"expected: {error.expected}")))
+        return Check("FAIL", "partition", error.found, remedy)
+    return partitions.check(prepared.submission, candidates, prepared.cluster.gpu_type)
+
+
 def checks(prepared: Prepared) -> list[Check]:
     """Return what can be seen from a login node: the partition, the data set, the results folder, the image file."""
     commands.require()
-    partition = partitions.choose(partitions.partitions(), prepared.cluster.partition)
-    partitions.refuse_impossible(prepared.submission, partition)
     plan = prepared.plan
-    found = [Check("OK", "partition", f"{partition.name}, {partition.nodes} nodes")]
+    found = [check_partition(prepared)]
     if not plan.makes_small_data or (plan.data / data.PASSPORT).exists():
         found.append(preflight.check_data_set(plan.configuration, plan.data)[0])
     found += preflight.check_weights(plan.configuration, plan.data)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from encore import catalogue, names, paths
 from encore.errors import EncoreError
@@ -28,7 +28,7 @@ OWN_OPTIONS = {
     ("-a", "--array"): "give it to Encore: --array RUNS",
     ("-p", "--partition"): "give it to Encore: --partition NAME",
     ("-A", "--account"): "give it to Encore: --account NAME",
-    GPU_OPTIONS: "give it to Encore: --gpus-per-node N; gpu_option in cluster.toml",
+    GPU_OPTIONS: "give it to Encore: --gpus-per-node N; gpu_type and gpu_option in cluster.toml",
     ("-J", "--job-name"): "leave it out: encore status knows its jobs by their name",
     ("-o", "--output"): "leave it out: the output goes to the results folder, --results DIR",
     ("--comment",): "leave it out: encore status finds the results folder by it",
@@ -47,6 +47,8 @@ class Cluster(BaseModel):
     qos: str = ""
     gpus_per_node: int | None = Field(default=None, ge=1, le=64)
     """GPUs of a node; empty: what Slurm hands out, or what the node has."""
+    gpu_type: str = Field(default="", pattern=r"^[\w.-]*$")
+    """Slurm's type of these GPUs, such as a100; also in gpus_per_node = "gpu:a100:8"."""
     gpu_option: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     """How GPUs are asked for; none where Slurm does not manage them."""
     runtime: Literal["auto", "host", "docker", "podman", "apptainer", "enroot", "pyxis"] = "auto"
@@ -75,6 +77,12 @@ class Cluster(BaseModel):
             if not option.startswith("-") or "\n" in option:
                 raise ValueError(f"{option!r} is no option of sbatch, such as '--constraint=a100'")
         return options
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_type(cls, given: Any) -> Any:
+        match = re.fullmatch(r"(?:gpu:)?([\w.-]+):(\d+)", str(given.get("gpus_per_node", "")))
+        return {**given, "gpus_per_node": int(match[2]), "gpu_type": match[1]} if match else given
 
     @field_validator("data", "results", "image", mode="before")
     @classmethod

@@ -46,23 +46,37 @@ def check(file: Path | None) -> list[Check]:
 
 def _partition(cluster: Cluster, known: dict[str, partitions.Partition]) -> list[Check]:
     try:
-        partition = partitions.choose(known, cluster.partition)
+        chosen = partitions.choose(known, cluster.partition)
     except EncoreError as error:
         return [Check("FAIL", "partition", f"{error.found} (expected: {error.expected})", error.remedy)]
-    limit = f"{partition.max_minutes} min at most" if partition.max_minutes else "no time limit"
-    checks = [Check("OK", "partition", f"{partition.name}: {partition.nodes} nodes up, {limit}")]
-    if not partition.nodes:
-        checks = [Check("FAIL", "partition", f"{partition.name}: no node is up", "see why with: sinfo -R")]
-    wanted = cluster.gpus_per_node
-    if wanted and partition.gpus is not None and wanted > partition.gpus:
-        found = f"gpus_per_node = {wanted}, a node of {partition.name} has {partition.gpus}"
-        checks.append(Check("FAIL", "GPUs", found, f"gpus_per_node = {partition.gpus}"))
-    elif wanted and partition.gpus is None and cluster.gpu_option != "none":
+    checks = []
+    for each in chosen:
+        limit = f"{each.max_minutes} min at most" if each.max_minutes else "no time limit"
+        up, count = each.nodes(up=True), each.nodes()
+        if each.state != "up":
+            checks.append(Check("FAIL", "partition", f"{each.name} is {each.state}", "name another; see sinfo"))
+        elif not up:
+            checks.append(Check("FAIL", "partition", f"{each.name}: no node is up", "see why with: sinfo -R"))
+        else:
+            checks.append(Check("OK", "partition", f"{each.name}: {up} of {count} nodes up, {limit}"))
+    for nodes, reason in partitions.unusable(",".join(each.name for each in chosen)).items():
+        checks.append(Check("WARN", "nodes", f"{nodes} {reason}", "ask who runs the cluster: scontrol show node"))
+    return [*checks, *(check for each in chosen[:1] for check in _gpus(cluster, each))]
+
+
+def _gpus(cluster: Cluster, partition: partitions.Partition) -> list[Check]:
+    wanted, kind = cluster.gpus_per_node, cluster.gpu_type
+    if not wanted:
+        return []
+    fitting = partition.nodes(wanted, kind)
+    if partition.gpus is None and cluster.gpu_option != "none":
         found = f"gpus_per_node = {wanted}, but Slurm manages no GPUs in {partition.name}"
-        checks.append(Check("FAIL", "GPUs", found, 'gpu_option = "none": whole nodes are asked for anyway'))
-    elif wanted:
-        checks.append(Check("OK", "GPUs", f"{wanted} a node"))
-    return checks
+        return [Check("FAIL", "GPUs", found, 'gpu_option = "none": whole nodes are asked for anyway')]
+    if partition.gpus is not None and not fitting:
+        found = f"gpus_per_node = {wanted}, a node of {partition.name} has {partition.gpus}"
+        found += f", and none {kind!r}" if kind and partition.nodes(wanted) else ""
+        return [Check("FAIL", "GPUs", found, f"gpus_per_node = {partition.gpus}; types: sinfo --format='%P %G'")]
+    return [Check("OK", "GPUs", f"{wanted} a node, on {fitting} of {partition.nodes()} nodes")]
 
 
 def _account(cluster: Cluster) -> Check:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from encore import names
 from encore.errors import EncoreError
+from encore.machine.preflight import Check
 from encore.slurm import commands
 from encore.slurm.script import Submission, clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGroup:
+    """Nodes of a partition that are alike."""
+
+    nodes: int
+    is_up: bool
+    """Neither down, drained nor in maintenance."""
+    gpus: int | None = None
+    """GPUs that Slurm manages on a node; None: it manages none."""
+    types: frozenset[str] = frozenset()
+    """Types of these GPUs, where Slurm has names for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,32 +32,57 @@ class Partition:
 
     name: str
     is_default: bool
-    nodes: int
-    """Nodes that are not down, drained or in maintenance."""
+    state: str
+    """up, down, drain or inact: only one that is up starts jobs."""
     max_minutes: int | None
     """None: no limit."""
-    gpus: int | None
-    """Most GPUs that Slurm manages on a node; None: it manages none."""
+    groups: tuple[NodeGroup, ...]
+
+    @property
+    def gpus(self) -> int | None:
+        """Most GPUs of a node; None where Slurm manages none."""
+        return max((group.gpus for group in self.groups if group.gpus is not None), default=None)
+
+    def nodes(self, gpus: int = 0, kind: str = "", up: bool = False) -> int:
+        """Return how many nodes have so many GPUs, of a type where one is given; ``up``: those that are up now."""
+        return sum(
+            group.nodes
+            for group in self.groups
+            if (group.is_up or not up)
+            and (self.gpus is None or not gpus or ((group.gpus or 0) >= gpus and kind in ("", *group.types)))
+        )
 
 
 def partitions() -> dict[str, Partition]:
-    """Return every partition by name; several lines of sinfo may be of one."""
-    text = commands.call("sinfo", "--noheader", "--format=%P|%D|%t|%l|%G")
+    """Return every partition by name; each line of sinfo is a group of nodes."""
+    text = commands.call("sinfo", "--noheader", "--format=%P|%a|%D|%t|%l|%G")
     found: dict[str, Partition] = {}
     for line in text.splitlines():
-        label, count, state, limit, generic = line.split("|")
+        label, available, count, state, limit, generic = line.split("|")
         name = label.rstrip("*")
-        usable = 0 if re.match(r"(down|drain|drng|maint|fail|boot|power)", state) else int(count)
-        gpus = [int(number) for number in re.findall(r"gpu(?::[^,():]+)?:(\d+)", generic)]
-        before = found.get(name)
+        gpus = re.findall(r"\bgpu(?::([^,():]+(?=:\d)))?:(\d+)", generic)
+        group = NodeGroup(
+            nodes=int(count),
+            is_up=not re.match(r"(down|drain|drng|maint|fail|boot|power)", state),
+            gpus=sum(int(number) for _, number in gpus) if gpus else None,
+            types=frozenset(kind for kind, _ in gpus if kind),
+        )
         found[name] = Partition(
             name=name,
             is_default=label.endswith("*"),
-            nodes=usable + (before.nodes if before else 0),
+            state=available,
             max_minutes=parse_limit(limit),
-            gpus=max([*gpus, *([before.gpus] if before and before.gpus else [])], default=None),
+            groups=(*(found[name].groups if name in found else ()), group),
         )
     return found
+
+
+def unusable(names_of: str) -> dict[str, str]:
+    """Return Slurm's reason for each list of nodes that are down or drained; of partitions where some are named."""
+    only = (f"--partition={names_of}",) if names_of else ()
+    text = commands.call("sinfo", "--noheader", "--list-reasons", *only, "--format=%N|%T|%E")
+    rows = [line.split("|", 2) for line in text.splitlines() if line.count("|") >= 2]
+    return {nodes: f"{state.rstrip('*~#!%$@+^-')}: {reason.strip()}" for nodes, state, reason in rows}
 
 
 def parse_limit(text: str) -> int | None:
@@ -54,12 +94,13 @@ def parse_limit(text: str) -> int | None:
     return (days * 24 + hours) * 60 + minutes
 
 
-def choose(known: dict[str, Partition], name: str) -> Partition:
-    """Return the partition that was named, else the default; EncoreError offers the nearest name."""
+def choose(known: dict[str, Partition], name: str) -> tuple[Partition, ...]:
+    """Return the partitions that were named, ``debug,short``, else the default; EncoreError offers the nearest name."""
     if name:
-        if name not in known:
-            raise names.unknown("partition", name, known)
-        return known[name]
+        for each in name.split(","):
+            if each not in known:
+                raise names.unknown("partition", each, known)
+        return tuple(known[each] for each in name.split(","))
     defaults = [partition for partition in known.values() if partition.is_default]
     if not defaults:
         raise EncoreError(
@@ -67,24 +108,45 @@ def choose(known: dict[str, Partition], name: str) -> Partition:
             expected=f"one of {', '.join(sorted(known))}",
             remedy='--partition NAME, or partition = "NAME" in cluster.toml',
         )
-    return defaults[0]
+    return (defaults[0],)
 
 
-def refuse_impossible(submission: Submission, partition: Partition) -> None:
-    """Refuse what would wait in the queue for ever."""
-    if submission.nodes > partition.nodes:
-        raise EncoreError(
-            f"{submission.nodes} nodes asked for, partition {partition.name} has {partition.nodes} that are up",
-            remedy=f"--nodes {partition.nodes}, or another partition: sinfo" if partition.nodes else "sinfo -R",
+def check(submission: Submission, candidates: Sequence[Partition], kind: str = "") -> Check:
+    """Return whether one of the partitions can ever start the job, and whether it can now; ``kind`` is of the GPUs."""
+    problems = [impossible(submission, partition, kind) for partition in candidates]
+    fitting = [partition for partition, problem in zip(candidates, problems, strict=True) if problem is None]
+    if not fitting:
+        error = next(problem for problem in problems if problem is not None)
+        return Check("FAIL", "partition", error.found, error.remedy)
+    best = max(fitting, key=lambda partition: partition.nodes(submission.gpus_per_node, kind, up=True))
+    up = best.nodes(submission.gpus_per_node, kind, up=True)
+    if up < submission.nodes:
+        found = f"{submission.nodes} nodes asked for, {up} of {best.name} are up: the job waits for the others"
+        return Check("WARN", "partition", found, "see why with: sinfo -R")
+    return Check("OK", "partition", f"{best.name}, {up} nodes up")
+
+
+def impossible(submission: Submission, partition: Partition, kind: str = "") -> EncoreError | None:
+    """Return why a job would wait in the queue for ever; None where it would not."""
+    name, gpus, limit = partition.name, submission.gpus_per_node, partition.max_minutes
+    if partition.state != "up":
+        return EncoreError(f"partition {name} is {partition.state}", remedy="another partition: --partition; see sinfo")
+    if gpus and partition.gpus is not None and not partition.nodes(gpus, kind):
+        what = f"{kind} GPUs" if kind else "GPUs"
+        return EncoreError(
+            f"{gpus} {what} a node asked for, a node of {name} has {partition.gpus}",
+            remedy=f"--gpus-per-node {partition.gpus}" if not kind else "see the types with: sinfo --format='%P %G'",
         )
-    if submission.gpus_per_node and partition.gpus is not None and submission.gpus_per_node > partition.gpus:
-        raise EncoreError(
-            f"{submission.gpus_per_node} GPUs a node asked for, a node of {partition.name} has {partition.gpus}",
-            remedy=f"--gpus-per-node {partition.gpus}",
+    fitting = partition.nodes(gpus, kind)
+    if submission.nodes > fitting:
+        return EncoreError(
+            f"{submission.nodes} nodes asked for, partition {name} has {fitting}"
+            + (f" with {gpus} GPUs" if gpus else ""),
+            remedy=f"--nodes {fitting}, or another partition: sinfo" if fitting else "another partition: sinfo",
         )
-    limit = partition.max_minutes
     if submission.minutes is not None and limit is not None and submission.minutes > limit:
-        raise EncoreError(
-            f"{clock(submission.minutes)} asked for, partition {partition.name} allows {clock(limit)}",
+        return EncoreError(
+            f"{clock(submission.minutes)} asked for, partition {name} allows {clock(limit)}",
             remedy=f"--time {limit}: the run writes checkpoints, and the job resumes after a requeue",
         )
+    return None

@@ -31,6 +31,8 @@ class Submission:
     """Of ``encore run``, without the benchmark's name."""
     array: tuple[int, ...] = ()
     """Numbers of the tasks of an array, one run each, in order."""
+    at_once: int | None = None
+    """Most tasks that run at the same time; None: no limit."""
     more: tuple[str, ...] = ()
     """Further options of sbatch."""
     resumes: str = ""
@@ -44,7 +46,7 @@ def options(submission: Submission, cluster: Cluster) -> list[str]:
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
-        "array": _tasks(submission.array),
+        "array": _tasks(submission.array) + (f"%{submission.at_once}" if submission.at_once else ""),
         "time": clock(submission.minutes) if submission.minutes else "",
         **_gpus(submission, cluster),
     }
@@ -74,7 +76,8 @@ def _gpus(submission: Submission, cluster: Cluster) -> dict[str, str]:
     count = submission.gpus_per_node
     if not count or cluster.gpu_option == "none":
         return {}
-    return {"gres": f"gpu:{count}"} if cluster.gpu_option == "gres" else {"gpus-per-node": str(count)}
+    typed = f"{cluster.gpu_type}:{count}" if cluster.gpu_type else str(count)
+    return {"gres": f"gpu:{typed}"} if cluster.gpu_option == "gres" else {"gpus-per-node": typed}
 
 
 def clock(minutes: int) -> str:

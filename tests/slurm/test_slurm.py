@@ -211,7 +211,7 @@ def test_doctor_fails_for_what_no_job_could_use(
     file = tmp_path / "cluster.toml"
     file.write_text(f"{line}\n", encoding="utf-8")
     monkeypatch.setattr(commands, "require", lambda: None)
-    monkeypatch.setattr(commands, "call", lambda *command: "gpu*|2|idle|infinite|(null)\n")
+    monkeypatch.setattr(commands, "call", lambda *command: "gpu*|up|2|idle|infinite|(null)\n")
     monkeypatch.setattr(commands, "call_for_errors", lambda *command: "pmix")
     assert [check.found for check in cluster_check.check(file) if check.level == "FAIL" and said in check.found]
 
@@ -361,31 +361,74 @@ def test_gpus_that_cannot_be_spread_are_refused(gpus: int, nodes: int | None, sa
         planning.spread_over(submission.pretended(4, 8, None), request, cluster.Cluster(), node.this_node())
 
 
-def test_partitions_are_read_from_sinfo(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (
-        "gpu*|6|idle|2-00:00:00|gpu:a100:8(S:0-1)\ngpu*|2|down*|2-00:00:00|gpu:a100:8(S:0-1)\n"
-        "gpu*|1|mix|2-00:00:00|gpu:a100:8\ncpu|10|alloc|infinite|(null)\n"
-    )
-    monkeypatch.setattr(commands, "call", lambda *command: text)
-    assert partitions.partitions() == {
-        "gpu": Partition(name="gpu", is_default=True, nodes=7, max_minutes=2880, gpus=8),
-        "cpu": Partition(name="cpu", is_default=False, nodes=10, max_minutes=None, gpus=None),
-    }
+SINFO = (
+    "gpu*|up|6|idle|2-00:00:00|gpu:a100:8(S:0-1)\ngpu*|up|2|down*|2-00:00:00|gpu:a100:8(S:0-1)\n"
+    "gpu*|up|3|mix|2-00:00:00|gpu:v100:4\ncpu|up|10|alloc|infinite|(null)\nold|down|9|idle|infinite|gpu:8\n"
+)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Partition]:
+    monkeypatch.setattr(commands, "call", lambda *command: SINFO)
+    return partitions.partitions()
+
+
+def test_partitions_are_read_from_sinfo(known: dict[str, Partition]) -> None:
+    gpu, cpu, old = known["gpu"], known["cpu"], known["old"]
+    assert (gpu.is_default, gpu.max_minutes, gpu.gpus, gpu.nodes(), gpu.nodes(up=True)) == (True, 2880, 8, 11, 9)
+    assert (gpu.nodes(8), gpu.nodes(4), gpu.nodes(4, "v100"), gpu.nodes(8, "v100")) == (8, 11, 3, 0)
+    assert (cpu.gpus, cpu.nodes(), cpu.max_minutes, old.state, old.gpus) == (None, 10, None, "down", 8)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("wanted", "names", "kind", "said"),
     [
-        ({"nodes": 8}, "has 7 that are up"),
-        ({"gpus_per_node": 16}, "has 8"),
-        ({"minutes": 3000}, "allows 48:00:00"),
+        ({"nodes": 9}, "gpu", "", "FAIL 9 nodes asked for, partition gpu has 8 with 8 GPUs"),
+        ({"nodes": 8}, "gpu", "", "WARN 8 nodes asked for, 6 of gpu are up: the job waits for the others"),
+        ({"nodes": 6}, "gpu", "a100", "OK gpu, 6 nodes up"),
+        ({"gpus_per_node": 4, "nodes": 4}, "gpu", "v100", "FAIL 4 nodes asked for, partition gpu has 3 with 4 GPUs"),
+        ({"gpus_per_node": 16}, "gpu", "", "FAIL 16 GPUs a node asked for, a node of gpu has 8"),
+        ({"minutes": 3000}, "gpu", "", "FAIL 50:00:00 asked for, partition gpu allows 48:00:00"),
+        ({}, "old", "", "FAIL partition old is down"),
+        ({"minutes": 3000}, "gpu,cpu", "", "OK cpu, 10 nodes up"),
     ],
 )
-def test_what_would_wait_for_ever_is_refused(wanted: dict[str, int], said: str) -> None:
+def test_what_would_wait_for_ever_is_refused(
+    wanted: dict[str, int], names: str, kind: str, said: str, known: dict[str, Partition]
+) -> None:
     asked = script.Submission(**{"nodes": 1, "gpus_per_node": 8, "minutes": 60, **wanted}, name="resnet",
                               results=Path("/r"), arguments=())  # fmt: skip
-    with pytest.raises(EncoreError, match=said):
-        partitions.refuse_impossible(asked, Partition(name="gpu", is_default=True, nodes=7, max_minutes=2880, gpus=8))
+    check = partitions.check(asked, partitions.choose(known, names), kind)
+    assert f"{check.level} {check.found}" == said
+
+
+def test_doctor_names_drained_nodes_with_slurms_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"--list-reasons": "n[2-3]|drained*|bad DIMM\n"}
+    monkeypatch.setattr(commands, "call", lambda *command: answers.get(command[2], SINFO))
+    found = cluster_check._partition(cluster.Cluster(partition="gpu,old"), partitions.partitions())
+    assert [f"{check.level} {check.found}" for check in found] == [
+        "OK gpu: 9 of 11 nodes up, 2880 min at most", "FAIL old is down", "WARN n[2-3] drained: bad DIMM",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_typed_gpus_and_the_width_of_an_array_reach_sbatch(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text('gpus_per_node = "gpu:a100:8"\ngpu_option = "gres"\npartition = "debug,short"\n', encoding="utf-8")
+    text = prepared("docker", 2, cluster=file, array="0-9%2").script
+    for line in ("--gres=gpu:a100:8", "--array=0-9%2", "--partition=debug,short"):
+        assert f"#SBATCH {line}\n" in text
+
+
+def test_a_dry_run_reports_a_wrong_partition(encore: Encore, tmp_path: Path) -> None:
+    for name, text in (("sinfo", SINFO), ("sbatch", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'EOF'\n{text}EOF\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = encore("submit", "resnet", "--nodes", "2", "--partition", "gppu", "--dry-run", environment=path)
+    assert done.returncode == 0, done.stderr
+    assert "FAIL partition: unknown partition 'gppu'" in done.stderr
+    assert "did you mean 'gpu'?" in done.stderr
 
 
 def test_slurms_refusals_name_the_remedy() -> None:
