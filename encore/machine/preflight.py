@@ -90,16 +90,17 @@ def _other_data(configuration: Configuration, passport: DataPassport) -> str:
     return f"give the {full} data set: --data DIR; or train on this one with {change}"
 
 
-def check_results(results: Path) -> Check:
+def check_results(results: Path, resumes: bool = False) -> Check:
     """Return the results folder: writable, with space."""
     folder = existing(results)
     if not folder.is_dir():
         return Check("FAIL", "results folder", f"{folder} is not a folder", "give another: --results DIR")
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Check("FAIL", "results folder", f"{folder} is not writable", "give another: --results DIR")
+        remedy = "resume as its owner" if resumes else "give another: --results DIR"
+        return Check("FAIL", "results folder", f"{folder} is not writable", remedy)
     free = shutil.disk_usage(folder).free / 2**30
     if free < RESULTS_GIB:
-        remedy = "free some space, or give a folder on another disk: --results DIR"
+        remedy = "free some space" + ("" if resumes else ", or give a folder on another disk: --results DIR")
         return Check("FAIL", "disk", f"{free:.2f} GiB free for results, {RESULTS_GIB:g} needed", remedy)
     return Check("OK", "disk", f"{free:.0f} GiB free for results")
 

@@ -214,20 +214,31 @@ def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, li
             with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
                 outcome = _run_experiment(plan, experiment, python, hooks, signals, limits, owner)
             if experiment.number == 0 or len(mine) > 1:  # One writer, where the tasks of an array share the folder.
-                seen = read_progress(experiment.metrics)
-                folder.note_ranks(experiment.number, passport.redact(seen.environment), seen.choices)
+                _note_ranks(folder, experiment, hooks)
             hooks.ended(experiment, outcome)
             if outcome.status == "failed":
-                return Ending(ExitCode.FAILED, is_final=outcome.is_final)
+                return Ending(ExitCode.FAILED, _requeue(plan, outcome, signals, hooks), outcome.is_final)
             if outcome.status == "interrupted":
                 return Ending(ExitCode.INTERRUPTED, _requeue(plan, outcome, signals, hooks))
     reached = all(experiment.state().status == "reached" for experiment in mine)
     return Ending(ExitCode.REACHED if reached else ExitCode.NOT_REACHED)
 
 
+def _note_ranks(folder: RunFolder, experiment: Experiment, hooks: Hooks) -> None:
+    """Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended."""
+    try:
+        seen = read_progress(experiment.metrics)
+        folder.note_ranks(experiment.number, passport.redact(seen.environment), seen.choices)
+    except OSError as error:
+        hooks.step(f"run.json lacks what the ranks reported, it cannot be written: {error.strerror or error}")
+
+
 def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bool:
     """Put the job back into the queue where it lost nodes or came to its time limit; return whether it is there."""
-    if plan.allocation is None or not (outcome.lost_nodes or signals.received == requeue.WARNING):
+    if plan.allocation is None:
+        return False
+    asks = outcome.lost_nodes or (outcome.status == "interrupted" and signals.received == requeue.WARNING)
+    if not asks and not requeue.is_done(plan.allocation):
         return False
     goes_on, text = requeue.request(plan.allocation, plan.cluster.max_requeues)
     hooks.step(text)

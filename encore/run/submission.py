@@ -229,7 +229,7 @@ def checks(prepared: Prepared) -> list[Check]:
     if not plan.makes_small_data or (plan.data / data.PASSPORT).exists():
         found.append(preflight.check_data_set(plan.configuration, plan.data)[0])
     found += preflight.check_weights(plan.configuration, plan.data)
-    found.append(preflight.check_results(plan.results))
+    found.append(preflight.check_results(plan.results, resumes=bool(prepared.submission.resumes)))
     if plan.target.problem is not None and plan.target.runtime in ("apptainer", "enroot", "pyxis"):
         found.append(Check("FAIL", plan.target.runtime, plan.target.problem.found, plan.target.problem.remedy))
     return found

@@ -12,8 +12,19 @@ WARNING = signal.SIGUSR1
 """What slurm/run.sub lets Slurm send before the time limit (sbatch --signal)."""
 
 
+def is_done(allocation: Allocation) -> bool:
+    """Return whether Slurm has put the job back by itself: preempted, after the loss of a node, or by an operator.
+
+    It counts the restart before it ends the processes (slurmctld, _job_requeue).
+    """
+    restarts = commands.show_job(allocation.job).get("Restarts", "")
+    return restarts.isdigit() and int(restarts) > allocation.restarts
+
+
 def request(allocation: Allocation, most: int) -> tuple[bool, str]:
     """Requeue the job; return whether it goes on by itself, and what came of it, for the user to read."""
+    if is_done(allocation):
+        return True, f"Slurm has put job {allocation.name} back in the queue; it resumes when it starts again"
     if allocation.restarts >= most:
         return False, f"requeued {allocation.restarts} times already"
     try:

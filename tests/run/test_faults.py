@@ -15,6 +15,14 @@ from tools.faults import __main__ as faults
 from tools.faults.kinds import FAULTS, SHORT
 from tools.faults.trial import Bench, Done, Trial, snapshot
 
+
+def test_an_unknown_fault_is_refused_before_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        faults.parse(["dlrm", "--faults", "sigkill-rank,sigkil-rank"])
+    assert refused.value.code == 2
+    assert "no fault sigkil-rank; see --list" in capsys.readouterr().err
+
+
 LOSSES = (0.5, 0.4, 0.3)
 
 

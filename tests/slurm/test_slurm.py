@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,9 @@ from encore.cli.run import as_request
 from encore.cli.submit import _run_options
 from encore.containers import engines
 from encore.errors import EncoreError
-from encore.machine import node
+from encore.machine import node, preflight
 from encore.machine.fitness import Need
-from encore.run import planning, run_folder, runner, slurm_job, status, submission
+from encore.run import planning, run_folder, runner, slurm_job, status, submission, supervise
 from encore.run.planning import Request
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import Prepared, Wanted
@@ -321,6 +324,57 @@ def test_an_array_is_resumed_by_what_is_left_of_it(array_run: RunFolder, monkeyp
         experiment.set_state(ExperimentState(status="reached"))
     with pytest.raises(EncoreError, match="nothing is left to run"):
         submission.prepare_resume(array_run.path, Wanted())
+
+
+@pytest.mark.parametrize(
+    ("restarts", "status", "received", "asked", "goes_on"),
+    [
+        # scancel: it is over. Preempted, or the node of its batch script lost: Slurm has counted the restart.
+        ("0", "interrupted", signal.SIGTERM, False, False),
+        ("1", "interrupted", signal.SIGTERM, False, True),
+        ("1", "failed", 0, False, True),
+        ("0", "failed", 0, False, False),
+        # The warning before the time limit.
+        ("0", "interrupted", signal.SIGUSR1, True, True),
+    ],
+)
+def test_a_job_that_slurm_requeues_goes_on_by_itself(
+    array_run: RunFolder, monkeypatch: pytest.MonkeyPatch,
+    restarts: str, status: run_folder.Status, received: int, asked: bool, goes_on: bool,
+) -> None:  # fmt: skip
+    called: list[tuple[str, ...]] = []
+    monkeypatch.setattr(
+        commands,
+        "call",
+        lambda *command: called.append(command) or f"JobId=9 Requeue=1 Restarts={restarts} BatchFlag=1",
+    )
+    mine, signals, said = Allocation(job="9", nodes=("n1",)), supervise.Signals(), []
+    signals.received = received
+    plan = types.SimpleNamespace(allocation=mine, cluster=cluster.Cluster())
+    hooks = types.SimpleNamespace(step=said.append)
+    outcome = supervise.Outcome(status, "stopped")
+    assert runner._requeue(plan, outcome, signals, hooks) is goes_on  # type: ignore[arg-type]
+    assert (("scontrol", "requeue", "9") in called) is asked
+    assert bool(said) is goes_on
+
+
+def test_a_disk_that_is_full_at_the_end_hides_no_outcome(array_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: RunFolder, *seen: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    said: list[str] = []
+    monkeypatch.setattr(RunFolder, "note_ranks", full)
+    hooks = types.SimpleNamespace(step=said.append)
+    runner._note_ranks(array_run, array_run.experiments()[0], hooks)  # type: ignore[arg-type]
+    assert said == ["run.json lacks what the ranks reported, it cannot be written: No space left on device"]
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_resume_is_not_advised_to_take_another_results_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumes: bool
+) -> None:
+    monkeypatch.setattr(preflight, "RESULTS_GIB", 1e9)
+    assert ("--results" in preflight.check_results(tmp_path, resumes).remedy) is not resumes
 
 
 def test_a_task_runs_the_experiment_of_its_place_or_its_number(array_run: RunFolder) -> None:

@@ -41,7 +41,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="file for the verdicts")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no fault after that")
     parser.add_argument("--list", action="store_true", help="print the faults' names and end")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    unknown = set(LISTS.get(options.faults) or options.faults.split(",")) - set(FAULTS)
+    if unknown:
+        parser.error(f"no fault {', '.join(sorted(unknown))}; see --list")
+    return options
 
 
 def attempt(bench: Bench, fault: str, seed: int) -> Verdict:
