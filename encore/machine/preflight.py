@@ -78,6 +78,9 @@ def check_data_set(configuration: Configuration, data: Path) -> tuple[Check, Dat
     if classes is not None and passport.classes != classes.value:
         found = f"{passport.name} has {passport.classes} classes, the configuration {classes.value}"
         return Check("FAIL", "data set", found, _other_data(configuration, passport)), passport
+    if passport.unearned:
+        found = f"{data} is called {passport.name} and is not: {passport.unearned}"
+        return Check("WARN", "data set", found, "give the published data set, or go on with it as own data"), passport
     return Check("OK", "data set", f"{passport.name} in {data}"), passport
 
 
@@ -156,6 +159,8 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
     if not configuration.is_submitted:
         return Check("WARN", "configuration", f"not a submitted configuration: {configuration.why_not_submitted}")
     full = configuration.choice.benchmark.full_data.name
+    if passport is not None and passport.unearned:
+        return Check("WARN", "configuration", f"submitted with {full}, this is own data: {passport.unearned}")
     if passport is not None and passport.name != full:
         return Check("WARN", "configuration", f"submitted with {full}, this is {passport.name}")
     return Check("OK", "configuration", f"every value as submitted: {configuration.system.source}")

@@ -374,7 +374,7 @@ def test_archives_are_joined_in_the_submitted_order(archives: Path, tmp_path: Pa
     assert code == 0, lines
     found = open_data(tmp_path / "to")
     assert [found.vocabulary.text(found.train.target[place]) for place in range(3)] == ["haus 0", "haus 1", "haus 2"]
-    assert (found.passport["name"], found.references) == ("wmt17-en-de", ["house"])
+    assert (found.passport["name"], found.references) == ("own data", ["house"])
     assert found.passport["facts"]["kind"] == SUBTOKENS
     assert not list(tmp_path.rglob("evil*"))
 

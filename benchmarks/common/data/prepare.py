@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
-from benchmarks.common.data import passport
+from benchmarks.common.data import passport, published
 from benchmarks.common.data.passport import FILE_NAME, PARTS
 from benchmarks.common.data.problem import INTERRUPTED, Problem, disk_problem
 from benchmarks.common.data.progress import Progress, human_bytes
@@ -239,7 +239,7 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
             path = publish(data_set, content, source.fingerprint, scratch, progress)
         finally:
             _remove_unfinished(scratch)  # it may be what fills the disk
-    progress.end(path, f"{path}: {content.name}, {content.summary}")
+    progress.end(path, f"{path}: {passport.read(args.to)['name']}, {content.summary}")
     return 0
 
 
@@ -388,6 +388,10 @@ def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path
         "facts": dict(content.facts),
         "how": {"source": fingerprint, **content.how, "tool": tool},
     }
+    why = published.shortfall(facts)
+    if why:
+        progress.note(f"named {published.OWN!r}, not {content.name}: {why}")
+        facts["name"] = published.OWN
     for name in data_set.places:
         (scratch / name).replace(scratch.parent / name)
     path = passport.write(facts, scratch.parent)

@@ -1,0 +1,45 @@
+"""The names of published data sets, which a data set has only with the counts that are known of them.
+
+``published_sets.json`` has what a passport must say, by a dotted path into it; the host side reads the same file. A
+name without any count in it cannot be earned.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, Mapping
+
+OWN = "own data"
+"""What a data set is called whose name is not earned."""
+
+
+def known() -> Dict[str, Any]:
+    """Return what is known of each published data set."""
+    found: Dict[str, Any] = json.loads(Path(__file__).with_name("published_sets.json").read_text(encoding="utf-8"))
+    return found
+
+
+def shortfall(passport: Mapping[str, Any]) -> str:
+    """Say why a data set is not the published one whose name it has; empty where it is, or has a name of its own."""
+    sets = known()
+    if passport["name"] not in sets:
+        return ""
+    wanted = sets[passport["name"]]
+    if not wanted["exactly"]:
+        return "no count of it is published"
+    differing = [
+        f"{path} {found} for {number:,}{more}"
+        for kind, more in (("exactly", ""), ("at_least", " or more"))
+        for path, number in wanted.get(kind, {}).items()
+        for found in [_value(passport, path)]
+        if not isinstance(found, int) or (found < number if more else found != number)
+    ]
+    return ", ".join(differing)
+
+
+def _value(passport: Mapping[str, Any], path: str) -> Any:
+    found: Any = passport
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    return len(found) if isinstance(found, (list, tuple)) else found
