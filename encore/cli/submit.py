@@ -49,6 +49,14 @@ def submit(
     array: Annotated[str | None, typer.Option(metavar="RUNS", help="So many runs, each as a task of an array.")] = None,
     partition: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
     account: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
+    reservation: Annotated[str | None, typer.Option(help="Reservation to run in.")] = None,
+    dependency: Annotated[str | None, typer.Option(help="What to wait for, as sbatch has it: afterok:12.")] = None,
+    mail: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Mail at the end, a failure and a requeue.")
+    ] = None,
+    job_name: Annotated[str | None, typer.Option(help="Put after encore-BENCHMARK- in the job's name.")] = None,
+    comment: Annotated[str | None, typer.Option(help="Put after Encore's part of the job's comment.")] = None,
     sbatch: Annotated[list[str] | None, typer.Option(metavar="OPTION", help="A further option of sbatch.")] = None,
     resume: options.Resume = None,
     cluster: options.Cluster = None,
@@ -63,6 +71,12 @@ def submit(
         array=array,
         partition=partition,
         account=account,
+        qos=qos,
+        reservation=reservation,
+        dependency=dependency,
+        mail=mail,
+        job_name=job_name,
+        comment=comment,
         more=tuple(sbatch or ()),
         cluster=cluster,
     )

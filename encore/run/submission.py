@@ -41,6 +41,15 @@ class Wanted:
     """Tasks of an array, one run each: ``5``, or ``0-4`` as sbatch has it."""
     partition: str | None = None
     account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    dependency: str | None = None
+    mail: str | None = None
+    """Address that Slurm writes to when the job ends, fails or is requeued."""
+    job_name: str | None = None
+    """Put after ``encore-BENCHMARK-``."""
+    comment: str | None = None
+    """Put after Encore's own part of the job's comment."""
     more: tuple[str, ...] = ()
     cluster: Path | None = None
 
@@ -105,7 +114,7 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
 def _cluster(wanted: Wanted) -> tuple[Cluster, Path | None]:
     _check_options(wanted)
     cluster, file = clusters.load(wanted.cluster)
-    given = {"partition": wanted.partition, "account": wanted.account}
+    given = {"partition": wanted.partition, "account": wanted.account, "qos": wanted.qos}
     return cluster.model_copy(update={name: value for name, value in given.items() if value}), file
 
 
@@ -126,6 +135,11 @@ def _check_options(wanted: Wanted) -> None:
             expected=f"{LEAST_MINUTES} to {MOST_MINUTES} minutes: the job is warned {script.WARNING_SECONDS} s before "
             "its end, writes a checkpoint and goes back into the queue",
         )
+    texts = ("partition", "account", "qos", "reservation", "dependency", "mail", "job_name", "comment")
+    for name, text in ((each, getattr(wanted, each)) for each in texts):
+        if text is not None and not re.fullmatch(r"[^\s\"'|\\]+", text):
+            option = f"--{name.replace('_', '-')}"
+            raise EncoreError(f"{option} {text!r}", expected="a text without blanks, quotes, backslashes and |")
     for option in wanted.more:
         if not option.startswith("-") or "\n" in option:
             raise EncoreError(f"--sbatch {option!r} is no option of sbatch", remedy="--sbatch=--constraint=a100")
@@ -193,6 +207,11 @@ def _prepared(
         arguments=arguments,
         array=tasks,
         at_once=int(wanted.array.partition("%")[2]) if wanted.array and "%" in wanted.array else None,
+        reservation=wanted.reservation or "",
+        dependency=wanted.dependency or "",
+        mail=wanted.mail or "",
+        suffix=wanted.job_name or "",
+        comment=wanted.comment or "",
         more=wanted.more,
         resumes=resumes,
     )

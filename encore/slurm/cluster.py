@@ -29,9 +29,9 @@ OWN_OPTIONS = {
     ("-p", "--partition"): "give it to Encore: --partition NAME",
     ("-A", "--account"): "give it to Encore: --account NAME",
     GPU_OPTIONS: "give it to Encore: --gpus-per-node N; gpu_type and gpu_option in cluster.toml",
-    ("-J", "--job-name"): "leave it out: encore status knows its jobs by their name",
+    ("-J", "--job-name"): "give your part of it to Encore: --job-name NAME",
     ("-o", "--output"): "leave it out: the output goes to the results folder, --results DIR",
-    ("--comment",): "leave it out: encore status finds the results folder by it",
+    ("--comment",): "give your part of it to Encore: --comment TEXT",
     ("--signal",): "leave it out: it makes the run write a checkpoint before the limit",
 }
 """Options that Encore gives sbatch, and what to do instead of giving them once more."""

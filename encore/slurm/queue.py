@@ -72,7 +72,7 @@ class Job:
     @property
     def resumes(self) -> Path | None:
         """Run folder that it resumes; None: it makes one."""
-        name = self.comment.partition(RESUMES)[2]
+        name = self.comment.partition(RESUMES)[2].partition(RESUMES)[0]
         return self.results / name if self.results is not None and name else None
 
     @property

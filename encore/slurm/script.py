@@ -33,6 +33,13 @@ class Submission:
     """Numbers of the tasks of an array, one run each, in order."""
     at_once: int | None = None
     """Most tasks that run at the same time; None: no limit."""
+    reservation: str = ""
+    dependency: str = ""
+    mail: str = ""
+    suffix: str = ""
+    """The site's part of the job's name."""
+    comment: str = ""
+    """The site's part of the job's comment."""
     more: tuple[str, ...] = ()
     """Further options of sbatch."""
     resumes: str = ""
@@ -46,16 +53,20 @@ def options(submission: Submission, cluster: Cluster) -> list[str]:
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
+        "reservation": submission.reservation,
+        "dependency": submission.dependency,
+        "mail-user": submission.mail,
+        "mail-type": "END,FAIL,REQUEUE" if submission.mail else "",
         "array": _tasks(submission.array) + (f"%{submission.at_once}" if submission.at_once else ""),
         "time": clock(submission.minutes) if submission.minutes else "",
         **_gpus(submission, cluster),
     }
     return [
-        f"--job-name=encore-{submission.name}",
+        f"--job-name=encore-{submission.name}" + (f"-{submission.suffix}" if submission.suffix else ""),
         f"--nodes={submission.nodes}",
         *(f"--{name}={value}" for name, value in given.items() if value),
         f"--output={submission.results}/{log}",
-        f"--comment={COMMENT}{submission.results}" + (f"{RESUMES}{submission.resumes}" if submission.resumes else ""),
+        f"--comment={_comment(submission)}",
         "--exclusive",
         "--requeue",
         "--open-mode=append",
@@ -63,6 +74,12 @@ def options(submission: Submission, cluster: Cluster) -> list[str]:
         *cluster.sbatch,
         *submission.more,
     ]
+
+
+def _comment(submission: Submission) -> str:
+    """Return ``encore:RESULTS|RUN|SITE``, without what is empty at its end."""
+    parts = (f"{COMMENT}{submission.results}", submission.resumes, submission.comment)
+    return RESUMES.join(parts).rstrip(RESUMES)
 
 
 def _tasks(numbers: Sequence[int]) -> str:

@@ -474,6 +474,22 @@ def test_typed_gpus_and_the_width_of_an_array_reach_sbatch(tmp_path: Path) -> No
         assert f"#SBATCH {line}\n" in text
 
 
+@pytest.mark.usefixtures("anywhere")
+def test_the_sites_options_reach_sbatch_and_the_comment_still_names_the_run() -> None:
+    given = {"qos": "high", "reservation": "maint", "dependency": "afterok:12", "mail": "me@site.org"}
+    text = prepared("docker", 2, **given, job_name="p42", comment="charge=7").script
+    for line in (
+        "--qos=high", "--reservation=maint", "--dependency=afterok:12", "--mail-user=me@site.org",
+        "--mail-type=END,FAIL,REQUEUE", "--job-name=encore-resnet-p42", "--comment=encore:/results||charge=7",
+    ):  # fmt: skip
+        assert f"#SBATCH {line}\n" in text
+    own = replace(job("30", "PENDING"), title="encore-resnet-p42", comment="encore:/results||charge=7")
+    assert (own.is_encores, own.results, own.resumes) == (True, Path("/results"), None)
+    assert replace(own, comment="encore:/results|run1|charge=7").resumes == Path("/results/run1")
+    with pytest.raises(EncoreError, match="--comment"):
+        prepared("docker", 2, comment="a b")
+
+
 def test_a_dry_run_reports_a_wrong_partition(encore: Encore, tmp_path: Path) -> None:
     for name, text in (("sinfo", SINFO), ("sbatch", "")):
         (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'EOF'\n{text}EOF\n", encoding="utf-8")
