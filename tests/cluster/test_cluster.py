@@ -198,9 +198,13 @@ def test_a_preempted_job_goes_on(jobs: Jobs, unbroken: Unbroken) -> None:
     urgent = ("--nodes=2", "--partition=urgent", "--exclusive", "--wrap=srun true")
     other = jobs.cluster.call("sbatch", "--parsable", f"--output={jobs.results}/urgent.out", *urgent)
     jobs.wait_for_state(other, "COMPLETED")
+    refused = encore(jobs, "submit", "--resume", str(jobs.folder(job)))
+    assert refused.returncode == 2, "a job that waits has its run"
+    assert f"job {job} of cluster encore" in refused.stderr
     jobs.start_again(job)
     jobs.wait_for_state(job, "COMPLETED")
     assert losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl") == unbroken.losses
+    assert "resume with: " not in jobs.log(job), "it goes on by itself"
 
 
 def test_the_tasks_of_an_array_share_a_run_folder(jobs: Jobs) -> None:
