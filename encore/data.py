@@ -335,8 +335,8 @@ def _absent(directory: Path) -> EncoreError:
     if not directory.exists():
         return EncoreError(
             f"there is no data set in {directory}: no such folder",
-            expected="a prepared data set",
-            remedy=f"encore data prepare BENCHMARK --to {directory}",
+            expected="the folder of a prepared data set",
+            remedy="correct --data; encore data list shows those that are there",
         )
     if (directory / PARTS).exists():
         return EncoreError(
@@ -347,7 +347,7 @@ def _absent(directory: Path) -> EncoreError:
     return EncoreError(
         f"{directory} holds no prepared data set: no {PASSPORT}",
         expected="a folder that encore data prepare wrote",
-        remedy=f"encore data prepare BENCHMARK --from RAW --to {directory}",
+        remedy=f"encore data prepare BENCHMARK --from {directory} --to OUT, if it holds raw data; --data OUT then",
     )
 
 

@@ -254,3 +254,12 @@ def test_a_data_set_that_cannot_be_used_is_refused(digits, tmp_path, damage):
     assert caught.value.remedy
     assert "BENCHMARK" not in caught.value.remedy
     assert caught.value.exit_code is ExitCode.REFUSED
+
+
+def test_a_mistyped_data_folder_is_not_to_be_written_to(tmp_path: Path) -> None:
+    with pytest.raises(EncoreError) as caught:
+        data.check_data(tmp_path / "mistyped", "ncf")
+    assert "prepare" not in caught.value.remedy
+    with pytest.raises(EncoreError) as caught:
+        data.check_data(tmp_path, "ncf")
+    assert f"--to {tmp_path}" not in caught.value.remedy

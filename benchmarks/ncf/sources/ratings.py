@@ -24,7 +24,6 @@ NAMES = {
     "timestamp": ("timestamp", "time"),
 }
 """Of each column, what a header may call it; upper and lower case are alike."""
-MOST_STARS = 5.0
 CHUNK = 1 << 24
 """Bytes parsed at once."""
 EXACT_DIGITS = 15
@@ -113,7 +112,7 @@ def _table(lines: List[bytes], separator: bytes) -> Optional[np.ndarray]:
     ids = table[:, :2]
     fine = (ids < 10**EXACT_DIGITS).all() and (ids == np.floor(ids)).all() and (table[:, 2] > 0).all()
     whole = b"." not in b"".join(chain(fields[0::4], fields[1::4]))
-    return table if fine and whole and (table[:, 2] <= MOST_STARS).all() else None
+    return table if fine and whole else None
 
 
 # -- any other file: line by line ---------------------------------------------------------------------------
@@ -154,8 +153,9 @@ def _parse_rows(raw: BinaryIO, separator: str, where: str) -> Ratings:
         if found is None:
             raise Problem(
                 f"{where}, line {number:,}: {_shown(separator.join(row))}",
-                f"user, item, rating (above 0, at most {MOST_STARS:g}) and timestamp; ids not negative",
-                "mend or remove the line; download a release of MovieLens again",
+                "user, item, rating (any number above 0) and timestamp (seconds, by which the last is found); "
+                "ids not negative",
+                "mend or remove the line; turn dates into seconds (date -d DATE +%s); without times, number the lines",
             )
         users.add(found[0])
         items.add(found[1])
@@ -224,7 +224,7 @@ def _rating(row: Sequence[str], columns: Sequence[int]) -> Optional[Tuple[str, s
     bad_ids = any(not each or (each[0] == "-" and WHOLE_NUMBER.fullmatch(each)) for each in (user, item))
     if bad_ids or not _is_number(stars) or not _is_number(time):
         return None
-    return (user, item, float(time)) if 0 < float(stars) <= MOST_STARS and float(time) >= 0 else None
+    return (user, item, float(time)) if float(stars) > 0 and float(time) >= 0 else None
 
 
 def _shown(text: str) -> str:
