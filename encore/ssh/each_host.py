@@ -1,4 +1,4 @@
-"""``python -m encore.ssh.each_host --hosts n1,n2 -- COMMAND``: the same command on every host, by ssh.
+"""``python -m encore.ssh.each_host --hosts n1,n2 -- COMMAND``: the same command here (n1) and on the others by ssh.
 
 Only what pdsh would do: it starts the framework's own launcher once a host, gives it the number of the host in
 PET_NODE_RANK, hands on its own environment, and ends all when one fails. Standard library only.
@@ -37,7 +37,9 @@ def run(hosts: Sequence[str], argv: Sequence[str]) -> int:
     """Start all and wait; return the exit code of the first that fails."""
     children = []
     for number, host in enumerate(hosts):
-        child = subprocess.Popen(command(host), stdin=subprocess.PIPE, text=True)
+        # The first host is this machine, whose sshd need not let its own user in.
+        shell = command(host) if number else ("sh", "-s")
+        child = subprocess.Popen(shell, stdin=subprocess.PIPE, text=True)
         assert child.stdin is not None
         child.stdin.write(script(argv, os.environ, str(Path.cwd()), number))
         child.stdin.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import platform
+import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,11 +54,31 @@ def check_mpi(launcher: str, framework: str) -> list[Check]:
 
 
 def addresses(name: str) -> frozenset[str]:
-    """Return IP addresses of a host; empty if nobody knows it."""
+    """Return IP addresses of a host, whose name may be known to ssh alone; empty if nobody knows it."""
+    return _resolved(name) or _resolved(by_ssh(name))
+
+
+def _resolved(name: str) -> frozenset[str]:
     try:
         return frozenset(str(each[4][0]) for each in socket.getaddrinfo(name, None))
     except (OSError, UnicodeError):
         return frozenset()
+
+
+def by_ssh(name: str) -> str:
+    """Return the host name that ``~/.ssh/config`` gives to a name; the name itself where it gives none."""
+    try:
+        done = subprocess.run(("ssh", "-G", name), capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return name
+    match = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
+    return match[1] if match else name
+
+
+def for_launcher(hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    """Return the hosts, the first by a name that the others can look up; ssh finds those by the names given."""
+    first = hosts[0]
+    return hosts if _resolved(first.name) else (replace(first, name=by_ssh(first.name)), *hosts[1:])
 
 
 def is_here(name: str) -> bool:
@@ -83,7 +105,7 @@ def launch(launcher: str, hosts: tuple[Host, ...], output: str, extra: Mapping[s
     Read on this machine; the other hosts are taken to be alike.
     """
     chosen = settings(hosts, extra)
-    made = ssh_launchers.launch(launcher, hosts, output, interface(hosts, extra), os.geteuid() == 0)
+    made = ssh_launchers.launch(launcher, for_launcher(hosts), output, interface(hosts, extra), os.geteuid() == 0)
     variables = {**chosen, **made.environment}
     if not gpus:
         return replace(made, environment=variables)
@@ -103,7 +125,7 @@ def complete(command: Command, hosts: tuple[Host, ...], output: Path, caller: Ma
 
 def write_hosts(hosts: tuple[Host, ...], output: Path) -> None:
     """Write the host file that the launcher reads."""
-    (output / "hosts").write_text(as_file(hosts), encoding="utf-8")
+    (output / "hosts").write_text(as_file(for_launcher(hosts)), encoding="utf-8")
 
 
 def interface(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> str:

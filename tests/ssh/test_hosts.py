@@ -121,6 +121,22 @@ def test_a_launcher_fits_its_framework() -> None:
         ssh_launchers.choose("mpirn", "mxnet")
 
 
+def test_names_of_the_ssh_configuration_are_known_and_the_first_host_is_not_connected_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\n[ $1 = -G ] && exec echo hostname 127.0.0.1\ncat >/dev/null\nexit 255\n", encoding="utf-8"
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    pair = (Host("my-node.invalid", 1), Host("other.invalid", 1))
+    assert multi_host.is_here("my-node.invalid")
+    assert multi_host.for_launcher(pair) == (Host("127.0.0.1", 1), pair[1])
+    assert each_host.run(["my-node.invalid"], ("true",)) == 0
+    assert each_host.run(["my-node.invalid", "other.invalid"], ("true",)) != 0
+
+
 def test_each_host_gets_its_number_and_the_variables() -> None:
     text = each_host.script(("torchrun", "--no-python", "a b"), {"A": "x'y", "SSH_AUTH_SOCK": "/s"}, "/r t", 1)
     assert text.startswith("cd '/r t' && exec env -i ")

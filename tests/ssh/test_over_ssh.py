@@ -200,7 +200,7 @@ def test_mpirun_names_the_rank_that_dies(sshd: Sshd, digits: Path, tmp_path: Pat
 
 def test_the_same_command_runs_on_every_host(sshd: Sshd, tmp_path: Path) -> None:
     show = 'echo "$(uname -n) $PET_NODE_RANK ${SECRET_OF_THE_SHELL-none}" > {}/$PET_NODE_RANK; exit $PET_NODE_RANK'
-    command = [sys.executable, "-m", "encore.ssh.each_host", "--hosts", "127.0.0.2,127.0.0.2", "--"]
+    command = [sys.executable, "-m", "encore.ssh.each_host", "--hosts", "no-such-host.invalid,127.0.0.2", "--"]
     variables: dict[str, Any] = {"PATH": sshd.path, "PYTHONPATH": str(paths.ROOT)}
     done = subprocess.run(
         [*command, "sh", "-c", show.replace("{}", str(tmp_path))], env=variables, check=False, timeout=PATIENCE
