@@ -261,7 +261,7 @@ def write_ratings(folder: Path, ratings: list[tuple[object, ...]]) -> Path:
         (lambda rows: [*rows, "2::99::nan::99"], "line 31: '2::99::nan::99'"),
         (lambda rows: [*rows, "2::99::inf::99"], "line 31: '2::99::inf::99'"),
         (lambda rows: [*rows, "2::99::4::nan"], "line 31: '2::99::4::nan'"),
-        (lambda rows: [*rows, "2::99::6::99"], "line 31: '2::99::6::99'"),
+        (lambda rows: [*rows, "2::99::-1::99"], "line 31: '2::99::-1::99'"),
         (lambda rows: [*rows, "::99::4::99"], "line 31: '::99::4::99'"),
         (lambda rows: ["userId::movieId::timestamp", *rows], "no column rating in its header"),
         (lambda rows: ["nothing here"], "begins with 'nothing here"),
