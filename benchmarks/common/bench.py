@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
-from benchmarks.common import configuration
+from benchmarks.common import choices, configuration
 from benchmarks.common.metrics import MetricsStream, StepReports
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.stopping import end_process
@@ -155,7 +155,10 @@ def _main(
     arguments = parser.parse_args()
     config = configuration.load(config_class, arguments.config)
     ranks = framework.start(config)
-    subject = prepare(config, ranks, arguments.data)
+    try:
+        subject = prepare(config, ranks, arguments.data)
+    except choices.UnavailableError as problem:
+        raise SystemExit(str(problem)) from None
     steps = 1 if epochs else arguments.steps
     try:
         measured, share = measure(subject, framework.synchronize, steps, arguments.repeats, arguments.only)

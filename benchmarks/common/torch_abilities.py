@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def settle(given: T, ranks: Ranks) -> T:
-    """Return ``given`` with a choice for each "auto"; SystemExit if it asks for what is not there.
+    """Return ``given`` with a choice for each "auto"; UnavailableError on all ranks if it asks for what is not there.
 
     ``given`` is a dataclass with device, compile (a mode of torch.compile, none or auto) and cuda_graph (a truth value
     or auto).
@@ -74,7 +74,9 @@ def _choose(key: str, asked: Any, best: Any, off: Any, ranks: Ranks) -> Any:
     if not lack:
         return wanted
     if asked != "auto":
-        raise SystemExit(f"{key}={asked}: {lack}\n  do this: set {key}={str(off).lower()}, or use a newer image")
+        raise choices.UnavailableError(
+            f"{key}={asked}: {lack}\n  do this: set {key}={str(off).lower()}, or use a newer image"
+        )
     if ranks.rank == 0:
         print(f"{key}={str(off).lower()}, which is slower: {lack}", file=sys.stderr)
     return off

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import torch_abilities
+from benchmarks.common import choices, torch_abilities
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import autocast
 from benchmarks.common.metrics import MetricsStream, StepReports
@@ -203,7 +203,7 @@ def settled(**changes):
         chosen = torch_abilities.settle(config, gpu)
         try:
             torch_abilities.settle(dataclasses.replace(config, compile="default", cuda_graph=True), gpu)
-        except SystemExit as error:
+        except choices.UnavailableError as error:  # on which Run and bench leave the other ranks
             said.write(f"; {error}")
     return chosen.compile, chosen.cuda_graph, said.getvalue()
 
