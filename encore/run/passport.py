@@ -66,13 +66,16 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-def _submission(configuration: Configuration) -> dict[str, Any]:
+def _submission(configuration: Configuration, data_set: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the result may be called: a sentence, and the kind of system and its submission for programs."""
+    full = configuration.choice.benchmark.full_data.name
     system, submitted = configuration.system, False
     if configuration.get("device") == "cpu":
         text = "a CPU run: for trying the code, never a reproduction"
     elif system.kind == "small":
         text = "the small data set on GPUs: for trying the code, never a reproduction"
+    elif configuration.is_submitted and (data_set["name"] != full or data_set.get("unearned")):
+        text = f"the submitted configuration of {system.submission or system.system}, on other data than {full}"
     elif configuration.is_submitted:
         text, submitted = f"the submitted configuration of {system.submission or system.system}", True
     else:
@@ -100,7 +103,7 @@ def describe(
         "round": configuration.system.round,
         "system": configuration.system.system,
         "system_source": configuration.system.source,
-        "submission": _submission(configuration),
+        "submission": _submission(configuration, data_set),
         "nodes": configuration.nodes,
         "ranks_per_node": configuration.ranks_per_node,
         "runtime": runtime,

@@ -49,7 +49,7 @@ def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[Gpu, ...], monkeypa
     assert found.small_set == "no imagenet here: trains the small set, digits, on the GPUs (/apps/bin/python)"
     assert "FAIL" not in levels(found).values()
     assert levels(found)["small data set"] == "WARN"
-    assert "never a reproduction" in passport._submission(configuration)["text"]
+    assert "never a reproduction" in passport._submission(configuration, {"name": "digits"})["text"]
     assert not configuration.is_submitted
 
 

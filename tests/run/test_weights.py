@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from encore.configuration import Configuration
 from encore.errors import EncoreError
 from encore.job import Mount
 from encore.machine import preflight, weights
+from encore.run import passport
 from tests.conftest import Encore
 
 
@@ -136,3 +138,16 @@ def test_keys_of_weights_are_keys_of_the_configuration() -> None:
     for name, choice in catalogue.choices().items():
         assert set(choice.benchmark.weights) <= set(configuration.field_types(choice.folder)), name
         assert set(choice.benchmark.rates) <= set(configuration.field_types(choice.folder)), name
+
+
+def test_a_submitted_configuration_on_other_data_is_no_submission() -> None:
+    resolved = submitted("bert")
+
+    def of(**data: str) -> dict[str, Any]:
+        return passport._submission(resolved, data)
+
+    assert of(name="wikipedia")["submitted"]
+    assert not of(name="own data")["submitted"]
+    unearned = of(name="wikipedia", unearned="splits.val.count 9 for 10,000")
+    assert not unearned["submitted"]
+    assert unearned["text"].endswith("on other data than wikipedia")
