@@ -115,7 +115,7 @@ def warm_up_changes():
     bare = built(**options)
     torch.manual_seed(5)
     warm = training.warm_up(
-        bare._replace(config=dataclasses.replace(bare.config, warm_up_steps=3)), CPU, train.whole_step
+        bare._replace(config=dataclasses.replace(bare.config, warm_up_steps=3)), ALONE, train.whole_step
     )
     changed = (
         [] if torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(5)).item() else ["random"]
@@ -124,7 +124,7 @@ def warm_up_changes():
     changed += [] if losses_of(warm) == losses_of(built(**options)) else ["first losses"]
     tensors = [*warm.network.state_dict().values(), *training._momenta(warm)]
     before = [tensor.clone() for tensor in tensors]
-    training.warm_up(warm, CPU, train.whole_step)
+    training.warm_up(warm, ALONE, train.whole_step)
     same = all(torch.equal(tensor, value) for tensor, value in zip(tensors, before))
     return changed + ([] if same else ["tensors"]) + ([] if warm.network.training else ["evaluation"])
 
