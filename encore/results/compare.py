@@ -202,7 +202,7 @@ def _factors(ours: Side, theirs: Side | None) -> tuple[Factor | None, Factor | N
     if unit != theirs.length_unit:
         return score, None, None
     mine = ours.by_last_evaluation() if theirs.counts_last else ours
-    one = unit.split(" ")[0].rstrip("s")
+    one = " or ".join(each.rstrip("s") for each in unit.split(" or "))
     lengths = length_factor(unit, mine.lengths, theirs.lengths)
     if lengths is None and mine.lengths is not None and theirs.length_range is not None:
         lengths = ranged_factor(unit, mine.lengths, theirs.length_range)

@@ -4,7 +4,7 @@
     for difference in explain(ours, theirs).differences:
         print(difference.sentence)
 
-The rank is by effect. A phase weighs what it adds to the run, as a share of their time. A setting weighs what
+What was measured on the clock comes first, by what it adds to the run as a share of their time. A setting weighs what
 settings of its kind do to speed or convergence at their most, which is judgement and not measurement.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,6 +28,10 @@ _SAME_NUMBER = 1e-6
 _SHORTEST_S = 0.05
 _ONE_SIDED = 0.25
 _LONGEST_VALUE = 60
+_NEARLY = 1.1
+"""A ratio below this is given as per cent."""
+_OUTCOMES = frozenset({("bert", "train_samples")})
+"""Benchmarks and keys by which logs give how far a run came: BERT's train_samples are those until the target."""
 
 _ON_THE_CLOCK = {"start_s": "start of training", "train_s": "training", "evaluate_s": "evaluation"}
 _PARTS = {
@@ -127,7 +131,7 @@ def explain(ours: Side, theirs: Side) -> Explanation:
     """Return every difference between the two sides, ranked."""
     found = [
         *_phases(ours, theirs),
-        *_hyperparameters(ours.hyperparameters, theirs.hyperparameters),
+        *_hyperparameters(ours, theirs),
         *_software(ours.hardware, theirs.hardware),
         *_topology(ours.hardware, theirs.hardware),
         *_environment(ours, theirs),
@@ -185,14 +189,16 @@ def _phases(ours: Side, theirs: Side) -> Iterator[Difference]:
 
 def _phase_weight(name: str, share: float) -> float:
     if name in _ON_THE_CLOCK:
-        return share
+        return 1.0 + share
     return _OFF_THE_CLOCK_WEIGHT if name == "init_s" else min(share, 1.0) * _PART_WEIGHT
 
 
 def _times(ratio: float | None) -> str:
     if ratio is None:
         return "time where theirs takes none"
-    return f"{ratio:.1f} times theirs" if ratio >= 1.1 else f"{ratio:.2g} of theirs"
+    if 1 / _NEARLY < ratio < _NEARLY:
+        return f"{abs(ratio - 1):.1%} {'longer' if ratio > 1 else 'less'} than theirs"
+    return f"{ratio:.1f} times theirs" if ratio > 1 else f"{ratio:.2g} of theirs"
 
 
 def _seconds(seconds: float | None) -> str:
@@ -201,14 +207,15 @@ def _seconds(seconds: float | None) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 600 else f"{seconds:.3g} s"
 
 
-def _hyperparameters(ours: Mapping[str, object], theirs: Mapping[str, object]) -> Iterator[Difference]:
-    if not ours or not theirs:
+def _hyperparameters(ours: Side, theirs: Side) -> Iterator[Difference]:
+    mine, other = ours.hyperparameters, theirs.hyperparameters
+    if not mine or not other:
         return
-    for name in sorted({*ours, *theirs}):
-        if _NOT_COMPARED.search(name):
+    for name in sorted({*mine, *other}):
+        if _NOT_COMPARED.search(name) or (ours.benchmark, name) in _OUTCOMES:
             continue
         weight = _weight(name, _HYPERPARAMETERS, _OTHER_HYPERPARAMETER)
-        found = _setting("hyperparameters", name, ours.get(name), theirs.get(name), weight)
+        found = _setting("hyperparameters", name, mine.get(name), other.get(name), weight)
         if found is not None:
             yield found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,24 @@ def test_hyperparameters_are_ranked_by_what_they_can_do(tmp_path: Path) -> None:
     theirs = one(tmp_path / "b", timed_log(60, 3))
     names = [each.name for each in explain(ours, theirs).differences]
     assert names == ["global_batch_size", "opt_name", "sgd_opt_weight_decay"]
+
+
+def test_what_was_measured_comes_before_what_settings_may_do(tmp_path: Path) -> None:
+    ours = one(tmp_path / "a", timed_log(63, 3, global_batch_size=3328))
+    theirs = one(tmp_path / "b", timed_log(60, 3))
+    first, *rest = explain(ours, theirs).differences
+    assert first.sentence.startswith("your training takes 5.0% longer than theirs: 252 s against 240 s")
+    assert "global_batch_size" in [each.name for each in rest]
+
+
+def test_the_samples_that_bert_took_are_no_setting(tmp_path: Path) -> None:
+    """Its train_samples are those until the target; of other benchmarks they are the data set's."""
+    sides = [
+        one(tmp_path / name, timed_log(60, 3, train_samples=n)) for name, n in (("a", 1_281_167), ("b", 1_300_000))
+    ]
+    assert [each.name for each in explain(*sides).differences] == ["train_samples"]
+    bert = [replace(side, benchmark="bert") for side in sides]
+    assert explain(*bert).differences == ()
 
 
 def test_the_same_run_has_no_difference(tmp_path: Path) -> None:
