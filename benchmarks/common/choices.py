@@ -37,7 +37,8 @@ def taken(config: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
     found = {key: getattr(config, key) for key in KEYS if hasattr(config, key)}
     if hasattr(config, "compiles"):
         found["xla"] = config.compiles
-    found.update({**saved, **_recorded})
+    # A resumed run may be on another device: its arithmetic is not that of the checkpoint.
+    found.update({**{key: value for key, value in saved.items() if key != "tf32"}, **_recorded})
     if "cuda_graph" in found and config.device == "cpu":
         found["cuda_graph"] = False
     return found

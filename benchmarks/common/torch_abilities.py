@@ -45,7 +45,7 @@ def compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
     It is what a step compiles without its collectives, on noise; a node's only rank compiles in the step itself. The
     others wait for a lock, which the system takes from a process that ends in any way, and never for a message.
     """
-    if ranks.local_size == 1:
+    if ranks.size == 1:
         return
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,9 @@ def compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
         with suppress(OSError):
             if ranks.local_rank == 0:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        pytorch.barrier()  # by now the first has it
+        pytorch.barrier()  # by now the first has it; a node's only rank waits with the others of all nodes
+        if ranks.local_size == 1:
+            return
         with suppress(OSError):
             if ranks.local_rank > 0:
                 fcntl.flock(file, fcntl.LOCK_SH)

@@ -45,10 +45,13 @@ def saved_placement(saved: Mapping[str, Any], sizes: Sequence[int], ranks: Ranks
     """Return the placement of a checkpoint: what a rank saved are the tables that it had, without their names."""
     placement = tuple(tuple(tables) for tables in saved.get("placement", ()))
     rows = sum(sizes[table] for tables in placement[ranks.rank : ranks.rank + 1] for table in tables)
-    if sorted(sum(placement, ())) != list(range(len(sizes))) or rows != len(saved["tables"]):
+    fits = sorted(sum(placement, ())) == list(range(len(sizes))) and rows == len(saved["tables"])
+    found = f"rank {ranks.rank} saved {len(saved['tables']):,} rows, and the recorded placement gives it {rows:,}"
+    # A rank that ended alone would leave the others in their next collective.
+    reason = pytorch.agreed("" if fits else found)
+    if reason:
         raise SystemExit(
-            f"the checkpoint's tables do not fit: rank {ranks.rank} saved {len(saved['tables']):,} rows, and the "
-            f"recorded placement gives it {rows:,}\n"
+            f"the checkpoint's tables do not fit: {reason}\n"
             "  expected: a checkpoint of this version on this data set\n"
             "  do this: remove the checkpoint, or resume with the version and the data set that wrote it"
         )
