@@ -177,6 +177,10 @@ def _show(
     for each, config in zip(planned, configs, strict=True):
         say(screen, f"would write {each.models}: {each.name}, version {each.version}, with config.pbtxt:")
         screen.print(config, markup=False, highlight=False, soft_wrap=True)
+    if place.runtime == "host":
+        # Its paths are relative to it.
+        folder = shlex.join(["cd", str(place.command.working_directory)])
+        screen.print(folder, markup=False, highlight=False, soft_wrap=True)
     screen.print(shlex.join(place.command.argv), markup=False, highlight=False, soft_wrap=True)
     if place.problem is not None:
         say(screen, "[yellow]cannot be started here[/]:", text(place.problem.found))

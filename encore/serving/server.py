@@ -64,6 +64,9 @@ def _wait(child: subprocess.Popen[bytes], ports: Ports, models: Sequence[str], l
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL_SECONDS)
             raise explain(log, f"the server ended with exit code {child.returncode}")
+        # Triton does not notice that its backend's process was never started, and waits for it.
+        if STUB_FAILED.search(log.read_text(encoding="utf-8", errors="replace")):
+            raise explain(log, "the server cannot start its backend")
         if time.monotonic() > end:
             raise explain(log, f"the server is not ready after {seconds:g} s")
 
@@ -78,6 +81,12 @@ def _is_ready(ports: Ports, model: str) -> bool:
     except OSError:
         return False
 
+
+STUB_FAILED = re.compile(r"^(?:bash: .+|.+: error while loading shared libraries: .+)$", re.MULTILINE)
+"""What the shell and the loader print in place of the Python backend's stub."""
+
+WITHOUT_GPU = "CudaDriverHelper has not been initialized."
+"""An error that every server on a machine without a GPU prints, and that stops nothing."""
 
 SYMPTOMS = (
     (r"failed to (?:start|listen).*|[Aa]ddress already in use", "a port is taken", "--http-port and --grpc-port"),
@@ -96,6 +105,7 @@ def explain(log: Path, found: str) -> EncoreError:
     """Return what went wrong by the server's own words."""
     text = log.read_text(encoding="utf-8", errors="replace")
     reasons = re.findall(r"^(?:E\d.*\] |error: )\"?(.+?)\"?$", text, re.MULTILINE)
+    reasons = STUB_FAILED.findall(text)[:1] or [each for each in reasons if each != WITHOUT_GPU]
     last = reasons[-1] if reasons else ""
     loading = re.findall(r"failed to load '[^']*' version \d+: (.+?)(?:\\n|\"?$)", text, re.MULTILINE)
     words = (loading or [last or " ".join(text.split()[-20:])])[-1]

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore import paths
 from encore.errors import EncoreError
 from encore.job import PASSED_ON, Command
 from encore.serving.repository import Repository
@@ -121,8 +120,11 @@ def command(
     environment["PYTHONNOUSERSITE"] = "1"
     libraries = [runs_model.library, str(wheel.libraries), caller.get("LD_LIBRARY_PATH", "")]
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
-    folders = (f"--model-repository={repository.models}", f"--backend-directory={backends(repository)}")
-    return Command(argv=(str(wheel.server), *folders, *options), environment=environment, working_directory=paths.ROOT)
+    folder = repository.folder.absolute()
+    # The Python backend starts its stub by `bash -c` and quotes no path: relative ones have no space of the user's.
+    folders = [repository.models.absolute().relative_to(folder), backends(repository).relative_to(folder)]
+    where = (f"--model-repository={folders[0]}", f"--backend-directory={folders[1]}")
+    return Command(argv=(str(wheel.server), *where, *options), environment=environment, working_directory=folder)
 
 
 def backends(repository: Repository) -> Path:

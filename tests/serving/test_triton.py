@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -17,6 +18,10 @@ import psutil
 import pytest
 
 from encore import paths
+from encore.errors import EncoreError
+from encore.job import Command
+from encore.serving import server
+from encore.serving.server import Ports
 from tests.conftest import Encore
 from tests.trainings import ATTEMPTS, free_ports
 
@@ -29,7 +34,8 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def exported(serving_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exported") / "tiny"
+    folder = tmp_path_factory.mktemp("exported") / "with a space" / "tiny"
+    folder.parent.mkdir()
     done = run(serving_python, "-m", "tests.in_framework.tiny_export", folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -205,5 +211,24 @@ def test_a_model_that_does_not_load_is_explained(
     assert done.returncode == 1
     assert "the server ended" in done.stderr
     assert "model.onnx" in done.stderr
-    left = [each for each in psutil.process_iter(["cmdline"]) if str(broken) in " ".join(each.info["cmdline"] or [])]
+    left = [each for each in psutil.process_iter(["cwd"]) if (each.info["cwd"] or "").startswith(str(broken))]
     assert not left
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "bash: line 1: /models/my: No such file or directory",
+        "/models/stub: error while loading shared libraries: libarchive.so.13: cannot open shared object file",
+    ],
+)
+def test_a_backend_that_never_starts_is_reported_while_the_server_waits(tmp_path: Path, line: str) -> None:
+    noise = 'E1123 12:41:32.821556 26320 server.cc:241] "CudaDriverHelper has not been initialized."'
+    script = 'printf "%s\\n" "$@"; exec sleep 60'
+    argv = ("sh", "-c", script, "sh", line, noise)
+    command = Command(argv=argv, environment=dict(os.environ), working_directory=tmp_path)
+    http, grpc = map(int, free_ports())
+    started = server.running(command, Ports(http, grpc, 0), ["tiny"], tmp_path / "server.log", 5)
+    with pytest.raises(EncoreError, match="cannot start its backend") as error, started:
+        pass
+    assert line in error.value.found
