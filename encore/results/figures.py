@@ -82,7 +82,9 @@ def _accuracy(ours: Sequence[Measurement], benchmark: str, name: str, suffix: st
     target = next((curve.target for _, curve in curves if curve.target), None)
     panel = Panel(WIDTH, _HEIGHT)
     levels = [y for _, y in points] + ([target] if target is not None else [])
-    panel.axes(padded([x for x, _ in points], 0.02), padded(levels), "epochs", "quality" if name == "value" else name)
+    epochs = [x for x, _ in points]
+    whole = all(x.is_integer() for x in map(float, epochs))
+    panel.axes(padded(epochs, 0.02), padded(levels), "epochs", "quality" if name == "value" else name, whole=whole)
     several = len(curves) > len(shown)
     for number, curve in curves:
         _line(panel, curve.points, number, marks=len(points) <= _MOST_MARKS)

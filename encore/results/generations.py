@@ -163,7 +163,8 @@ def _lines(title: str, series: Mapping[str, list[tuple[float, float]]]) -> Plot 
     if len({x for x, _ in points}) < 2:
         return None
     panel = Panel(_WIDTH, _HEIGHT, top=20)
-    panel.axes((min(x for x, _ in points), max(x for x, _ in points)), padded([y for _, y in points]), "generation")
+    x = (min(x for x, _ in points), max(x for x, _ in points))
+    panel.axes(x, padded([y for _, y in points]), "generation", whole=True)
     for number, (name, line) in enumerate(series.items(), 1):
         panel.line(line, number)
         panel.marks(line, number)

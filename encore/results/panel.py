@@ -73,11 +73,29 @@ class Panel:
         self._parts: list[str] = []
         self._legend: list[tuple[str, str]] = []
 
-    def axes(self, x: Range, y: Range | None, x_label: str, y_label: str = "", at: Sequence[float] = ()) -> None:
-        """Draw axes with their grid; ``at``: the ticks of x, on a logarithmic axis where they span a factor of 16."""
+    def axes(
+        self,
+        x: Range,
+        y: Range | None,
+        x_label: str,
+        y_label: str = "",
+        at: Sequence[float] = (),
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Draw axes with their grid.
+
+        Args:
+            x: range of x.
+            y: range of y; None: no axis.
+            x_label: name of x.
+            y_label: name of y.
+            at: the ticks of x, on a logarithmic axis where they span a factor of 16.
+            whole: x counts something, and has no tick between two whole numbers.
+        """
         logarithmic = len(at) > 1 and at[-1] / at[0] > _LOGARITHMIC_FROM
         self.x = Scale(*x, self.left, self.right, logarithmic)
-        marks = self._apart(at) if at else ticks(*x)
+        marks = self._apart(at) if at else ticks(*x, whole=whole)
         self._path("axis", f"M{_n(self.left)} {_n(self.bottom)}H{_n(self.right)}")
         for value in marks:
             self._below(value, written(value, marks))
@@ -230,13 +248,14 @@ def _distance(point: Point, start: Point, end: Point) -> float:
     return abs(right * y - down * x) / length if length else math.hypot(x, y)
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers from low to high, at most ``most`` of them."""
+def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
+    """Return round numbers from low to high, at most ``most`` of them; whole ones where they count something."""
     if not high > low:
         return [low]
     rough = (high - low) / (most - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    step = max(step, 1.0) if whole else step
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from encore.results.figures import accuracy_over_epochs
 from encore.results.generations import drawing, game_of, generation_plots, generations_of, generations_table, last_moves
+from encore.results.measurements import Curve, Measurement
 from encore.results.report import build_report, render, write_files
 from tests.results.result_logs import resnet_v07, write_set
 
@@ -55,6 +57,23 @@ def played(folder: Path) -> Path:
     return found
 
 
+def ticks_of_x(svg: str, label: str) -> list[str]:
+    """Return what is written in the row of ticks above the label of x."""
+    texts = [each for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")]
+    low = next(float(each.attrib["y"]) for each in texts if each.text == label) - 16
+    return [str(each.text) for each in texts if float(each.attrib["y"]) == low]
+
+
+def test_whole_epochs_have_whole_ticks_and_parts_of_one_have_not() -> None:
+    def ticks_over(*epochs: float) -> list[str]:
+        curve = Curve("value", tuple((each, 0.5 + each / 100) for each in epochs), None)
+        one = Measurement(label="one", benchmark="resnet", system="one", curves=(curve,))
+        return ticks_of_x(accuracy_over_epochs([one], "resnet")[0].svg, "epochs")
+
+    assert ticks_over(1, 2, 3) == ["1", "2", "3"]
+    assert "0.5" in ticks_over(0.5, 1.0, 1.5)
+
+
 def test_each_generation_is_shown_as_it_was_written_last(tmp_path: Path) -> None:
     folder = played(tmp_path)
     table = generations_table(folder)
@@ -63,6 +82,7 @@ def test_each_generation_is_shown_as_it_was_written_last(tmp_path: Path) -> None
     assert "Generation 2 won 70.0% against generation 1." in table.note
     assert [plot.title for plot in generation_plots(folder)] == ["Losses over generations", "Win rate over generations"]
     assert "policy loss 3 to 2" in generation_plots(folder)[0].svg
+    assert ticks_of_x(generation_plots(folder)[0].svg, "generation") == ["1", "2"]
     assert generations_of(None) == ({}, {})
     assert generations_table(tmp_path) is None
     assert generation_plots(tmp_path) == []
