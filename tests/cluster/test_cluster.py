@@ -303,7 +303,7 @@ def test_submit_status_follow_and_cancel_agree_with_slurm(jobs: Jobs) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--nodes", "3"), "partition debug has 2 that are up"),
+        (("--nodes", "3"), "partition debug has 2"),
         (("--nodes", "1", "--partition", "debgu"), "did you mean 'debug'?"),
         (("--nodes", "1", "--time", "500"), "allows 01:00:00"),
         (("--nodes", "1", "--data", "/nosuch"), "there is no data set in /nosuch"),

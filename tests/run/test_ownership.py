@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -112,7 +113,8 @@ def test_another_host_is_believed_while_its_record_changes(
         written(experiment, owner, age)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ownership.time, "sleep", renewed)
+        # Not of the module time itself: other threads of this process sleep, too.
+        patch.setattr(ownership, "time", SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=renewed))
         is_refused(run, "process 1 on elsewhere is running experiment 1")
     monkeypatch.setattr(ownership, "SILENT_SECONDS", 0.05)
     monkeypatch.setattr(ownership, "WATCH_SECONDS", 0.01)
