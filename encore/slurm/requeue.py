@@ -30,5 +30,7 @@ def request(allocation: Allocation, most: int) -> tuple[bool, str]:
     try:
         commands.call("scontrol", "requeue", allocation.job)
     except EncoreError as error:
-        return False, f"not requeued, {error.found}"
+        # Slurm ends the job's processes, scontrol among them, which may not live to say that it was done.
+        if not is_done(allocation):
+            return False, f"not requeued, {error.found}"
     return True, f"job {allocation.name} is back in the queue and resumes when it starts again"

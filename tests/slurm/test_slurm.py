@@ -27,7 +27,18 @@ from encore.run import planning, run_folder, runner, slurm_job, status, submissi
 from encore.run.planning import Request
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import Prepared, Wanted
-from encore.slurm import allocation, cluster, cluster_check, commands, nodes, partitions, placement, queue, script
+from encore.slurm import (
+    allocation,
+    cluster,
+    cluster_check,
+    commands,
+    nodes,
+    partitions,
+    placement,
+    queue,
+    requeue,
+    script,
+)
 from encore.slurm.allocation import Allocation
 from encore.slurm.partitions import Partition
 from tests.conftest import Encore
@@ -533,3 +544,22 @@ def test_a_node_that_lacks_something_is_refused(tmp_path: Path, monkeypatch: pyt
     assert found[0].remedy == "copy it there; or leave the node out: sbatch --exclude=NODE"
     with pytest.raises(EncoreError, match="1 of 3 nodes cannot start"):
         nodes.check(3, [])
+
+
+@pytest.mark.parametrize(("restarts", "goes_on"), [("1", True), ("0", False)])
+def test_a_requeue_that_ends_scontrol_too_is_seen(
+    monkeypatch: pytest.MonkeyPatch, restarts: str, goes_on: bool
+) -> None:
+    """Slurm counts the restart, then ends the processes of the job, of which scontrol is one."""
+    counted = "0"
+
+    def call(*words: str) -> str:
+        nonlocal counted
+        counted = restarts
+        raise EncoreError("scontrol: no reason given")
+
+    monkeypatch.setattr(requeue.commands, "call", call)
+    monkeypatch.setattr(requeue.commands, "show_job", lambda job: {"Restarts": counted})
+    found = requeue.request(Allocation(job="2", nodes=("n1",)), 3)
+    assert found[0] is goes_on
+    assert ("not requeued" in found[1]) is not goes_on
