@@ -58,7 +58,7 @@ def recorded(experiment: Path) -> Path:
     left = {key for key, value in passport["configuration"].items() if value["value"] == "auto"}
     taken = passport.get("choices", {}).get("0", {})  # MXNet leaves nothing to choose
     assert left <= set(taken), f"not recorded: {left - set(taken)}"
-    assert "auto" not in json.dumps(taken)
+    assert '"auto"' not in json.dumps(taken)
     return experiment
 
 
