@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import kernels
+from benchmarks.common import choices, kernels
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.kernels import Operator
 from benchmarks.common.ranks import Ranks
@@ -84,6 +84,7 @@ def choose(config: Config, ranks: Ranks, saved: Optional[Mapping[str, str]] = No
     torch.compile fuses by itself, and in NCHW a channel's numbers are not neighbours: both have the plain path.
     """
     if config.compile != "none" or config.layout != "NHWC":
+        choices.record("kernels", "plain")
         return PLAIN
     side = max(1, config.image_size // 4)
     sizes = {"norm relu": {"shape": (config.batch_size, 256, side, side), "with_shortcut": True}}
