@@ -111,7 +111,8 @@ def published_curve(score: Score) -> Iterator[Oddity]:
     for run in score.runs:
         found = [(public, ratios) for public, ratios in _curves_like(score, run) if ratios]
         alike = [public for public, ratios in found if _apart(ratios) <= _SAME_FACTOR]
-        whole = [public for public in alike if len(public.minutes) == len(curve_of(run).minutes)]
+        evaluations = len(curve_of(run).minutes) if alike else 0
+        whole = [public for public in alike if len(public.minutes) == evaluations]
         if found and not whole:
             line = run.quality[0].line
             name = (alike or [public for public, _ in found])[0].name
