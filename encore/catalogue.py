@@ -293,7 +293,8 @@ def parse(model: type[Parsed], path: Path) -> Parsed:
         where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise names.unknown(f"key in {path}:", where, _keys_next_to(model, first["loc"])) from error
-        raise EncoreError(f"{path}: {where}: {first['msg']}", remedy="fix the file") from error
+        place = f"{path}: {where}" if where else str(path)
+        raise EncoreError(f"{place}: {first['msg'].removeprefix('Value error, ')}", remedy="fix the file") from error
 
 
 def _keys_next_to(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:

@@ -80,6 +80,9 @@ def run(
         str | None,
         typer.Option(help="Over ssh: horovodrun (default) or mpirun; torchrun for torch.distributed."),
     ] = None,
+    require_target: Annotated[
+        bool, typer.Option(help="Exit with 3 where a target is missed; slurm/run.sub exits with 0 unless given.")
+    ] = True,
     resume: options.Resume = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -90,8 +93,8 @@ def run(
         # A run that resumes after a requeue is planned from its folder, with the same cluster file.
         os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
     if resume is not None:
-        refuse_with_resume(context, "run folder", "hang_seconds", "stop_seconds", "cluster")
-        _resume(screen, resume.absolute(), limits, dry_run, as_json)
+        refuse_with_resume(context, "run folder", "hang_seconds", "stop_seconds", "cluster", "require_target")
+        _resume(screen, resume.absolute(), limits, dry_run, as_json, require_target)
         return
     if benchmark is None:
         raise EncoreError("no benchmark given", expected="encore run BENCHMARK GPUS")
@@ -102,7 +105,7 @@ def run(
     begun = _begun(plan)
     if begun is not None:
         screen.print(f"resuming {begun}")
-        _resume(screen, begun, limits, dry_run, as_json)
+        _resume(screen, begun, limits, dry_run, as_json, require_target)
         return
     if plan.target.why != "asked for":
         screen.print(f"runtime {plan.target.runtime}: {plan.target.why}")
@@ -112,7 +115,7 @@ def run(
     folder, python = runner.prepare_and_create(plan, hooks(screen, None, None))
     with RunView(screen) as view:
         ending = runner.execute(plan, folder, python, hooks(screen, view, folder), limits)
-    finish(screen, folder, ending, as_json)
+    finish(screen, folder, ending, as_json, require_target)
 
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
@@ -162,7 +165,7 @@ def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> No
         )
 
 
-def _resume(screen: Console, path: Path, limits: Limits, dry_run: bool, as_json: bool) -> None:
+def _resume(screen: Console, path: Path, limits: Limits, dry_run: bool, as_json: bool, require_target: bool) -> None:
     folder = run_folder.open_run(path)
     if dry_run:
         for experiment in folder.experiments():
@@ -171,7 +174,7 @@ def _resume(screen: Console, path: Path, limits: Limits, dry_run: bool, as_json:
         return
     with RunView(screen) as view:
         ending = runner.resume(folder, hooks(screen, view, folder), limits)
-    finish(screen, folder, ending, as_json)
+    finish(screen, folder, ending, as_json, require_target)
 
 
 def hooks(screen: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
@@ -207,14 +210,19 @@ def hooks(screen: Console, view: RunView | None, folder: RunFolder | None) -> ru
     )
 
 
-def finish(screen: Console, folder: RunFolder, ending: runner.Ending, as_json: bool) -> None:
-    """Print the judged result and leave with its exit code."""
-    code = ending.code
+def finish(
+    screen: Console, folder: RunFolder, ending: runner.Ending, as_json: bool, require_target: bool = True
+) -> None:
+    """Print the judged result and leave with its exit code; 0 for a missed target that is not required."""
+    is_excused = ending.code == ExitCode.NOT_REACHED and not require_target
+    code = ExitCode.REACHED if is_excused else ending.code
     judgements = judge.judge(folder)
     if as_json:
         write_json(_as_json(folder, judgements, code))
     else:
         _print_judgements(screen, folder, judgements)
+    if is_excused:
+        screen.print("a target was missed: exit code 0 (with --require-target: 3)")
     is_final = ending.is_final or any(each.state.is_final for each in judgements)
     if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and not (ending.goes_on or is_final):
         screen.print(f"resume with: {hints.resume(folder.path)}", markup=False, highlight=False)

@@ -18,6 +18,7 @@ from encore.machine import preflight
 from encore.run import hints, runner
 from encore.run import submission as submissions
 from encore.run.submission import Wanted
+from encore.slurm import cluster as clusters
 from encore.slurm import commands
 
 SUBMIT_EPILOG = """
@@ -41,7 +42,10 @@ def submit(
     benchmark: options.OptionalBenchmark = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes; default: 1.")] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option(help="GPUs of each node, without any: ranks; default: cluster.toml's, or 1.")
+        str | None,
+        typer.Option(
+            metavar="GPUS", help="Of each node, also a100:8; without any: ranks; default: cluster.toml's, or 1."
+        ),
     ] = None,
     minutes: Annotated[
         int | None, typer.Option("--time", help="Minutes; default: from the published time, with a margin.")
@@ -57,6 +61,10 @@ def submit(
     ] = None,
     job_name: Annotated[str | None, typer.Option(help="Put after encore-BENCHMARK- in the job's name.")] = None,
     comment: Annotated[str | None, typer.Option(help="Put after Encore's part of the job's comment.")] = None,
+    require_target: Annotated[
+        bool,
+        typer.Option("--require-target", help="A missed target ends the job as FAILED; else afterok: jobs start."),
+    ] = False,
     sbatch: Annotated[list[str] | None, typer.Option(metavar="OPTION", help="A further option of sbatch.")] = None,
     resume: options.Resume = None,
     cluster: options.Cluster = None,
@@ -64,9 +72,11 @@ def submit(
     as_json: options.Json = False,
 ) -> None:
     """Write a batch script, check it against the cluster, and hand it to sbatch."""
+    kind, count = _gpus(gpus_per_node)
     wanted = Wanted(
         nodes=nodes,
-        gpus_per_node=gpus_per_node,
+        gpus_per_node=count,
+        gpu_type=kind,
         minutes=minutes,
         array=array,
         partition=partition,
@@ -77,6 +87,7 @@ def submit(
         mail=mail,
         job_name=job_name,
         comment=comment,
+        require_target=require_target,
         more=tuple(sbatch or ()),
         cluster=cluster,
     )
@@ -104,6 +115,18 @@ def submit(
     else:
         say(console(), f"time limit: {prepared.estimate.reason}")
         say(console(), f"submitted as job {job}; watch it with: {hints.command('follow', str(job))}")
+
+
+def _gpus(text: str | None) -> tuple[str | None, int | None]:
+    """Return the type and the number in ``--gpus-per-node a100:8``; None for each that was not given."""
+    if text is None:
+        return None, None
+    try:
+        return clusters.typed(text)
+    except ValueError as error:
+        raise EncoreError(
+            f"--gpus-per-node {text!r}", expected="a number such as 8, or with its type: a100:8"
+        ) from error
 
 
 def _refuse_extra(resume: Path, benchmark: str | None, rest: tuple[str, ...]) -> None:

@@ -31,9 +31,10 @@ def cancel(run: Path) -> str:
 
 def resume(run: Path) -> str:
     """Return the command that continues a run: through Slurm where it began in a job, on its cluster's terms."""
-    submitted, cluster = False, ""
+    submitted, cluster, asked = False, "", []
     with contextlib.suppress(EncoreError):
         passport = RunFolder(run).passport()
         submitted, cluster = bool(passport.get("slurm")), passport.get("cluster_file") or ""
+        asked = [each for each in passport.get("arguments") or () if submitted and each == "--require-target"]
     with_cluster = ("--cluster", cluster) if cluster else ()
-    return command("submit" if submitted else "run", "--resume", run.absolute(), *with_cluster)
+    return command("submit" if submitted else "run", "--resume", run.absolute(), *with_cluster, *asked)

@@ -36,6 +36,7 @@ class Wanted:
 
     nodes: int | None = None
     gpus_per_node: int | None = None
+    gpu_type: str | None = None
     minutes: int | None = None
     array: str | None = None
     """Tasks of an array, one run each: ``5``, or ``0-4`` as sbatch has it."""
@@ -50,6 +51,8 @@ class Wanted:
     """Put after ``encore-BENCHMARK-``."""
     comment: str | None = None
     """Put after Encore's own part of the job's comment."""
+    require_target: bool = False
+    """Whether a missed target ends the job as FAILED."""
     more: tuple[str, ...] = ()
     cluster: Path | None = None
 
@@ -114,7 +117,7 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
 def _cluster(wanted: Wanted) -> tuple[Cluster, Path | None]:
     _check_options(wanted)
     cluster, file = clusters.load(wanted.cluster)
-    given = {"partition": wanted.partition, "account": wanted.account, "qos": wanted.qos}
+    given = {each: getattr(wanted, each) for each in ("partition", "account", "qos", "gpu_type")}
     return cluster.model_copy(update={name: value for name, value in given.items() if value}), file
 
 
@@ -204,7 +207,7 @@ def _prepared(
         gpus_per_node=_gpus(configuration),
         minutes=estimate.minutes,
         results=plan.results,
-        arguments=arguments,
+        arguments=(*arguments, *(["--require-target"] if wanted.require_target else [])),
         array=tasks,
         at_once=int(wanted.array.partition("%")[2]) if wanted.array and "%" in wanted.array else None,
         reservation=wanted.reservation or "",

@@ -21,6 +21,9 @@ CPU_BIND = re.compile(
 )
 """Values of srun --cpu-bind (srun(1)), and auto."""
 HOME = re.compile(r"~(?=/|$)|\$(HOME|USER)\b|\$\{(HOME|USER)\}")
+GPUS = re.compile(r"(?:gpu:)?(?:(?P<type>[\w.-]+):)?(?P<count>\d+)")
+"""GPUs of a node as sbatch has them: 8, a100:8, gpu:8, gpu:a100:8."""
+GPUS_IN_OPTION = re.compile(r"--(?P<option>gres(?=[= ]gpu:)|gpus-per-node)[= ](?P<gpus>[\w.:-]+)")
 GPU_OPTIONS = ("-G", "--gpus", "--gpus-per-node", "--gres")
 OWN_OPTIONS = {
     ("-t", "--time"): "give it to Encore: --time MINUTES",
@@ -80,9 +83,23 @@ class Cluster(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _split_type(cls, given: Any) -> Any:
-        match = re.fullmatch(r"(?:gpu:)?([\w.-]+):(\d+)", str(given.get("gpus_per_node", "")))
-        return {**given, "gpus_per_node": int(match[2]), "gpu_type": match[1]} if match else given
+    def _take_gpus(cls, given: Any) -> Any:
+        """Take the GPUs and their type from ``gpus_per_node = "a100:8"`` and from the options of ``sbatch``."""
+        given, found = dict(given), []
+        if isinstance(given.get("gpus_per_node"), str):
+            text = given.pop("gpus_per_node")
+            found.append((f"gpus_per_node = {text!r}", text, ""))
+        options = given.get("sbatch")
+        if isinstance(options, list) and given.get("gpu_option") != "none":
+            matches = {each: match for each in map(str, options) if (match := GPUS_IN_OPTION.fullmatch(each))}
+            found += [(f"sbatch = [{each!r}]", match["gpus"], match["option"]) for each, match in matches.items()]
+            given["sbatch"] = [each for each in options if each not in matches]
+        for what, text, option in found:
+            kind, count = typed(text)
+            for key, value in (("gpus_per_node", count), ("gpu_type", kind), ("gpu_option", option)):
+                if value != "" and given.setdefault(key, value) != value:
+                    raise ValueError(f"{what} contradicts {key} = {given[key]!r}")
+        return given
 
     @field_validator("data", "results", "image", mode="before")
     @classmethod
@@ -128,6 +145,14 @@ def expanded(text: str) -> str:
     if "$" in found or found.startswith("~"):
         raise ValueError(f"{text!r} is no path; of variables only $HOME, $USER and a leading ~/ are replaced")
     return found
+
+
+def typed(text: str) -> tuple[str, int]:
+    """Return Slurm's type and the number of a node's GPUs in ``8``, ``a100:8`` or ``gpu:a100:8``; ValueError else."""
+    match = GPUS.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no number of GPUs; expected 8, or with Slurm's type a100:8")
+    return match["type"] or "", int(match["count"])
 
 
 def own_option(option: str) -> tuple[str, ...] | None:

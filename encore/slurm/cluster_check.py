@@ -13,7 +13,7 @@ from encore.errors import EncoreError
 from encore.files import existing
 from encore.machine.preflight import Check, Level, check_data_sets
 from encore.slurm import cluster as clusters
-from encore.slurm import commands, partitions
+from encore.slurm import commands, partitions, script
 from encore.slurm.cluster import Cluster
 
 EXAMPLE = "copy slurm/cluster.example.toml to cluster.toml and fill in what differs from the defaults"
@@ -82,6 +82,7 @@ def _gpus(cluster: Cluster, partition: partitions.Partition) -> list[Check]:
 def _account(cluster: Cluster) -> Check:
     """Check by a submission that sbatch only tests: it asks the same rules as a real one."""
     given = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+    given |= script.gpus(cluster.gpus_per_node or 0, cluster)
     options = [f"--{name}={value}" for name, value in given.items() if value]
     try:
         commands.call("sbatch", "--test-only", "--nodes=1", *options, *cluster.sbatch, "--wrap=true")

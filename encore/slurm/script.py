@@ -59,7 +59,7 @@ def options(submission: Submission, cluster: Cluster) -> list[str]:
         "mail-type": "END,FAIL,REQUEUE" if submission.mail else "",
         "array": _tasks(submission.array) + (f"%{submission.at_once}" if submission.at_once else ""),
         "time": clock(submission.minutes) if submission.minutes else "",
-        **_gpus(submission, cluster),
+        **gpus(submission.gpus_per_node, cluster),
     }
     return [
         f"--job-name=encore-{submission.name}" + (f"-{submission.suffix}" if submission.suffix else ""),
@@ -89,8 +89,8 @@ def _tasks(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))
 
 
-def _gpus(submission: Submission, cluster: Cluster) -> dict[str, str]:
-    count = submission.gpus_per_node
+def gpus(count: int, cluster: Cluster) -> dict[str, str]:
+    """Return the option by which so many GPUs of a node are asked for; none where Slurm does not manage them."""
     if not count or cluster.gpu_option == "none":
         return {}
     typed = f"{cluster.gpu_type}:{count}" if cluster.gpu_type else str(count)

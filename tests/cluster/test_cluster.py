@@ -89,7 +89,10 @@ def test_trains_across_two_nodes_to_the_target(unbroken: Unbroken) -> None:
 
 def test_several_runs_are_steps_of_one_job(jobs: Jobs) -> None:
     job = jobs.submit("--runs", "2", "--set", "epochs=1", "--set", "warmup_epochs=0", "--drop-caches")
-    jobs.wait_for_state(job, "FAILED")
+    # A missed target is no failure to afterok, unless asked for.
+    after = (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes", "--nodes=2")
+    later = jobs.submit("--require-target", "--set", "epochs=1", "--set", "warmup_epochs=0", sbatch=after)
+    jobs.wait_for_state(job, "COMPLETED", "FAILED")
     folder = jobs.folder(job)
     seeds = set()
     for number in (0, 1):
@@ -100,6 +103,8 @@ def test_several_runs_are_steps_of_one_job(jobs: Jobs) -> None:
         assert cleared is os.access("/proc/sys/vm/drop_caches", os.W_OK)
         seeds |= {event["value"] for event in events if event["key"] == "seed"}
     assert len(seeds) == 2
+    assert jobs.wait_for_state(later, "FAILED", "CANCELLED") == "FAILED"
+    assert (jobs.state(later)["status"], jobs.cluster.field(later, "ExitCode")) == ("not_reached", "3:0")
 
 
 def test_the_warning_before_the_time_limit_requeues_and_resumes(jobs: Jobs, unbroken: Unbroken) -> None:

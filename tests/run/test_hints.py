@@ -36,11 +36,19 @@ def test_a_hint_names_the_cluster_file_from_any_folder(
         folder.mkdir()
     monkeypatch.chdir(begun)
     monkeypatch.setenv("ENCORE_CLUSTER", "my cluster.toml")
-    run = made(tmp_path / "my results", slurm=slurm, cluster_file=cluster.named(), arguments=["run", "resnet"])
+    given = ["run", "resnet", "--require-target"]
+    run = made(tmp_path / "my results", slurm=slurm, cluster_file=cluster.named(), arguments=given)
     monkeypatch.delenv("ENCORE_CLUSTER")
     monkeypatch.chdir(read)
     words = shlex.split(hints.resume(run.path))
-    assert words[1:] == [command, "--resume", str(run.path), "--cluster", str(begun / "my cluster.toml")]
+    assert words[1:] == [
+        command,
+        "--resume",
+        str(run.path),
+        "--cluster",
+        str(begun / "my cluster.toml"),
+        *given[2:] * bool(slurm),
+    ]
 
 
 @pytest.mark.parametrize(("goes_on", "is_final"), [(False, False), (True, False), (False, True)])
@@ -50,3 +58,12 @@ def test_a_job_that_goes_on_by_itself_does_not_advise_to_resume(tmp_path: Path, 
         finish(screen, run, Ending(ExitCode.INTERRUPTED, goes_on, is_final), as_json=False)
     assert ended.value.exit_code == ExitCode.INTERRUPTED
     assert (f"resume with: {hints.resume(run.path)}" in screen.export_text()) is not (goes_on or is_final)
+
+
+@pytest.mark.parametrize(("code", "left"), [(ExitCode.NOT_REACHED, 0), (ExitCode.FAILED, 1)])
+def test_only_a_missed_target_is_excused(tmp_path: Path, code: ExitCode, left: int) -> None:
+    screen = Console(file=io.StringIO(), width=200, record=True, soft_wrap=True)
+    with pytest.raises(typer.Exit) as ended:
+        finish(screen, made(tmp_path), Ending(code), as_json=False, require_target=False)
+    assert ended.value.exit_code == left
+    assert ("a target was missed: exit code 0" in screen.export_text()) is (left == 0)

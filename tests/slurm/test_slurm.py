@@ -154,7 +154,8 @@ def test_the_time_limit_comes_from_the_published_time() -> None:
 
 BAD = [
     (("--nodes", "0"), "--nodes 0"),
-    (("--nodes", "2", "--gpus-per-node", "99"), "--gpus-per-node 99"),
+    (("--nodes", "2", "--gpus-per-node", "a100:99"), "--gpus-per-node 99"),
+    (("--nodes", "2", "--gpus-per-node", "a100:"), "or with its type: a100:8"),
     (("--nodes", "2", "--array", "0"), "--array 0"),
     (("--nodes", "2", "--array", "3", "--runs", "2"), "in an array of 3 tasks"),
     (("--nodes", "2", "--cluster", "/nosuch.toml"), "no cluster file"),
@@ -198,7 +199,7 @@ def test_unknown_keys_of_the_cluster_file_are_refused(encore: Encore, tmp_path: 
 @pytest.mark.usefixtures("anywhere")
 def test_options_that_undo_encores_own_are_refused_in_the_cluster_file_too(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
-    for option in ("--time=1", "--job-name=mine", "--gres=gpu:8"):
+    for option in ("--time=1", "--job-name=mine", "--gpus=16"):
         file.write_text(f'sbatch = ["{option}"]\n', encoding="utf-8")
         with pytest.raises(EncoreError, match=rf"sbatch = \['{option}'\] in {file} contradicts") as refused:
             prepared("docker", 2, cluster=file)
@@ -479,10 +480,30 @@ def test_doctor_names_drained_nodes_with_slurms_reason(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("anywhere")
 def test_typed_gpus_and_the_width_of_an_array_reach_sbatch(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
-    file.write_text('gpus_per_node = "gpu:a100:8"\ngpu_option = "gres"\npartition = "debug,short"\n', encoding="utf-8")
-    text = prepared("docker", 2, cluster=file, array="0-9%2").script
-    for line in ("--gres=gpu:a100:8", "--array=0-9%2", "--partition=debug,short"):
-        assert f"#SBATCH {line}\n" in text
+    for gpus, option in (
+        ('gpus_per_node = "gpu:a100:2"\ngpu_option = "gres"', "--gres=gpu:a100:2"),
+        ('sbatch = ["--gres=gpu:a100:2"]', "--gres=gpu:a100:2"),
+        ('sbatch = ["--gpus-per-node a100:2"]', "--gpus-per-node=a100:2"),
+    ):
+        file.write_text(f'{gpus}\npartition = "debug,short"\n', encoding="utf-8")
+        text = prepared("docker", 2, cluster=file, array="0-9%2", gpus_per_node=None, require_target=True).script
+        for line in (f"#SBATCH {option}", "#SBATCH --array=0-9%2", "#SBATCH --partition=debug,short", "resnet 4"):
+            assert text.count(line) == 1
+        assert "--require-target" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'gpus_per_node = 4\nsbatch = ["--gres=gpu:a100:2"]', 'gpus_per_node = "a100:2"\ngpu_type = "v100"',
+        'gpu_option = "gres"\nsbatch = ["--gpus-per-node=2"]', 'gpus_per_node = "a100:x"',
+    ],
+)  # fmt: skip
+def test_gpus_that_are_given_twice_must_agree(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(EncoreError, match=rf"^{file}: .*(contradicts|is no number of GPUs)"):
+        cluster.load(file)
 
 
 @pytest.mark.usefixtures("anywhere")
