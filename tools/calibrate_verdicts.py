@@ -87,7 +87,8 @@ def verdict_of(ours: Runs, theirs: Runs) -> Verdict:
     sides = []
     for runs in (ours, theirs):
         trimmed = 1 if len(runs) >= 5 else 0
-        sides.append((Sample.of([minutes for minutes, _ in runs], trimmed), *length_samples(runs, trimmed)))
+        kept = sorted(runs)[trimmed : len(runs) - trimmed]
+        sides.append((Sample.of([minutes for minutes, _ in runs], trimmed), *length_samples(runs, kept, trimmed)))
     (score, lengths, per_length), (their_score, their_lengths, their_per_length) = sides
     time = factor_of("time", "min", score, their_score)
     if time is None:

@@ -31,7 +31,6 @@ from encore.results.verdicts import (
     decide,
     factor_of,
     length_factor,
-    ranged_factor,
     reasons_for,
     runs_to_decide,
     what_would_decide,
@@ -72,6 +71,8 @@ class Comparison:
     score: Factor | None
     per_length: Factor | None
     lengths: Factor | None
+    scaling: Factor | None
+    """The factors of the reference convergence, where official scores with different ones are compared."""
     verdict: Verdict
     reasons: tuple[str, ...]
     caveats: tuple[str, ...]
@@ -85,8 +86,9 @@ class Comparison:
 
     @property
     def factors(self) -> tuple[Factor, ...]:
-        """The factors there are: the score, and the two it is the product of."""
-        return tuple(each for each in (self.score, self.per_length, self.lengths) if each is not None)
+        """The factors there are: the score, and the two or three that it is the product of."""
+        every = (self.score, self.per_length, self.lengths, self.scaling)
+        return tuple(each for each in every if each is not None)
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain data; the fields are described in docs/compare.md."""
@@ -169,6 +171,7 @@ def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = 
         score=score,
         per_length=per_length,
         lengths=lengths,
+        scaling=_scaling(ours, theirs) if lengths is not None else None,
         verdict=verdict,
         reasons=tuple(reasons),
         caveats=tuple(_caveats(ours, theirs, match.how)),
@@ -201,12 +204,17 @@ def _factors(ours: Side, theirs: Side | None) -> tuple[Factor | None, Factor | N
     unit = ours.length_unit or "epochs"
     if unit != theirs.length_unit:
         return score, None, None
-    mine = ours.by_last_evaluation() if theirs.counts_last else ours
     one = " or ".join(each.rstrip("s") for each in unit.split(" or "))
-    lengths = length_factor(unit, mine.lengths, theirs.lengths)
-    if lengths is None and mine.lengths is not None and theirs.length_range is not None:
-        lengths = ranged_factor(unit, mine.lengths, theirs.length_range)
-    return score, factor_of(f"minutes per {one}", "min", mine.per_length, theirs.per_length), lengths
+    per_length = factor_of(f"minutes per {one}", "min", ours.per_length, theirs.per_length)
+    return score, per_length, length_factor(unit, ours.lengths, theirs.lengths)
+
+
+def _scaling(ours: Side, theirs: Side | None) -> Factor | None:
+    """Return the factors that the official scores have and minutes per epoch and epochs do not."""
+    mine, other = ours.scaling_factor, theirs.scaling_factor if theirs is not None else None
+    if ours.score_kind == "raw" or not mine or not other or mine == other:
+        return None
+    return Factor(name="reference convergence", unit="", ours=mine, theirs=other, ratio=mine / other)
 
 
 def _judge(

@@ -13,7 +13,6 @@ read. They are made from checkouts of the public result repositories:
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,17 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from encore.results.published import PublishedResult, lines_of, system_of
+from encore.results.rules import Rule, rule_for
 from encore.results.score import find_sets, score_folder
 from encore.results.sides import Side, known_targets, length_samples, side_of
 from encore.results.statistics import Sample
 from encore.results.systems import cells_at
-from encore.results.timing import Curve
+from encore.results.timing import Curve, mean_phases
 
 
 def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
-    """Return the published cell as a side: from its logs below ``logs``, else from its digest, else its row alone."""
+    """Return the published cell as a side: from its logs below ``logs``, else from its digest."""
     side = _from_logs(cell, logs) if logs is not None else None
-    return side or _from_digest(cell) or _from_row(cell)
+    return side or _from_digest(cell)
 
 
 def digests(round_: str) -> Iterator[Side]:
@@ -43,7 +43,8 @@ def digests(round_: str) -> Iterator[Side]:
 def side_of_digest(entry: dict[str, Any]) -> Side:
     """Return the side that the digest was made of, without its logs."""
     round_, submitter, system = entry["name"].split("/", 2)
-    lengths, per_length = _lengths(entry)
+    counted = _counted(entry, rule_for(round_, entry["benchmark"], entry["global_batch"]))
+    lengths, per_length = _lengths(entry, counted)
     converged = [reason is None for reason in entry["reasons"]]
     return Side(
         label=entry["name"],
@@ -63,7 +64,9 @@ def side_of_digest(entry: dict[str, Any]) -> Side:
         train_samples=entry["train_samples"],
         division=entry["division"],
         targets=known_targets(round_, entry["benchmark"], entry["global_batch"]),
-        phases={name: _median(of_runs) for name, of_runs in entry["phases"].items()},
+        phases=mean_phases(
+            [{name: of_runs[number] for name, of_runs in entry["phases"].items()} for number in counted]
+        ),
         minutes=tuple(m for m, reason in zip(entry["minutes"], entry["reasons"], strict=True) if reason is None),
         curves=tuple(
             Curve(minutes=tuple(minutes), values={name: tuple(each) for name, each in values.items()})
@@ -73,8 +76,15 @@ def side_of_digest(entry: dict[str, Any]) -> Side:
     )
 
 
-def _median(of_runs: Sequence[float | None]) -> float:
-    return statistics.median([seconds for seconds in of_runs if seconds is not None])
+def _counted(entry: dict[str, Any], rule: Rule | None) -> list[int]:
+    """Return the places of the runs that the score is the mean of; else of those that converged, else that ended."""
+    ended = [number for number, minutes in enumerate(entry["minutes"]) if minutes]
+    converged = [number for number in ended if entry["reasons"][number] is None]
+    if entry["score_minutes"] is None or rule is None:
+        return converged or ended
+    missed = len(entry["minutes"]) - len(converged)
+    ordered = sorted(converged[: entry["scored"]], key=lambda number: entry["minutes"][number])
+    return list(rule.counted(ordered, missed))
 
 
 def _score(entry: dict[str, Any]) -> Sample | None:
@@ -87,13 +97,15 @@ def _score(entry: dict[str, Any]) -> Sample | None:
     return sample if entry["score_minutes"] is None else replace(sample, estimate=entry["score_minutes"])
 
 
-def _lengths(entry: dict[str, Any]) -> tuple[Sample | None, Sample | None]:
+def _lengths(entry: dict[str, Any], counted: Sequence[int]) -> tuple[Sample | None, Sample | None]:
     """Return lengths to the target and minutes per length of the runs that converged, else the latter of all."""
-    known = [each for each in zip(entry["minutes"], entry["lengths"], entry["reasons"], strict=True) if each[1]]
-    reached = [(minutes, length) for minutes, length, reason in known if reason is None]
+    known = [(number, length) for number, length in enumerate(entry["lengths"]) if length]
+    minutes, reasons = entry["minutes"], entry["reasons"]
+    reached = [(minutes[number], length) for number, length in known if reasons[number] is None]
     if reached:
-        return length_samples(reached, entry["trimmed"])
-    speeds = [minutes / length for minutes, length, _ in known]
+        kept = [(minutes[number], length) for number, length in known if number in counted]
+        return length_samples(reached, kept, entry["trimmed"])
+    speeds = [minutes[number] / length for number, length in known]
     return None, Sample.of(speeds) if speeds else None
 
 
@@ -119,66 +131,17 @@ def _sides_below(folder: Path, cell: PublishedResult) -> Iterator[Side]:
 def _as_published(side: Side, cell: PublishedResult) -> Side:
     """Return the set with the score that was published of it, where there is one."""
     if cell.score_minutes is not None:
-        score = side.score or _from_row(cell).score
-        score = replace(score, estimate=cell.score_minutes) if score else None
+        score = side.score and replace(side.score, estimate=cell.score_minutes)
         side = replace(side, score=score, score_is_official=True)
     factor = cell.scaling_factor or 1.0
     return replace(side, label=cell.name, hardware=cell.hardware, published=cell, scaling_factor=factor)
 
 
-def _from_row(cell: PublishedResult) -> Side:
-    """Return what one row of published.csv says."""
-    count = cell.converged or cell.runs
-    score = None
-    if cell.score_minutes is not None:
-        spread = cell.cv * cell.score_minutes if cell.cv is not None else None
-        score = Sample(estimate=cell.score_minutes, spread=spread, count=count, trimmed=1 if count > 2 else 0)
-    span = _span(cell.last_eval_epochs)
-    lengths = per_length = None
-    if span is not None and span[0] == span[1] and score is not None and cell.round != "v0.5":
-        lengths = Sample(estimate=span[0], spread=0.0, count=count)
-        per_length = Sample(
-            estimate=score.estimate / span[0],
-            spread=score.spread / span[0] if score.spread is not None else None,
-            count=count,
-        )
-    return Side(
-        label=cell.name,
-        round=cell.round,
-        benchmark=cell.benchmark,
-        hardware=cell.hardware,
-        score=score,
-        score_is_official=score is not None,
-        scaling_factor=cell.scaling_factor or 1.0,
-        runs=cell.runs,
-        converged=count,
-        lengths=lengths,
-        per_length=per_length,
-        length_unit="epochs" if span else "",
-        counts_last=True,
-        # v0.5 logs count epochs in several ways, which only the logs themselves distinguish.
-        length_range=span if cell.round != "v0.5" else None,
-        global_batch=cell.global_batch,
-        phases={"init_s": cell.init_seconds} if cell.init_seconds is not None else {},
-        published=cell,
-    )
-
-
-def _span(text: str) -> tuple[float, float] | None:
-    """Return ``33-37`` as in published.csv; samples and BERT's constant 1 say nothing about epochs."""
-    low, separator, high = text.partition("-")
-    try:
-        span = float(low), float(high if separator else low)
-    except ValueError:
-        return None
-    return span if 1 < span[0] <= span[1] else None
-
-
-def _from_digest(cell: PublishedResult) -> Side | None:
+def _from_digest(cell: PublishedResult) -> Side:
     start = f'{{"name":{json.dumps(cell.name)},"benchmark":'
     start += f"{json.dumps(cell.benchmark)}," if cell.benchmark else ""
-    entry = next((line for line in lines_of(cell.round)[1:] if line.startswith(start)), None)
-    return _as_published(side_of_digest(json.loads(entry)), cell) if entry is not None else None
+    entry = next(line for line in lines_of(cell.round)[1:] if line.startswith(start))
+    return _as_published(side_of_digest(json.loads(entry)), cell)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,15 @@ from typing import Any, Literal
 
 from encore import catalogue
 from encore.results.published import PublishedResult, System
+from encore.results.score_kinds import scaling_factors
 from encore.results.sides import Side, first_step_seconds
 from encore.results.systems import family, framework_of
 
-Area = Literal["phases", "hyperparameters", "software", "topology", "environment", "configuration"]
+Area = Literal["score", "phases", "hyperparameters", "software", "topology", "environment", "configuration"]
 
 _SAME_TIME = 0.02
+_SAME_SHARE = 0.0005
+"""Of their time: what is below is 0.0 % of it."""
 _SAME_NUMBER = 1e-6
 _SHORTEST_S = 0.05
 _ONE_SIDED = 0.25
@@ -130,6 +133,7 @@ class Explanation:
 def explain(ours: Side, theirs: Side) -> Explanation:
     """Return every difference between the two sides, ranked."""
     found = [
+        *_scaling(ours, theirs),
         *_phases(ours, theirs),
         *_hyperparameters(ours, theirs),
         *_software(ours.hardware, theirs.hardware),
@@ -156,6 +160,16 @@ def _unknown(ours: Side, theirs: Side) -> Iterator[str]:
             yield f"not known of {whose}: {', '.join(lacking)}"
 
 
+def _scaling(ours: Side, theirs: Side) -> Iterator[Difference]:
+    """Yield the factors of the official scores, which the times that were measured do not have."""
+    mine, other = scaling_factors(ours, theirs)
+    if mine and other and abs(mine / other - 1) >= _SAME_SHARE:
+        found = _setting("score", "factor of the reference convergence", mine, other, 1.0)
+        if found is not None:
+            text = f"{found.sentence}: the official score is the time multiplied by it"
+            yield replace(found, weight=1.0 + abs(mine / other - 1), sentence=text)
+
+
 def _phases(ours: Side, theirs: Side) -> Iterator[Difference]:
     """Yield where the time went, ours against theirs; the phases on the clock add up to the difference."""
     mine, other = dict(ours.phases), dict(theirs.phases)
@@ -169,9 +183,10 @@ def _phases(ours: Side, theirs: Side) -> Iterator[Difference]:
         if name not in mine or name not in other:
             continue
         left, right = mine[name], other[name]
-        if max(left, right) < _SHORTEST_S or abs(left - right) <= _SAME_TIME * max(left, right):
-            continue
         share = abs(left - right) / total if total else _OFF_THE_CLOCK_WEIGHT
+        same = abs(left - right) <= _SAME_TIME * max(left, right)
+        if max(left, right) < _SHORTEST_S or (share < _SAME_SHARE if name in _ON_THE_CLOCK and total else same):
+            continue
         ratio = left / right if right > 0 else None
         text = f"your {label} takes {_times(ratio)}: {_seconds(left)} against {_seconds(right)}"
         if name in _ON_THE_CLOCK and total:

@@ -11,8 +11,11 @@ Sources, named at each table:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+Run = TypeVar("Run")
 
 ROUNDS = (
     "v0.5", "v0.6", "v0.7", "v1.0", "v1.1", "v2.0", "v2.1", "v3.0", "v3.1", "v4.0", "v4.1", "v5.0", "v5.1",
@@ -66,6 +69,14 @@ class Rule:
     """Runs that may miss the target and then count as the slowest."""
     first_converging: int | None = None
     """NCF of v0.5: the score takes this many runs, the first that converge."""
+
+    def counted(self, ordered: Sequence[Run], missed: int) -> Sequence[Run]:
+        """Return the runs that the score is the mean of, from those that converged, the fastest first.
+
+        Runs that missed the target are the slowest, and dropped before others.
+        """
+        slowest = 0 if self.first_converging else missed
+        return ordered[self.dropped_each_side : len(ordered) - max(self.dropped_each_side - slowest, 0)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -261,14 +261,13 @@ def _crashes(runs: Sequence[RunLog]) -> Iterator[Flag]:
 def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> Score:
     """Return the mean without the fastest and the slowest; runs that missed the target are the slowest."""
     ordered = sorted(runs, key=lambda run: run.minutes or 0.0)
-    fastest = ordered[: rule.dropped_each_side]
-    slowest_left = max(rule.dropped_each_side - missed, 0)
-    counted = ordered[rule.dropped_each_side : len(ordered) - slowest_left]
+    counted = rule.counted(ordered, missed)
     if not counted:
         missing = "no run is left after dropping the fastest and the slowest"
         return replace(score, lack=Lack.NONE_COUNTED, missing=missing)
     not_converged = [run for run in score.runs if not run.converged] if missed else []
-    dropped = [*fastest, *ordered[len(ordered) - slowest_left :], *not_converged]
+    kept = set(map(id, counted))
+    dropped = [*(run for run in ordered if id(run) not in kept), *not_converged]
     minutes = math.fsum(run.minutes for run in counted if run.minutes is not None) / len(counted)
     return replace(score, counted=tuple(counted), dropped=tuple(dropped), score_minutes=minutes)
 

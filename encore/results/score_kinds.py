@@ -12,10 +12,17 @@ from encore.results.sides import Side
 
 def with_official_scores(ours: Side, theirs: Side | None) -> tuple[Side, Side | None]:
     """Return both with their official scores where both factors are known, else as they are, with raw scores."""
-    mine, other = _factor(ours), _factor(theirs) if theirs is not None else None
-    if theirs is None or mine is None or other is None:
+    if theirs is None:
+        return ours, None
+    mine, other = scaling_factors(ours, theirs)
+    if mine is None or other is None:
         return ours, theirs
     return _official(ours, mine), _official(theirs, other)
+
+
+def scaling_factors(ours: Side, theirs: Side) -> tuple[float | None, float | None]:
+    """Return by what the raw scores are multiplied to the official ones; None where that is not known."""
+    return _factor(ours), _factor(theirs)
 
 
 def _factor(side: Side) -> float | None:

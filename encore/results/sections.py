@@ -116,8 +116,8 @@ def section(
     small = not named and is_small(compared)
     if small:
         compared = replace(
-            compared, theirs=None, score=None, per_length=None, lengths=None, confidence=None, score_interval=None,
-            further_runs=None, caveats=(),
+            compared, theirs=None, score=None, per_length=None, lengths=None, scaling=None, confidence=None,
+            score_interval=None, further_runs=None, caveats=(),
         )  # fmt: skip
     ours, theirs = compared.ours, compared.theirs
     explanation = explain(ours, theirs) if theirs is not None else None

@@ -259,5 +259,5 @@ def phase_bars(ours: Side, theirs: Side | None) -> Plot | None:
     return Plot(
         "Where the time went",
         panel.svg(f"Where the time went; {'; '.join(words)}"),
-        "From left to right: start, train, evaluate; medians of the runs.",
+        "From left to right: start, train, evaluate; means of the runs that the score counts.",
     )

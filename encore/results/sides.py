@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from encore.results.run_log import RunLog
 from encore.results.score import Flag, Lack, Score, score_folder
 from encore.results.statistics import Sample
 from encore.results.systems import nearest_description, rounds_system
-from encore.results.timing import Curve, curve_of, length_of, median_phases
+from encore.results.timing import Curve, curve_of, length_of, mean_phases, phases_of
 
 _PASSPORT_LIMIT = 1 << 22
 
@@ -55,10 +55,6 @@ class Side:
     required: int | None = None
     lengths: Sample | None = None
     length_unit: str = ""
-    length_range: tuple[float, float] | None = None
-    """Least and most epochs, where only these were published."""
-    counts_last: bool = False
-    """Whether the epochs are those of the last evaluation in the log, which may come after the clock stopped."""
     per_length: Sample | None = None
     """Minutes per epoch (or per sample, or per evaluation), evaluation and start included."""
     global_batch: float | None = None
@@ -110,15 +106,6 @@ class Side:
         """What ``score`` is called, where raw and official scores may differ."""
         return "score" if self.scaling_factor == 1.0 else f"{self.score_kind} score"
 
-    def by_last_evaluation(self) -> Side:
-        """Return this side with its epochs counted to the last evaluation in the log, as published.csv counts them."""
-        known = [(run.minutes, run.epochs) for run in self.logs if run.minutes is not None and run.epochs is not None]
-        pairs = [(minutes, epochs) for minutes, epochs in known if epochs > 0]
-        if not pairs:
-            return self
-        lengths, per_length = length_samples(pairs, self.score.trimmed if self.score else 0)
-        return replace(self, lengths=lengths, per_length=per_length)
-
     @property
     def submission(self) -> Mapping[str, Any]:
         """What a run.json of Encore says that the result may be called: ``kind``, ``submitted``, ``of``, ``text``."""
@@ -165,7 +152,9 @@ def side_of(score: Score, *, in_digests: bool = False) -> Side:
     """Return the side that a scored set is; ``in_digests``: audited among the public sets too."""
     passport = _json(score.folder / "run.json")
     minutes = _score_sample(score)
-    lengths, unit, per_length = _lengths(score.runs, minutes.trimmed if minutes else 0)
+    ended = [run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]
+    counted = score.counted or score.converged or ended
+    lengths, unit, per_length = _lengths(ended, set(map(id, counted)), minutes.trimmed if minutes else 0)
     with_events = [run for run in score.runs if run.events]
     first = with_events[0] if with_events else None
     hardware = _hardware(score, passport, first)
@@ -189,7 +178,7 @@ def side_of(score: Score, *, in_digests: bool = False) -> Side:
         train_samples=first.train_samples if first else None,
         division=first.division if first else None,
         targets=known_targets(score.round, score.benchmark, first.global_batch if first else None),
-        phases=median_phases([run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]),
+        phases=mean_phases([vars(phases_of(run)) for run in counted]),
         curves=tuple(curve_of(run) for run in score.runs),
         hyperparameters=_common(with_events),
         settings=_settings(passport),
@@ -222,10 +211,11 @@ def _score_sample(score: Score) -> Sample | None:
     return replace(sample, estimate=score.score_minutes)
 
 
-def _lengths(runs: Sequence[RunLog], trimmed: int) -> tuple[Sample | None, str, Sample | None]:
+def _lengths(
+    ended: Sequence[RunLog], counted: Collection[int], trimmed: int
+) -> tuple[Sample | None, str, Sample | None]:
     """Return epochs to the target and minutes per epoch; the latter of all that ended, where none converged."""
-    ended = [(run, length_of(run)) for run in runs if (run.elapsed_minutes or 0.0) > 0]
-    known = [(run, length) for run, length in ended if length is not None and length.value > 0]
+    known = [(run, length) for run in ended if (length := length_of(run)) is not None and length.value > 0]
     if not known:
         return None, "", None
     unit = Counter(length.unit for _, length in known).most_common(1)[0][0]
@@ -233,19 +223,22 @@ def _lengths(runs: Sequence[RunLog], trimmed: int) -> tuple[Sample | None, str, 
     reached = [(run.minutes, length.value) for run, length in known if run.minutes is not None]
     if not reached:
         return None, unit, Sample.of([(run.elapsed_minutes or 0.0) / length.value for run, length in known])
-    lengths, per_length = length_samples(reached, trimmed)
+    kept = [(run.minutes, length.value) for run, length in known if run.minutes is not None and id(run) in counted]
+    lengths, per_length = length_samples(reached, kept, trimmed)
     return lengths, unit, per_length
 
 
-def length_samples(runs: Sequence[tuple[float, float]], trimmed: int) -> tuple[Sample, Sample]:
+def length_samples(
+    runs: Sequence[tuple[float, float]], kept: Sequence[tuple[float, float]], trimmed: int
+) -> tuple[Sample, Sample]:
     """Return epochs to the target, and minutes per epoch, of runs by their minutes and epochs.
 
-    Their means are of the runs that the score counts, so that their product is the score. How they vary is seen in
-    all runs: those that are dropped are the ones with an epoch more.
+    Their means are of ``kept``, the runs that the score counts, so that their product is the score. How they vary is
+    seen in all runs: those that are dropped are the ones with an epoch more.
     """
     lengths = Sample.of([length for _, length in runs], trimmed)
     per_length = Sample.of([minutes / length for minutes, length in runs], trimmed)
-    kept = sorted(runs)[lengths.trimmed : len(runs) - lengths.trimmed]
+    kept = kept or runs
     total = sum(length for _, length in kept)
     return (
         replace(lengths, estimate=total / len(kept)),
@@ -324,7 +317,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def first_step_seconds(side: Side) -> float | None:
-    """Return seconds from run_start to the first training step, where Encore's own metrics have it: the median."""
+    """Return seconds from run_start to the first training step, where Encore's own metrics have it: the mean."""
     found = []
     for run in side.logs:
         number = run.path.stem.rpartition("_")[2]
@@ -340,4 +333,4 @@ def first_step_seconds(side: Side) -> float | None:
             continue
         if seconds is not None:
             found.append(seconds)
-    return statistics.median(found) if found else None
+    return statistics.fmean(found) if found else None

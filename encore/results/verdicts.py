@@ -89,16 +89,6 @@ def length_factor(unit: str, ours: Sample | None, theirs: Sample | None) -> Fact
     return replace(factor, found=None, interval=factor.interval if known else None)
 
 
-def ranged_factor(unit: str, ours: Sample, span: tuple[float, float]) -> Factor:
-    """Return epochs where only the least and the most of the submission are known: the ratio to the nearer end."""
-    low, high = span
-    nearest = min(max(ours.estimate, low), high)
-    factor = length_factor(unit, ours, Sample(estimate=nearest, spread=0.0, count=ours.count))
-    note = f"only the range {low:g} to {high:g} of the submitted runs is known: against its nearer end"
-    none = Factor(name=f"{unit} to the target", unit=unit, ours=ours.estimate, theirs=nearest)
-    return replace(factor or none, note=note)
-
-
 def decide(
     score: Factor, per_length: Factor | None, lengths: Factor | None, within: float, *, single: bool
 ) -> tuple[Verdict, Factor]:

@@ -106,9 +106,9 @@ def published_points(series: Series, benchmark: str) -> list[Measured]:
 def _measured(cell: PublishedResult) -> Measured:
     side = submission(cell)
     gpus, batch, minutes = side.hardware.accelerators, cell.global_batch, cell.score_minutes
-    if not gpus or not batch or not minutes or cell.benchmark is None:
-        raise ValueError(f"{cell.name} lacks its number of accelerators, its batch or its score")
-    epochs = side.lengths.estimate if side.lengths else statistics.mean(side.length_range or (0.0,))
+    if not gpus or not batch or not minutes or cell.benchmark is None or side.lengths is None:
+        raise ValueError(f"{cell.name} lacks its number of accelerators, its batch, its epochs or its score")
+    epochs = side.lengths.estimate
     steps = epochs * train_samples()[cell.benchmark] / batch
     point = Point(gpus=gpus, nodes=side.hardware.nodes or 1, samples_per_gpu=batch / gpus, time=minutes * 60 / steps)
     return Measured(cell=cell, point=point, batch=batch, epochs=epochs, minutes=minutes)

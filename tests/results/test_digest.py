@@ -143,6 +143,15 @@ def test_every_published_set_has_a_digest_with_its_score(round_: str) -> None:
             exact = side.score_is_official and side.runs == cell.runs
             limit = 0.001 if exact else 0.05 * cell.score_minutes
             assert side.score.estimate == pytest.approx(cell.score_minutes, abs=limit), cell.name
+    for side in sides.values():
+        if side.score is None or not side.score_is_official:
+            continue
+        on_the_clock = sum(side.phases.get(name, 0.0) for name in ("start_s", "train_s", "evaluate_s"))
+        assert on_the_clock == pytest.approx(side.score.estimate * 60, rel=2e-5), side.label
+        # The length of some of those runs is not in their logs.
+        if side.lengths is not None and side.per_length is not None and side.label != "v0.7/Google/tpu-v4-128-TF":
+            product = side.lengths.estimate * side.per_length.estimate
+            assert product == pytest.approx(side.score.estimate, rel=1e-6), side.label
 
 
 def test_digests_are_small() -> None:

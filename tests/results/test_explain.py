@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,6 +87,31 @@ def test_a_slow_evaluation_is_named_first_and_in_words(tmp_path: Path) -> None:
         "evaluation",
         "single evaluation",
     ]
+
+
+def test_the_shares_of_the_phases_add_up_to_the_ratio_that_compare_prints(tmp_path: Path) -> None:
+    """Runs that vary, of which one missed its target: medians of the phases would add up to another one."""
+    logs = [timed_log(60.0 + 2 * n**2, 3.0 + n, 4 + n % 2, seed=n) for n in range(4)]
+    missed = timed_log(60.0, 3.0).replace('"success"', '"aborted"').replace("0.761", "0.7")
+    ours = load_side(write_set(tmp_path / "a", [*logs, missed]))
+    theirs = load_side(write_set(tmp_path / "b", [timed_log(50.0 + n, 9.0, seed=n) for n in (0, 1, 2, 4, 9)]))
+    compared, clock = compare_with(ours, theirs, AS_GIVEN), ("start of training", "training", "evaluation")
+    assert compared.score is not None
+    assert compared.score.ratio == pytest.approx((335 + 297 + 425) / (245 + 249 + 257))
+    shares = [
+        float(each.sentence.split(", ")[-1].split("%")[0]) / 100
+        for each in explain(ours, theirs).differences
+        if each.name in clock
+    ]
+    assert sum(shares) == pytest.approx(compared.score.ratio - 1, abs=0.0015)
+    assert compared.per_length is not None
+    assert compared.lengths is not None
+    assert compared.per_length.ratio * compared.lengths.ratio == pytest.approx(compared.score.ratio)
+    scaled = compare_with(replace(ours, scaling_factor=1.02), replace(theirs, scaling_factor=1.0), AS_GIVEN)
+    assert math.prod(each.ratio or 0.0 for each in scaled.factors[1:]) == pytest.approx(scaled.factors[0].ratio)
+    assert len(scaled.factors) == 4
+    (factor,) = (each.sentence for each in explain(scaled.ours, theirs).differences if each.area == "score")
+    assert factor.startswith("factor of the reference convergence: 1.02, theirs 1: the official score is the time")
 
 
 def test_hyperparameters_are_ranked_by_what_they_can_do(tmp_path: Path) -> None:
