@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -100,6 +101,20 @@ def seconds_of_step(build: Build, parameters: Sequence[torch.nn.Parameter]) -> f
 
 
 # -- state in place: a captured graph holds these very tensors ----------------------------------------
+
+
+@contextmanager
+def unchanged(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Put back what steps inside change but gradients, in place; where there was no state, it is a fresh one's."""
+    present = (*network.state_dict().values(), *_tensors(optimizer.state_dict()).values())
+    kept = [(tensor, tensor.clone()) for tensor in present]
+    device = kept[0][0].device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    reset(optimizer)
+    with torch.no_grad():
+        for tensor, value in kept:
+            tensor.copy_(value)
 
 
 @torch.no_grad()

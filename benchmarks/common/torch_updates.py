@@ -221,19 +221,12 @@ class Rates:
 
 @contextmanager
 def unchanged(network: torch.nn.Module, updates: Updates) -> Iterator[None]:
-    """Put back what steps inside change, in place, since a graph holds these very tensors.
-
-    The updates are those of a run that begins: their state is empty afterwards.
-    """
-    kept = [(tensor, tensor.clone()) for tensor in network.state_dict().values()]
+    """Put back what steps inside change, in place, since a graph holds these very tensors."""
     scale = {} if updates.scale is None else {name: each.clone() for name, each in updates.scale.content().items()}
-    yield
-    torch_optimizers.reset(updates.optimizer)
+    with torch_optimizers.unchanged(network, updates.optimizer):
+        yield
     if updates.scale is not None:
         updates.scale.restore(scale)
-    with torch.no_grad():
-        for tensor, value in kept:
-            tensor.copy_(value)
 
 
 def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -16,8 +16,7 @@ from benchmarks.resnet.inputs import TrainingInput
 from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model, optimizer
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.pytorch.train import forward_backward, train_step
-from benchmarks.resnet.pytorch.training import Training
+from benchmarks.resnet.pytorch.train import Training, forward_backward, train_step
 from tests.in_framework import parity_task
 
 CPU = torch.device("cpu")

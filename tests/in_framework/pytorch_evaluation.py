@@ -13,7 +13,6 @@ from benchmarks.resnet.inputs import EvaluationInput
 from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model, train
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.pytorch.training import build
 from tests.in_framework.some_run import some_run
 
 data, batch_size = Path(sys.argv[1]), int(sys.argv[2])
@@ -23,7 +22,7 @@ config = dataclasses.replace(
 )  # fmt: skip
 run = some_run(config, pytorch)
 ranks = run.ranks
-training = build(config, ranks, {}, train.whole_step)
+training = train.build(config, ranks, {})
 network = training.network
 # Ranks that saw other images have other statistics; they must evaluate with the mean, which is a fresh
 # network's here.

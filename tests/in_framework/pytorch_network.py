@@ -18,7 +18,7 @@ from benchmarks.common.metrics import MetricsStream, StepReports
 from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import memory
 from benchmarks.resnet.architecture import STAGES, input_shape
-from benchmarks.resnet.pytorch import model, optimizer, train, training
+from benchmarks.resnet.pytorch import distributed, model, optimizer, train
 from benchmarks.resnet.pytorch.config import Config
 
 BASE = dataclasses.replace(
@@ -95,7 +95,7 @@ ALONE = Ranks(0, 1, 0, 1, CPU)
 def built(**changes):
     """A training, warmed up as configured; nothing at all by default."""
     config = dataclasses.replace(BASE, warm_up_steps=0, learning_rate=0.1, **changes)
-    return training.build(config, ALONE, {}, train.whole_step)
+    return train.build(config, ALONE, {})
 
 
 def batch_of(count=8, dtype=torch.float32):
@@ -109,22 +109,24 @@ def losses_of(trained, steps=4, rates=(0.1, 0.05, 0.2, 0.2)):
     return [train.train_step(trained, *batch_of(), rate).item() for rate, _ in zip(rates, range(steps))]
 
 
+def momenta(trained):
+    return [state["momentum_buffer"] for state in trained.optimizer.state.values()]
+
+
 def warm_up_changes():
     """What a warm-up changes: losses with and without one from the start, weights, momenta and random numbers."""
     options = {"optimizer": "lars", "loss_scale": 128.0}
     bare = built(**options)
     torch.manual_seed(5)
-    warm = training.warm_up(
-        bare._replace(config=dataclasses.replace(bare.config, warm_up_steps=3)), ALONE, train.whole_step
-    )
+    warm = train.warm_up(bare._replace(config=dataclasses.replace(bare.config, warm_up_steps=3)), ALONE)
     changed = (
         [] if torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(5)).item() else ["random"]
     )
-    changed += ["momenta"] if any(momentum.any() for momentum in training._momenta(warm)) else []
+    changed += ["momenta"] if any(momentum.any() for momentum in momenta(warm)) else []
     changed += [] if losses_of(warm) == losses_of(built(**options)) else ["first losses"]
-    tensors = [*warm.network.state_dict().values(), *training._momenta(warm)]
+    tensors = [*warm.network.state_dict().values(), *momenta(warm)]
     before = [tensor.clone() for tensor in tensors]
-    training.warm_up(warm, ALONE, train.whole_step)
+    train.warm_up(warm, ALONE)
     same = all(torch.equal(tensor, value) for tensor, value in zip(tensors, before))
     return changed + ([] if same else ["tensors"]) + ([] if warm.network.training else ["evaluation"])
 
@@ -140,7 +142,7 @@ def gradients_of(passes):
 def all_reduces(passes):
     """How many gradient buckets a step of so many passes sums over the ranks."""
     trained = built(accumulation_steps=passes, batch_size=8)
-    wrapped = training._distributed(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
+    wrapped = distributed.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
     sent = []
 
     def hook(state, bucket):
@@ -155,7 +157,7 @@ def all_reduces(passes):
 def compiled_graphs():
     """How many graphs torch.compile makes of the network inside DistributedDataParallel, in one bucket."""
     trained = built(batch_size=8)
-    wrapped = training._distributed(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
+    wrapped = distributed.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
     losses_of(trained._replace(parallel=torch.compile(wrapped, backend="eager", dynamic=False)), steps=1)
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 

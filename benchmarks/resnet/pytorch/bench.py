@@ -23,9 +23,8 @@ from benchmarks.resnet.inputs import TrainingInput, bench_subject
 from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.pytorch.data import Batch
-from benchmarks.resnet.pytorch.train import train_step, whole_step
-from benchmarks.resnet.pytorch.training import Training, build, synthetic_batch
+from benchmarks.resnet.pytorch.data import Batch, synthetic_batch
+from benchmarks.resnet.pytorch.train import Training, build, train_step
 
 
 def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[], None]:
@@ -60,7 +59,7 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     config = torch_abilities.settle(config, ranks)
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
-    training = build(config, ranks, {}, whole_step)
+    training = build(config, ranks, {})
     images, labels = synthetic_batch(config, ranks.context, config.eval_batch_size)
     calls: Dict[str, Callable[..., Any]] = {
         "bare": bare_step(config, ranks.context, batch),

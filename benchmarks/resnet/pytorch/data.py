@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.torch_dali import to_tensor
+from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.pytorch.config import Config
 
 Batch = Tuple[torch.Tensor, torch.Tensor]
@@ -25,3 +26,12 @@ def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
 def gpu(ranks: Ranks) -> int:
     """Slurm may show each rank its own GPU alone, which is then number 0."""
     return ranks.context.index or 0
+
+
+def synthetic_batch(config: Config, device: torch.device, batch_size: int = 0) -> Batch:
+    """One batch of noise on the device, in the type and memory order of the real one; default: of a training step."""
+    count = batch_size or config.batch_size
+    dtype = torch.float16 if config.precision == "fp16" else torch.float32
+    images = torch.rand((count, *input_shape(config)[1:])).to(device, dtype)
+    images = images.permute(0, 3, 1, 2) if config.layout == "NHWC" else images
+    return images, torch.randint(0, config.num_classes, (count,)).to(device)

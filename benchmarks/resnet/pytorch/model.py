@@ -7,7 +7,7 @@ are those of benchmarks/resnet/weights.py.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import List
+from typing import List, Sequence
 
 import torch
 from torch import nn
@@ -130,3 +130,10 @@ def neutral_name(name: str) -> str:
 def statistics(network: nn.Module) -> List[torch.Tensor]:
     """The running means and variances of all batch-norm layers: what ranks do not share."""
     return list(network.buffers())
+
+
+@torch.no_grad()
+def set_statistics(network: nn.Module, values: Sequence[torch.Tensor]) -> None:
+    """Give the batch-norm layers what ``statistics`` returned."""
+    for buffer, value in zip(statistics(network), values):
+        buffer.copy_(value)

@@ -9,37 +9,74 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 
 from __future__ import annotations
 
-from functools import lru_cache, partial, reduce
-from typing import Dict, List, Optional
+from contextlib import nullcontext
+from functools import lru_cache, partial
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 import torch
+from torch import nn
 
+from benchmarks.common import torch_abilities, torch_optimizers
+from benchmarks.common.cuda_graphs import Captured, on_side_stream, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import autocast
 from benchmarks.common.mllog import samples
+from benchmarks.common.ranks import Ranks
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
-from benchmarks.resnet.pytorch import data, model
+from benchmarks.resnet.pytorch import data, distributed, model, operators, optimizer
 from benchmarks.resnet.pytorch.config import Config
-from benchmarks.resnet.pytorch.training import Training, accumulating, build, content, own_content
+from benchmarks.resnet.pytorch.optimizer import MomentumSGD
 from benchmarks.resnet.schedule import learning_rate
+
+STEPS_BEFORE_CAPTURE = 11
+"""Steps before a capture: DistributedDataParallel settles its buckets in the first ten (PyTorch, CUDA graphs)."""
+
+
+class Training(NamedTuple):
+    """All that a step works on."""
+
+    network: nn.Module
+    parallel: nn.Module
+    """The network with gradients averaged over the ranks in its backward pass, compiled if so configured."""
+    optimizer: MomentumSGD
+    config: Config
+    graph: Optional[Captured] = None
+    """The whole step on a batch, at the rate that the optimizer has."""
+
+
+def build(config: Config, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
+    """Build with what ``content`` and ``own_content`` saved, or with rank 0's fresh weights, and warm up."""
+    config = torch_abilities.settle(config, ranks)
+    network = model.place(model.build(config), config, ranks.context)
+    model.use(network, operators.choose(config, ranks, saved.get("operators")))
+    sgd = optimizer.build(network, config)
+    if saved:
+        network.load_state_dict(saved["network"])
+        sgd.load_state_dict(saved["optimizer"])
+    if config.cuda_graph:
+        sgd.make_capturable(ranks.context)
+    training = Training(network, distributed.wrap(network, config, ranks), sgd, config)
+    if saved:
+        model.set_statistics(network, saved["statistics"])
+    return warm_up(training, ranks)
 
 
 def forward_backward(training: Training, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Fill the gradients, times config.loss_scale, summed over the ranks; return the mean loss of this rank."""
     config, passes = training.config, training.config.accumulation_steps
     training.optimizer.zero_grad(set_to_none=True)
-    losses: List[torch.Tensor] = []
-    for part, targets in zip(images.chunk(passes), labels.chunk(passes)):
-        with accumulating(training, is_last=len(losses) == passes - 1):
+    total = torch.zeros((), device=images.device)
+    for number, (part, targets) in enumerate(zip(images.chunk(passes), labels.chunk(passes)), start=1):
+        with distributed.no_sync(training.parallel) if number < passes else nullcontext():
             with autocast(images.device, config.precision):
                 logits = training.parallel(part)
             loss = model.smoothed_loss(logits, targets, config.label_smoothing)
             (loss * (config.loss_scale / passes)).backward()
-        losses.append(loss.detach())
-    return reduce(torch.add, losses) / passes
+        total += loss.detach()
+    return total / passes
 
 
 def whole_step(training: Training, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -78,12 +115,62 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     return {"accuracy": hits / evaluation.total}
 
 
+def warm_up(training: Training, ranks: Ranks) -> Training:
+    """Compile, choose kernels, connect the ranks and capture, all on noise and before the clock (MLPerf since v0.6)."""
+    config, step, device = training.config, partial(whole_step, training), ranks.context
+    with torch_optimizers.unchanged(training.network, training.optimizer):
+        batch = data.synthetic_batch(config, device)
+        if config.compile != "none" and (config.cuda_graph or config.warm_up_steps):
+            torch_abilities.compile_in_turns(partial(_own_pass, training, *batch), ranks)
+        if config.cuda_graph:
+            steps = max(config.warm_up_steps, STEPS_BEFORE_CAPTURE)
+            training = training._replace(graph=Captured(step, batch, repeated(step, steps)))
+        elif config.warm_up_steps:
+            repeated(step, config.warm_up_steps)(*batch)
+            training.optimizer.zero_grad(set_to_none=True)
+        if config.warm_up_steps:
+            images, _ = data.synthetic_batch(config, device, config.eval_batch_size)
+            with torch.no_grad(), autocast(device, config.precision):
+                training.network.eval()(images)
+            training.network.train()
+    return training
+
+
+def _own_pass(training: Training, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Forward and backward pass whose gradients no other rank sees."""
+    config = training.config
+    part, targets = (each.chunk(config.accumulation_steps)[0] for each in (images, labels))
+    # On the stream of the step that follows: see distributed.py.
+    with on_side_stream() if config.cuda_graph else nullcontext(), distributed.no_sync(training.parallel):
+        with autocast(images.device, config.precision):
+            logits = training.parallel(part)
+        (model.smoothed_loss(logits, targets, config.label_smoothing) * config.loss_scale).backward()
+    training.optimizer.zero_grad(set_to_none=True)
+
+
+def content(training: Training) -> Dict[str, Any]:
+    """Weights and momenta for a checkpoint."""
+    return {
+        "network": training.network.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "operators": training.network.operators.names,
+    }
+
+
+def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+    """What a rank has for itself: the state of its input, and its own running statistics."""
+    return {
+        "input": batches.checkpoint(),
+        "statistics": [tensor.cpu() for tensor in model.statistics(training.network)],
+    }
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
     with run.initialization():
         run.log(events.initialization(config))
-        training = build(config, ranks, saved, whole_step)
+        training = build(config, ranks, saved)
     train_images = lru_cache(None)(partial(count_records, run.data / "train.idx"))
     # The index is read behind run_start, like all of the data set.
     with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:
