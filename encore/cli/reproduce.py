@@ -11,7 +11,7 @@ import typer
 from rich import markup
 from rich.console import Console
 
-from encore import configuration
+from encore import configuration, names
 from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.containers import images
@@ -21,6 +21,7 @@ from encore.reproduce.expressions import NoValueError
 from encore.reproduce.reproduction import Reproduction
 from encore.reproduce.reproduction import reproduce as read_configuration
 from encore.reproduce.source import Source, name_of, open_source
+from encore.results.rules import ROUNDS
 from encore.results.words import count_of
 from encore.run import hints
 
@@ -70,7 +71,7 @@ def reproduce(
     every = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
     read = [each for each in every if isinstance(each, Reproduction)]
     if len(every) > 1 and (start or output):
-        _one_is_needed(opened, "--run" if start else "-o")
+        _one_is_needed(source, opened, *(["--run"] if start else ["-o", str(output)]))
     if as_json:
         write_json([_as_json(each, data_folder) if isinstance(each, Reproduction) else each for each in every])
     elif len(every) == 1 and read:
@@ -97,18 +98,17 @@ def _round(given: str | None) -> str | None:
     if given is None:
         return None
     name = f"v{given.lower().removeprefix('v')}"
-    whole, _, part = name[1:].partition(".")
-    if not (whole.isdigit() and part.isdigit() and len(name) < 8):
-        raise EncoreError(f"{given!r} is no round", expected="a round such as v0.7", remedy="--round v0.7")
+    if name not in ROUNDS:
+        raise names.unknown("round", given, ROUNDS)
     return name
 
 
-def _one_is_needed(opened: Source, option: str) -> None:
-    listed = ", ".join(name_of(file) for file in opened.configurations)
+def _one_is_needed(source: Path, opened: Source, *options: str) -> None:
+    listed = [name_of(file) for file in opened.configurations]
     raise EncoreError(
-        f"{option} with {len(opened.configurations)} configurations",
-        expected=f"one of {listed}",
-        remedy="--config NAME",
+        f"{options[0]} with {len(listed)} configurations",
+        expected=f"one of {', '.join(listed)}",
+        remedy=hints.command("reproduce", source, "--config", listed[0], *options),
     )
 
 

@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import shlex
 import tarfile
 import zipfile
 from pathlib import Path
@@ -192,7 +193,94 @@ def test_a_result_of_v05_leads_to_the_folder_of_its_task(tmp_path: Path) -> None
     unknown.mkdir(parents=True)
     with pytest.raises(EncoreError, match="number of nodes") as refused:
         open_source(unknown, None, None)
-    assert "code/other/mxnet" in (refused.value.remedy or "")
+    assert "code/image_classification/mxnet" in (refused.value.remedy or "")
+    assert "code/other/mxnet" not in (refused.value.remedy or "")
+
+
+CONFIGURATIONS = {
+    "mxnet": {
+        "DGXA100": "export DGXNGPU=8 DGXNNODES=1",
+        "R750xax4A100-PCIE-80GB": "export DGXNNODES=1\nexport DGXNGPU=4",
+        "2xR750xax4A100-80GB-PCIe": "export DGXNNODES=2\nexport DGXNGPU=4",
+        "XE8545x4A100-SXM-80GB": "export DGXNNODES=1\nexport DGXNGPU=4",
+        "X660 G45_1x8x7": "source $(dirname $0)/config_common.sh",
+        "common": "export DGXNGPU=8",
+        "mounts": "export A=1",
+    },
+    "v30-mxnet": {"DGXH100_multi_8x8x50": "export DGXNGPU=8"},
+    "NC96": {"DGXA100_1x8x7": "export DGXNGPU=8"},
+}
+
+
+@pytest.mark.parametrize(
+    ("system", "description", "expected"),
+    [
+        ("R750xax4A100-PCIE-80GB", {}, "mxnet/R750xax4A100-PCIE-80GB"),
+        # The same words in another order, and nodes in front.
+        ("2xR750xax4A100-PCIE-80GB", {"number_of_nodes": 2}, "mxnet/2xR750xax4A100-80GB-PCIe"),
+        ("X660 G45_mxnet", {"accelerators_per_node": "8"}, "mxnet/X660 G45_1x8x7"),
+        # A folder of the system's own name before one that fits as well; else by GPUs, and what is no other's.
+        ("NC96", {"accelerators_per_node": "8"}, "NC96/DGXA100_1x8x7"),
+        ("R99", {"accelerators_per_node": "8", "accelerator_model_name": "NVIDIA A100"}, "mxnet/DGXA100"),
+        ("eos_n8_ngc23.04_mxnet", {"accelerator_model_name": "H100"}, "v30-mxnet/DGXH100_multi_8x8x50"),
+        ("R99x4", {"accelerators_per_node": "4"}, None),
+        ("gone", {"number_of_nodes": 3}, None),
+    ],
+)
+def test_a_result_leads_to_what_names_its_system(
+    system: str, description: dict[str, Any], expected: str | None, tmp_path: Path
+) -> None:
+    maker = tmp_path / "training_results_v3.0/A Maker"
+    for folder, files in CONFIGURATIONS.items():
+        made = maker / "benchmarks/resnet/implementations" / folder
+        made.mkdir(parents=True)
+        (made / "Dockerfile").write_text(f"FROM nvcr.io/nvidia/mxnet:{'23.04' if 'v30' in folder else '23.09'}-py3")
+        for name, text in files.items():
+            (made / f"config_{name}.sh").write_text(text)
+    (maker / "systems").mkdir()
+    for name in ("R750xax4A100-PCIE-80GB", "XE8545x4A100-SXM-80GB", "2xR750xax4A100-PCIE-80GB", "NC96", "X660 G45"):
+        (maker / f"systems/{name}.json").write_text("{}")
+    (maker / f"systems/{system}.json").write_text(json.dumps(description))
+    result = maker / "results" / system / "resnet"
+    result.mkdir(parents=True)
+    if expected is not None:
+        opened = open_source(result, None, None)
+        folder, _, name = expected.partition("/")
+        assert (opened.folder.rpartition("/")[2], opened.configurations) == (folder, (f"config_{name}.sh",))
+        return
+    with pytest.raises(EncoreError) as refused:
+        open_source(result, None, None)
+    # What is suggested is a whole command, which a shell takes.
+    (_, first, *_) = (refused.value.remedy or "").splitlines()
+    words = shlex.split(first)
+    assert words[-2] == "reproduce" and list(Path(words[-1]).glob("config_*.sh"))
+    with pytest.raises(EncoreError) as named:
+        open_source(result.parent, None, None)
+    assert shlex.split((named.value.remedy or "").splitlines()[1])[-1] == str(result)
+
+
+def test_scripts_without_a_configuration_are_named(tmp_path: Path) -> None:
+    maker = tmp_path / "training_results_v1.0/Maker"
+    for system in ("tpu-v4-128", "tpu-v4-16"):
+        made = maker / "benchmarks/bert" / system
+        made.mkdir(parents=True)
+        (made / "run_and_time.sh").write_text("python train.py")
+    empty, result = maker / "benchmarks/bert/implementations/ours", maker / "results/tpu-v4-16/bert"
+    for each in (empty, result):
+        each.mkdir(parents=True)
+        with pytest.raises(EncoreError, match="scripts that Encore does not read") as refused:
+            open_source(each, None, None)
+        assert f"{maker}/benchmarks/bert/tpu-v4-16: run_and_time.sh" in (refused.value.remedy or "")
+    assert "tpu-v4-128" not in (refused.value.remedy or "")
+
+
+def test_a_round_that_was_never_held_is_refused(folder: Path) -> None:
+    done = encore(folder, "--round", "v0.8")
+    assert isinstance(done.exception, EncoreError) and "v0.7" in done.exception.expected
+    (folder / "config_A B.sh").write_text(CONFIG)
+    several = encore(folder, "--run")
+    assert isinstance(several.exception, EncoreError)
+    assert shlex.split(several.exception.remedy)[-4:] == [str(folder), "--config", "A B", "--run"]
 
 
 SETTINGS: dict[str, Any] = {
