@@ -38,6 +38,7 @@ Examples:
 """
 _STYLES = {
     "reproduced": "bold green",
+    "same runs": "bold",
     "undecided": "bold yellow",
     "faster": "bold green",
     "slower": "bold red",

@@ -21,6 +21,7 @@ from encore.results.score_kinds import scores_in_words, with_official_scores
 from encore.results.sides import Side, load_side
 from encore.results.statistics import LEVEL, interval
 from encore.results.systems import family
+from encore.results.timing import Curve
 from encore.results.verdicts import (
     Factor as Factor,
 )
@@ -43,20 +44,12 @@ _LEAST_SHARE_OF_DATA = {"dlrm": 0.4}
 """Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set."""
 _RETINANET_SINCE = "v2.0"
 """From here on ssd is RetinaNet on Open Images, and train_samples holds iterations in most logs."""
-_ROUNDED = 0.00006
-"""published.csv gives scores to four places."""
-_CV_OF_MEAN = 0.2
-"""published.csv gives the spread as a share of the mean of all runs, which one slow run makes larger than the score."""
-SAME_RUNS = "these are the submitted runs themselves"
-SAME_LOGS = "both are the same runs"
-DOUBTFUL = frozenset(
-    {
-        *("same_run", "shifted_copy", "altered_copy_of_another_set", "equal_curves", "equal_times", "edited_outlier"),
-        *("altered_published_run", "published_curve"),
-        *("late_start", "missing_epochs", "fast_beginning", "clock_backwards", "implausible_time", "quality_units"),
-    }
-)
-"""Rules of the audit whose errors leave no evidence: runs that are not independent, or times that are not theirs."""
+_ROUNDED_MINUTES = 0.0016 / 60
+"""Two times of the same run, each rounded to a millisecond; digests keep nine digits of a run's minutes."""
+_DIGITS = 6
+"""Of a quality in a digest."""
+SAME_RUNS = "these are the submitted runs themselves: nothing was run again, so nothing was tested"
+SAME_LOGS = "both are the same runs: nothing was run again, so nothing was tested"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +220,10 @@ def _judge(
     """Return the verdict, what it rests on and the factor that shows it, in the order in which a reader would ask."""
     if theirs is None:
         return Verdict.NOT_COMPARABLE, [match.text], None
+    doubtful = sorted({each.rule for each in ours.findings if each.severity == "error"})
+    doubts = [f"the audit doubts these logs: {', '.join(doubtful)}"] if doubtful else []
+    if same_runs(ours, theirs):
+        return Verdict.SAME_RUNS, [SAME_RUNS if theirs.published else SAME_LOGS, *doubts], None
     obstacles = list(_obstacles(ours, theirs, match.how))
     if obstacles:
         return Verdict.NOT_COMPARABLE, obstacles, None
@@ -238,11 +235,8 @@ def _judge(
     score, per_length, lengths = factors
     if score is None or score.ratio is None or ours.score is None:
         return Verdict.NOT_COMPARABLE, [f"{theirs.label} has no {'published ' if theirs.published else ''}score"], None
-    if _same_runs(ours, theirs):
-        return Verdict.REPRODUCED, [SAME_RUNS if theirs.published else SAME_LOGS], None
-    doubtful = sorted({each.rule for each in ours.findings if each.rule in DOUBTFUL and each.severity == "error"})
-    if doubtful:
-        return Verdict.NOT_COMPARABLE, [f"the audit doubts the times of these logs: {', '.join(doubtful)}"], None
+    if doubts:
+        return Verdict.NOT_COMPARABLE, doubts, None
     verdict, decisive = decide(score, per_length, lengths, within, single=ours.score.count == 1)
     return verdict, reasons_for(verdict, decisive, per_length, within), decisive
 
@@ -343,9 +337,7 @@ def _caveats(ours: Side, theirs: Side | None, how: How) -> Iterator[str]:
     if ours.division and theirs.division and ours.division != theirs.division:
         yield f"{ours.division} division against {theirs.division}, which has other rules"
     yield from scores_in_words(ours, theirs)
-    if _same_runs(ours, theirs):
-        yield "nothing was run again, so nothing was tested"
-    else:
+    if not same_runs(ours, theirs):
         yield from _hardware_caveats(ours, theirs, how)
     if ours.global_batch and theirs.global_batch and ours.global_batch != theirs.global_batch:
         yield f"global batch {ours.global_batch:g}, submitted with {theirs.global_batch:g}"
@@ -371,14 +363,16 @@ def _hardware_caveats(ours: Side, theirs: Side, how: How) -> Iterator[str]:
         yield f"equally near: {listed(others)}; --with names one"
 
 
-def _same_runs(ours: Side, theirs: Side) -> bool:
-    mine, other = ours.score, theirs.score
+def same_runs(ours: Side, theirs: Side) -> bool:
+    """Return whether both are the same runs: the times of all that converged are, and every quality of every run."""
+    times = list(zip(sorted(ours.minutes), sorted(theirs.minutes), strict=False))
     return (
-        (theirs.published is not None or bool(theirs.logs))
-        and ours.score_is_official
-        and mine is not None
-        and other is not None
-        and ours.runs == theirs.runs
-        and abs(mine.estimate - other.estimate) < _ROUNDED
-        and (mine.cv is None or other.cv is None or math.isclose(mine.cv, other.cv, rel_tol=_CV_OF_MEAN))
+        bool(times)
+        and (ours.runs, len(ours.minutes)) == (theirs.runs, len(theirs.minutes))
+        and all(math.isclose(mine, other, rel_tol=1e-8, abs_tol=_ROUNDED_MINUTES) for mine, other in times)
+        and sorted(map(_qualities, ours.curves)) == sorted(map(_qualities, theirs.curves))
     )
+
+
+def _qualities(curve: Curve) -> list[tuple[str, list[str]]]:
+    return [(name, [f"{value:.{_DIGITS}g}" for value in values]) for name, values in sorted(curve.values.items())]

@@ -18,9 +18,9 @@ from encore.results.measurements import Measurement
 from encore.results.panel import Panel, Point, padded
 from encore.results.tables import (
     Table,
-    accuracy_table,
     by_precision,
     by_release,
+    quality_table,
     relative_to,
     scaling_efficiency,
 )
@@ -53,7 +53,7 @@ class Figure:
 def all_figures(measurements: Sequence[Measurement], baseline: str | None = None) -> list[Figure]:
     """Return every figure that these measurements fill."""
     found: list[Figure | None] = [
-        *(each for benchmark in _benchmarks(measurements) for each in accuracy_over_epochs(measurements, benchmark)),
+        *(each for benchmark in _benchmarks(measurements) for each in quality_curves(measurements, benchmark)),
         *time_over_gpus(measurements),
         efficiency(measurements),
         releases(measurements),
@@ -64,38 +64,48 @@ def all_figures(measurements: Sequence[Measurement], baseline: str | None = None
     return [figure for figure in found if figure is not None]
 
 
-def accuracy_over_epochs(measurements: Sequence[Measurement], benchmark: str) -> list[Figure]:
-    """Return the quality over epochs, one figure per metric: a line per run, a colour per system, and the target."""
-    ours = [each for each in measurements if each.benchmark == benchmark and each.curves]
-    names = list(dict.fromkeys(curve.name for each in ours for curve in each.curves))
-    found = [_accuracy(ours, benchmark, name, f"-{name}" if len(names) > 1 else "") for name in names]
+def quality_curves(measurements: Sequence[Measurement], benchmark: str) -> list[Figure]:
+    """Return the quality over the length of the training, one figure per quality and unit of length.
+
+    Each has a line per run, a colour per system, and the target.
+    """
+    ours = [each for each in measurements if each.benchmark == benchmark]
+    kinds = dict.fromkeys((curve.name, curve.over) for each in ours for curve in each.curves)
+    found = []
+    for name, over in kinds:
+        names, units = ({kind[place] for kind in kinds} for place in (0, 1))
+        parts = [benchmark, *([name] if len(names) > 1 else []), *([over.split()[0]] if len(units) > 1 else [])]
+        found.append(_quality(ours, name, over, "-".join(["quality", *parts])))
     return [figure for figure in found if figure is not None]
 
 
-def _accuracy(ours: Sequence[Measurement], benchmark: str, name: str, suffix: str) -> Figure | None:
-    shown = ours[:_MOST_LINES]
-    curves = [(number, curve) for number, each in enumerate(shown, 1) for curve in each.curves if curve.name == name]
-    curves = [(number, curve) for number, curve in curves if all(map(math.isfinite, itertools.chain(*curve.points)))]
+def _quality(ours: Sequence[Measurement], name: str, over: str, key: str) -> Figure | None:
+    having = [each for each in ours if any((curve.name, curve.over) == (name, over) for curve in each.curves)]
+    curves = [
+        (number, curve)
+        for number, each in enumerate(having[:_MOST_LINES], 1)
+        for curve in each.curves
+        if (curve.name, curve.over) == (name, over) and all(map(math.isfinite, itertools.chain(*curve.points)))
+    ]
     points = [point for _, curve in curves for point in curve.points]
     if not points:
         return None
-    target = next((curve.target for _, curve in curves if curve.target), None)
+    quality, target = curves[0][1].quality, next((curve.target for _, curve in curves if curve.target), None)
     panel = Panel(WIDTH, _HEIGHT)
     levels = [y for _, y in points] + ([target] if target is not None else [])
-    epochs = [x for x, _ in points]
-    whole = all(x.is_integer() for x in map(float, epochs))
-    panel.axes(padded(epochs, 0.02), padded(levels), "epochs", "quality" if name == "value" else name, whole=whole)
-    several = len(curves) > len(shown)
+    whole = all(float(x).is_integer() for x, _ in points)
+    panel.axes(padded([x for x, _ in points], 0.02), padded(levels), over, quality, whole=whole)
+    several = len(curves) > len(having[:_MOST_LINES])
     for number, curve in curves:
         _line(panel, curve.points, number, marks=len(points) <= _MOST_MARKS)
-    for number, each in enumerate(shown, 1):
-        last = [curve.points[-1] for index, curve in curves if index == number and several]
-        panel.marks(last, number)
+    for number, each in enumerate(having[:_MOST_LINES], 1):
+        panel.marks([curve.points[-1] for index, curve in curves if index == number and several], number)
         panel.name(number, each.label)
     if target is not None:
         panel.level(target, f"target {target:g}")
-    title = f"Accuracy over epochs: {benchmark}{suffix.replace('-', ', ')}{_of(len(ours))}"
-    return Figure(f"accuracy-{benchmark}{suffix}", title, panel.svg(title), accuracy_table(ours))
+    table = quality_table(having, name, over)
+    title = f"{table.title}: {having[0].benchmark}{_of(len(having))}"
+    return Figure(key, title, panel.svg(title), table)
 
 
 def time_over_gpus(measurements: Sequence[Measurement]) -> list[Figure]:

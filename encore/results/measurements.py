@@ -6,7 +6,7 @@ rows = [of_side(side) for side in load_sides("results")] + of_study("microway-dg
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from encore.results.digest import submission
@@ -14,17 +14,24 @@ from encore.results.published import PublishedResult, StudyFigure, load_figures
 from encore.results.run_log import RunLog
 from encore.results.sides import Side
 from encore.results.systems import cells_at, framework_of, model_of, release_of
-from encore.results.timing import length_of
+from encore.results.timing import deciding, length_of
 from encore.results.words import count_of
+
+_NUMBERED_FROM = 2
+"""Epochs by which a log's numbers may differ from those that were trained."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Quality over epochs of one run; ``name`` says which quality, where there are several."""
+    """Quality of one run over what its log counts; ``name`` says which quality, where there are several."""
 
     name: str
     points: tuple[tuple[float, float], ...]
     target: float | None
+    over: str = "epochs"
+    """Unit of the points' first number: epochs, samples, steps or samples, or evaluations."""
+    quality: str = "quality"
+    """What it is, such as top-1 accuracy or log perplexity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,8 @@ class Measurement:
     """As the source counts it: samples of a step over all GPUs in logs; studies also write it per GPU."""
     minutes_per_epoch: float | None = None
     epochs: float | None = None
+    samples: float | None = None
+    """To the target, where the logs count no epochs."""
     minutes: float | None = None
     """Time to the target."""
     precision: str = ""
@@ -80,10 +89,11 @@ def of_side(side: Side) -> Measurement:
         batch=side.global_batch,
         minutes_per_epoch=side.per_length.estimate if side.per_length and in_epochs else None,
         epochs=side.lengths.estimate if side.lengths and in_epochs else None,
+        samples=side.lengths.estimate if side.lengths and side.length_unit == "samples" else None,
         minutes=side.score.estimate if side.score else None,
         precision=_precision(side),
         release=release_of(image, hardware.framework, side.label),
-        curves=tuple(curve for run in side.logs for curve in _curves(run)),
+        curves=tuple(_curves(side.logs)),
     )
 
 
@@ -123,17 +133,34 @@ def _precision(side: Side) -> str:
     return str(stated or "")
 
 
-def _curves(run: RunLog) -> list[Curve]:
-    """Return the quality over epochs; over the number of the evaluation where the log does not count epochs."""
-    length = length_of(run)
-    targets = {target.name: target.value for target in run.targets}
-    last = run.epochs
+def _curves(runs: Sequence[RunLog]) -> Iterator[Curve]:
+    """Yield each quality of each run over what all logs of the set count; else over the number of the evaluation."""
+    places = [_places(run) for run in runs if run.quality]
+    (over, *others) = dict.fromkeys(over for over, _ in places) or ("evaluations",)
+    over = "evaluations" if others else over
+    for run, (_, counted) in zip((run for run in runs if run.quality), places, strict=True):
+        numbers = [float(number) for number in range(1, len(counted) + 1)]
+        targets = {target.name: target for target in run.targets}
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for place, point in zip(numbers if over == "evaluations" else counted, run.quality, strict=True):
+            for name, value in point.values.items():
+                curves.setdefault(name, []).append((place, value))
+        for name, points in curves.items():
+            target = targets.get(name)
+            quality = target.quality if target else ("quality" if name == "value" else name)
+            yield Curve(name, tuple(points), target.value if target else None, over, quality)
+
+
+def _places(run: RunLog) -> tuple[str, list[float]]:
+    """Return the unit of a run's length and where each evaluation is in it; evaluations where some are nowhere."""
+    length, last = length_of(run), deciding(run)
+    over = length.unit if length else "evaluations"
+    counted = [point.samples if over == "samples" else point.epoch for point in run.quality]
+    places = [place for place in counted if place is not None]
     # The curve ends where the run's length does, though the log may number its epochs from 0 or from -1.
-    shift = length.value - last if length and last is not None and length.unit == "epochs" else 0.0
-    counts = len({point.epoch for point in run.quality}) > 1
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for number, point in enumerate(run.quality, 1):
-        position = point.epoch + shift if counts and point.epoch is not None and abs(shift) <= 2 else float(number)
-        for name, value in point.values.items():
-            curves.setdefault(name, []).append((position, value))
-    return [Curve(name=name, points=tuple(points), target=targets.get(name)) for name, points in curves.items()]
+    at_end = last.epoch if last is not None else None
+    shift = length.value - at_end if length is not None and at_end is not None and over == "epochs" else 0.0
+    several = len(set(places)) > 1 or len(places) == 1
+    if len(places) < len(counted) or not several or abs(shift) > _NUMBERED_FROM:
+        return "evaluations", [0.0] * len(counted)
+    return over, [place + shift for place in places]

@@ -44,6 +44,11 @@ class Target:
     such quality, but per cent in place of a fraction, for example."""
     slack: float = 0.0
 
+    @property
+    def quality(self) -> str:
+        """What the target is of, without its range."""
+        return self.unit.partition(",")[0]
+
     def met_by(self, quality: Mapping[str, float]) -> bool:
         """Return whether a quality reaches the target."""
         found = quality.get(self.name)

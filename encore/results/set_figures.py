@@ -144,7 +144,8 @@ def _offsets(pixels: Sequence[float]) -> list[float]:
 def quality_plots(ours: Side, theirs: Side | None) -> list[Plot]:
     """Return quality over minutes for each metric, the submission behind, and once more enlarged at the target."""
     mine, others = ours.curves, theirs.curves if theirs is not None else ()
-    targets = {target.name: target.value for target in (ours.targets or (theirs.targets if theirs else ()))}
+    known = ours.targets or (theirs.targets if theirs else ())
+    targets, qualities = {each.name: each.value for each in known}, {each.name: each.quality for each in known}
     stated = ours.settings.get("configuration.quality_target")
     if isinstance(stated, int | float):
         targets = {name: float(stated) for name in targets or ("value",)}
@@ -154,7 +155,8 @@ def quality_plots(ours: Side, theirs: Side | None) -> list[Plot]:
         if not front:
             continue
         target = targets.get(name)
-        metric = "Quality" if name == "value" else name
+        metric = qualities.get(name) or ("quality" if name == "value" else name)
+        metric = f"{metric[0].upper()}{metric[1:]}"
         found.append(_quality(front, back, target, f"{metric} over minutes", None))
         view = _close(front, target) if isinstance(target, int | float) else None
         if view is not None:

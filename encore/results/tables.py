@@ -89,7 +89,7 @@ def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
     return [
         Table(
             title=f"Synopsis of {benchmark}",
-            columns=("system", "GPUs", "batch", "minutes per epoch", "epochs", "minutes", "precision"),
+            columns=("system", "GPUs", "batch", "minutes per epoch", "epochs", "samples", "minutes", "precision"),
             rows=tuple(
                 (
                     each.label if each.label.count("/") else each.system,
@@ -97,12 +97,13 @@ def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
                     _whole(each.batch),
                     each.minutes_per_epoch,
                     _whole(each.epochs),
+                    _whole(each.samples),
                     each.minutes,
                     each.precision,
                 )
                 for each in _by_gpus(of_benchmark)
             ),
-        )
+        ).filled()
         for (benchmark,), of_benchmark in _groups(measurements, lambda each: (each.benchmark,)).items()
     ]
 
@@ -229,16 +230,21 @@ def by_precision(measurements: Sequence[Measurement]) -> Table:
     )
 
 
-def accuracy_table(measurements: Sequence[Measurement]) -> Table:
-    """Return every evaluation of every run: what the plot of accuracy over epochs shows."""
+def quality_table(measurements: Sequence[Measurement], name: str, over: str) -> Table:
+    """Return every evaluation of every run by the quality called ``name`` over one unit: what its plot shows."""
+    found = [
+        (each, number, curve)
+        for each in measurements
+        for number, curve in enumerate(curve for curve in each.curves if (curve.name, curve.over) == (name, over))
+    ]
+    quality = found[0][2].quality if found else "quality"
     return Table(
-        title="Accuracy over epochs",
-        columns=("benchmark", "system", "run", "quality", "epoch", "value"),
+        title=f"{quality[0].upper()}{quality[1:]} over {over}",
+        columns=("benchmark", "system", "run", over, quality),
         rows=tuple(
-            (each.benchmark, each.label, number, curve.name, epoch, value)
-            for each in measurements
-            for number, curve in enumerate(each.curves)
-            for epoch, value in curve.points
+            (each.benchmark, each.label, number, place, value)
+            for each, number, curve in found
+            for place, value in curve.points
         ),
     )
 

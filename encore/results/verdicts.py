@@ -23,6 +23,8 @@ class Verdict(str, Enum):
     """What a comparison comes to."""
 
     REPRODUCED = "reproduced"
+    SAME_RUNS = "same runs"
+    """Nothing was run again."""
     UNDECIDED = "undecided"
     FASTER = "faster"
     SLOWER = "slower"

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from encore.machine.links import from_json
-from encore.results.figures import Figure, accuracy_over_epochs, bars, efficiency, time_over_gpus
+from encore.results.figures import Figure, bars, efficiency, quality_curves, time_over_gpus
 from encore.results.measurements import Measurement
 from encore.results.report import Report
 from encore.results.sections import summary
@@ -73,7 +73,7 @@ def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
     measured = [run.measured for run in runs]
     named = [replace(each, label=f"{each.label}, {each.gpus or '?'}") for each in measured]
     found: list[Figure | None] = [
-        *(each for name in dict.fromkeys(m.benchmark for m in named) for each in accuracy_over_epochs(named, name)),
+        *(each for name in dict.fromkeys(m.benchmark for m in named) for each in quality_curves(named, name)),
         *time_over_gpus([replace(each, benchmark=_line(each)) for each in measured]),
         efficiency(measured),
         bars("relative", servers.relative_scores(runs, base), (0, 1, 2), 4, "times as fast as the base"),

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results.compare import SAME_RUNS, Comparison, Verdict, compare, compare_path, compare_with
+from encore.results.compare import SAME_LOGS, SAME_RUNS, Comparison, Verdict, compare, compare_path, compare_with
 from encore.results.digest import submission
 from encore.results.explain import explain
+from encore.results.findings import Finding
 from encore.results.nearest import AS_GIVEN, How, Match, find_submission, rank, why
 from encore.results.published import load_published
 from encore.results.score import Lack, Score, find_sets
@@ -255,7 +256,7 @@ def test_logs_whose_times_are_doubtful_prove_nothing(tmp_path: Path) -> None:
     found = verdict(write_set(tmp_path / "copies", later))
     assert found.verdict is Verdict.NOT_COMPARABLE
     assert found.confidence is None
-    assert "the audit doubts the times of these logs: " in found.reasons[0]
+    assert "the audit doubts these logs: " in found.reasons[0]
     assert "shifted_copy" in found.reasons[0]
 
 
@@ -287,7 +288,19 @@ def test_two_sets_of_logs_against_each_other(tmp_path: Path) -> None:
     assert "the logs do not say what they ran on" in found.caveats
     assert "closed division against open, which has other rules" in found.caveats
     assert "scaling.json" not in " ".join(found.caveats)
-    assert compare_with(unknown, unknown, AS_GIVEN).reasons == ("both are the same runs",)
+    same = compare_with(unknown, unknown, AS_GIVEN)
+    assert (same.verdict, same.reasons) == (Verdict.SAME_RUNS, (SAME_LOGS,))
+    # The same times, and so mean and spread, with qualities of their own; the same logs in another order and folder.
+    for path in sorted((a100_run(tmp_path / "c", submission_platform="box")).iterdir()):
+        path.write_text(path.read_text("utf-8").replace("0.7605", "0.7606"), encoding="utf-8")
+    alike = compare_with(unknown, load_side(tmp_path / "c"), AS_GIVEN)
+    assert alike.score is not None
+    assert (alike.score.ratio, alike.verdict) == (pytest.approx(1.0), Verdict.REPRODUCED)
+    texts = [path.read_text("utf-8") for path in sorted((tmp_path / "a").iterdir())]
+    assert compare_with(unknown, load_side(write_set(tmp_path / "d", texts[::-1])), AS_GIVEN).reasons == (SAME_LOGS,)
+    found = replace(unknown, findings=(Finding(line=None, rule="late_start", expected="", found="", remedy=""),))
+    assert compare_with(found, unknown, AS_GIVEN).reasons == (SAME_LOGS, "the audit doubts these logs: late_start")
+    assert compare_with(found, load_side(tmp_path / "c"), AS_GIVEN).verdict is Verdict.NOT_COMPARABLE
 
 
 def test_a_wild_run_of_yours_is_why_nothing_is_decided(tmp_path: Path) -> None:
@@ -376,7 +389,7 @@ INCOMPLETE = {
 }
 
 
-def test_every_published_cell_is_reproduced_by_its_own_logs(public_logs: Path) -> None:
+def test_every_published_cell_is_recognized_by_its_own_logs(public_logs: Path) -> None:
     complete = 0
     for side in load_sides(public_logs):
         found = compare(side)
@@ -387,8 +400,8 @@ def test_every_published_cell_is_reproduced_by_its_own_logs(public_logs: Path) -
             assert found.verdict is INCOMPLETE[cell], cell
             continue
         complete += 1
-        assert found.verdict is Verdict.REPRODUCED, cell
-        assert found.reasons == (SAME_RUNS,)
+        assert found.verdict is Verdict.SAME_RUNS, cell
+        assert found.reasons[0] == SAME_RUNS
         for factor in found.factors:
             assert factor.ratio == pytest.approx(1.0, abs=5e-4), (cell, factor.name)
     assert complete == 47

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from encore.results.figures import accuracy_over_epochs
+from encore.results.figures import quality_curves
 from encore.results.generations import drawing, game_of, generation_plots, generations_of, generations_table, last_moves
 from encore.results.measurements import Curve, Measurement
 from encore.results.report import build_report, render, write_files
@@ -68,7 +68,7 @@ def test_whole_epochs_have_whole_ticks_and_parts_of_one_have_not() -> None:
     def ticks_over(*epochs: float) -> list[str]:
         curve = Curve("value", tuple((each, 0.5 + each / 100) for each in epochs), None)
         one = Measurement(label="one", benchmark="resnet", system="one", curves=(curve,))
-        return ticks_of_x(accuracy_over_epochs([one], "resnet")[0].svg, "epochs")
+        return ticks_of_x(quality_curves([one], "resnet")[0].svg, "epochs")
 
     assert ticks_over(1, 2, 3) == ["1", "2", "3"]
     assert "0.5" in ticks_over(0.5, 1.0, 1.5)

@@ -114,7 +114,7 @@ def sort(browser: Any, table: str, number: int) -> None:
 
 def test_files_of_a_report(page: Path) -> None:
     names = {path.name for path in page.parent.iterdir()}
-    assert {"report.html", "report.md", "time.svg", "time.csv", "accuracy-resnet.svg", "table_1.csv"} <= names
+    assert {"report.html", "report.md", "time.svg", "time.csv", "quality-resnet.svg", "table_1.csv"} <= names
     drawn = ElementTree.parse(page.parent / "time.svg").getroot()
     assert drawn.tag.endswith("}svg")
     assert "stroke" in (drawn[0].text or ""), "a file of its own brings its style along"
@@ -349,7 +349,7 @@ def test_a_small_run_is_held_against_nothing(tmp_path: Path) -> None:
     assert "further" not in " ".join(small.sentences), "the spread would be a submission's"
     assert "target 0.95" in small.plots[0].svg
     html = render(report, "report.html.j2")
-    order = [html.index(f"<figcaption>{title}") for title in ("Quality over minutes", "Where the time went")]
+    order = [html.index(f"<figcaption>{title}") for title in ("Top-1 accuracy over minutes", "Where the time went")]
     assert order == sorted(order)
     assert order[-1] < html.index('<ul class="reasons">'), "its own curve and phases come first"
     (asked,) = build_report([folder], name=NAME).sections
@@ -382,7 +382,7 @@ def test_what_the_report_says(tmp_path: Path) -> None:
     first, second = report.sections
     assert first.comparison.verdict.value == "reproduced"
     assert second.comparison.verdict.value == "not comparable"
-    assert [figure.key for figure in report.figures] == ["accuracy-resnet", "time", "efficiency"]
+    assert [figure.key for figure in report.figures] == ["quality-resnet", "time", "efficiency"]
     assert any("confidence in the verdict" in sentence for sentence in first.sentences)
 
 
@@ -462,4 +462,4 @@ def test_public_sets_make_one_page(public_logs: Path, tmp_path: Path) -> None:
     files = write_report([public_logs / "v0.7" / "NVIDIA"], tmp_path, baseline="dgx1_ngc20.06_pytorch")
     assert files[0].stat().st_size < 1_000_000
     text = files[1].read_text("utf-8")
-    assert text.count("**reproduced**") >= 14
+    assert text.count("**same runs**") >= 14

@@ -17,9 +17,9 @@ from encore.results.sides import load_sides
 from encore.results.studies import MICROWAY, Span, checks, span_of, tables
 from encore.results.tables import (
     Table,
-    accuracy_table,
     by_precision,
     by_release,
+    quality_table,
     relative_to,
     scaling_efficiency,
     speed_up_table,
@@ -180,7 +180,7 @@ def test_sets_of_logs_fill_the_tables(tmp_path: Path) -> None:
     rows = [of_side(side) for side in load_sides(tmp_path)]
     assert [(row.gpus, row.minutes) for row in rows] == [(8, 42.0), (16, 26.0)]
     assert speed_up_table(rows).rows[0][4] == pytest.approx(42 / 26)
-    assert len(accuracy_table(rows).rows) == 20
+    assert len(quality_table(rows, "value", "epochs").rows) == 20
     assert synopsis(rows)[0].title == "Synopsis of resnet"
 
 
