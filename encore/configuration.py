@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -113,6 +113,22 @@ class Configuration:
     def plain(self) -> dict[str, Any]:
         """Return values without origins, as config.json holds them."""
         return {name: value.value for name, value in self.values.items()}
+
+    def accepts(self, key: str, value: Any) -> bool:
+        """Return whether there is such a key, and the configuration is possible with another value of it."""
+        try:
+            config_class(self.choice.folder)(**{**self.plain(), key: value})
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def misfits(self, manifest: Mapping[str, Any], memory: float) -> list[tuple[str, str, str]]:
+        """Return why the ranks would refuse a data set: found, expected and what to do, as Config says.
+
+        ``manifest`` has the fields of its dataset.json; ``memory`` is what a rank may fill at most, in bytes.
+        """
+        config = config_class(self.choice.folder)(**self.plain())
+        return config.misfits(manifest, self.ranks, memory) if hasattr(config, "misfits") else []
 
     def get(self, name: str) -> Any:
         """Return one value."""

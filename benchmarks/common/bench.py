@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from benchmarks.common import choices, configuration
+from benchmarks.common.data.problem import Problem
 from benchmarks.common.metrics import MetricsStream, StepReports
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.stopping import end_process
@@ -156,8 +157,9 @@ def _main(
     config = configuration.load(config_class, arguments.config)
     ranks = framework.start(config)
     try:
+        configuration.refuse_misfits(config, arguments.data, ranks.size)
         subject = prepare(config, ranks, arguments.data)
-    except choices.UnavailableError as problem:
+    except (choices.UnavailableError, Problem) as problem:
         raise SystemExit(str(problem)) from None
     steps = 1 if epochs else arguments.steps
     try:

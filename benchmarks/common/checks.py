@@ -1,8 +1,16 @@
-"""What a Config refuses in its ``__post_init__``; standard library only: the host side loads this file too."""
+"""What a Config refuses: itself in ``__post_init__``, a data set and a number of ranks in ``misfits``.
+
+Standard library only: the host side loads this file too, and refuses before the start what the ranks would refuse.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, List, Mapping, Tuple
+
+Misfit = Tuple[str, str, str]
+"""What was found, what was expected, and what to do."""
+Manifest = Mapping[str, Any]
+"""The fields of a data set's ``dataset.json``."""
 
 
 def refuse(*problems: Tuple[str, bool]) -> None:
@@ -32,3 +40,10 @@ def precision_on_cpu(config: Any, *possible: str) -> None:
     wanted = " or ".join(f"precision={name}" for name in possible)
     found = f"device=cpu cannot run precision={config.precision}: set {wanted}"
     refuse((found, config.device == "cpu" and config.precision not in possible))
+
+
+def too_few(manifest: Manifest, unit: str, step: int) -> List[Misfit]:
+    """Return the misfit of a data set that has fewer samples to train on than a ``step`` of all ranks takes."""
+    count = manifest["splits"]["train"]["count"]
+    remedy = "set a smaller batch_size, take fewer ranks, or more data"
+    return [(f"{count:,} {unit}, fewer than the {step:,} of a step", "at least one step", remedy)] * (count < step)

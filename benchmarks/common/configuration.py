@@ -1,12 +1,16 @@
-"""Read a resolved ``config.json`` into an implementation's Config dataclass; standard library only."""
+"""Read a resolved ``config.json`` into an implementation's Config, and check it; standard library only."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Type, TypeVar
+
+from benchmarks.common.data import passport
+from benchmarks.common.data.problem import Problem
 
 T = TypeVar("T")
 
@@ -31,3 +35,17 @@ def load(config_class: Type[T], path: Path) -> T:
     if unknown or missing:
         raise ValueError(f"config.json has unknown keys {unknown} and lacks {missing}")
     return config_class(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+
+
+def refuse_misfits(config: Any, data: Path, ranks: int) -> None:
+    """Refuse a data set and a number of ranks that ``config`` cannot be trained with.
+
+    The host side asks the Config the same before anything starts.
+
+    Raises:
+        Problem: the first misfit, or there is no data set.
+    """
+    if hasattr(config, "misfits"):
+        for misfit in config.misfits(passport.read(data), ranks, math.inf):
+            found, *rest = misfit
+            raise Problem(f"{data}: {found}", *rest)

@@ -28,7 +28,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List
 
 from benchmarks.common import choices, configuration
 from benchmarks.common.checkpoints import Checkpoints, Content
-from benchmarks.common.data.problem import FAILED, Problem
+from benchmarks.common.data.problem import FAILED, REFUSED, Problem
 from benchmarks.common.metrics import StepReports, library_environment
 from benchmarks.common.mllog import Wording
 from benchmarks.common.pending import Begun, PendingEvaluations, Result, pause
@@ -49,6 +49,7 @@ class Run:
         choices.forget()
         self._framework, self.data, self.output = framework, data, output
         self.ranks: Ranks = framework.start(config)
+        self.open(lambda: configuration.refuse_misfits(config, data, self.ranks.size))
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
         self._logs = RunLogs(output, self.ranks.rank, wording, config)
         self._checkpoints = Checkpoints(output / "checkpoint", self._logs.paths, framework, self.ranks)
@@ -119,8 +120,9 @@ class Run:
         try:
             yield
         except choices.UnavailableError as problem:  # raised on all ranks together
+            print(problem, file=sys.stderr)
             with leaving_together(self._framework):
-                raise SystemExit(str(problem)) from None
+                raise SystemExit(REFUSED) from None
         if self._logs_events:
             self._logs.log.init_stop(self.choices)
 

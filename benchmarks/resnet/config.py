@@ -10,9 +10,9 @@ pass over the training images, "step" one update of the weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Literal, Tuple
+from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.checks import above_zero, at_least, fraction, refuse
+from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, fraction, refuse
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,14 @@ class Hyperparameters:
             ("crop_area needs two values, smallest first, in 0..1", not _is_range(self.crop_area, 1.0)),
             ("crop_ratio needs two values, smallest first", not _is_range(self.crop_ratio, 1e9)),
         )
+
+    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        """Return why the ranks cannot train on a data set."""
+        classes = len(manifest["classes"])
+        if classes == self.num_classes:
+            return []
+        remedy = f"set num_classes={classes}, or give a data set of {self.num_classes} classes"
+        return [(f"{classes} classes", f"num_classes={self.num_classes}", remedy)]
 
 
 def _is_range(values: Tuple[float, ...], largest: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import shutil
@@ -10,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from encore.catalogue import Weights
 from encore.configuration import Configuration
-from encore.data import DataPassport, check_data
+from encore.data import PASSPORT, DataPassport, check_data
 from encore.errors import EncoreError
-from encore.files import existing
+from encore.files import existing, read_json
 from encore.machine.node import Node
 from encore.machine.weights import refuse_wrong, weight_files
 
@@ -67,30 +70,33 @@ def check_data_sets(folders: Mapping[str, Path]) -> list[Check]:
     return checks
 
 
-def check_data_set(configuration: Configuration, data: Path) -> tuple[Check, DataPassport | None]:
-    """Return the data set's passport against the benchmark and the configuration."""
+def check_data_set(
+    configuration: Configuration, data: Path, machine: Node | None = None
+) -> tuple[Check, DataPassport | None]:
+    """Return the data set's passport against the benchmark and the configuration, on ``machine`` where it is known."""
     try:
         passport = check_data(data, configuration.choice.benchmark.name)
+        misfits = configuration.misfits(read_json(data / PASSPORT), _rank_memory(configuration, machine))
     except EncoreError as error:
         expected = f"; expected {error.expected}" if error.expected else ""
         return Check("FAIL", "data set", error.found + expected, error.remedy), None
-    classes = configuration.values.get("num_classes")
-    if classes is not None and passport.classes != classes.value:
-        found = f"{passport.name} has {passport.classes} classes, the configuration {classes.value}"
-        return Check("FAIL", "data set", found, _other_data(configuration, passport)), passport
+    except KeyError as error:
+        return Check("FAIL", "data set", f"{data / PASSPORT} lacks {error}", "prepare the data set again"), None
+    for found, expected, remedy in misfits:
+        return Check("FAIL", "data set", f"{passport.name} in {data}: {found}; expected {expected}", remedy), passport
     if passport.unearned:
         found = f"{data} is called {passport.name} and is not: {passport.unearned}"
         return Check("WARN", "data set", found, "give the published data set, or go on with it as own data"), passport
     return Check("OK", "data set", f"{passport.name} in {data}"), passport
 
 
-def _other_data(configuration: Configuration, passport: DataPassport) -> str:
-    """Return what to do about a data set that has another number of classes."""
-    change = f"--set num_classes={passport.classes}"
-    full = configuration.choice.benchmark.full_data.name
-    if configuration.system.kind == "small":
-        return f"use {change}"
-    return f"give the {full} data set: --data DIR; or train on this one with {change}"
+def _rank_memory(configuration: Configuration, machine: Node | None) -> float:
+    """Return the bytes that a rank may fill at most: those of its GPU, or its share of what is free on the CPU."""
+    if machine is None:
+        return math.inf
+    if configuration.get("device") == "cpu":
+        return float(psutil.virtual_memory().available) / configuration.ranks_per_node
+    return min((gpu.memory_gib for gpu in machine.gpus), default=math.inf) * 2**30
 
 
 def check_results(results: Path, resumes: bool = False) -> Check:
@@ -193,7 +199,7 @@ def _check_submitted(key: str, path: Path, wanted: Weights) -> Check:
 
 def check_run(configuration: Configuration, machine: Node, data: Path, results: Path) -> list[Check]:
     """Return all checks of one run on the `host` runtime."""
-    data_check, passport = check_data_set(configuration, data)
+    data_check, passport = check_data_set(configuration, data, machine)
     return [
         *check_devices(configuration, machine),
         *check_accelerator(configuration, machine),

@@ -60,6 +60,14 @@ class Heartbeat:
     """When a thread of the rank last ran."""
 
 
+def kills_for_memory() -> int:
+    """Return how many processes the kernel of this machine has killed for their memory since it booted, if it says."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0
+
+
 def heartbeats(folder: Path) -> list[Heartbeat]:
     """Return the heartbeats in a job's ``heartbeat`` folder, in order of rank."""
     found = []

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from encore import paths
+from encore.configuration import Configuration
 from encore.errors import EncoreError
 from encore.run.run_folder import RunFolder
 
@@ -17,6 +19,29 @@ def command(*words: str | Path) -> str:
     installed = paths.ROOT / ".venv" / "bin" / "encore"
     program = "encore" if shutil.which("encore") or not installed.exists() else str(installed)
     return shlex.join([program, *(str(word) for word in words)])
+
+
+BATCHES = ("batch_size", "eval_batch_size", "inference_batch", "concurrent_games")
+"""Keys of a configuration that decide how much a step of the training or the evaluation holds at once."""
+INPUT = ("prefetch", "dali_prefetch", "dali_threads", "threads", "eval_workers", "cache_mb")
+"""Those of what is read ahead or kept in the memory of the machine."""
+PARTS = ("accumulation", "accumulation_steps")
+"""Those of the parts of a batch that are trained on one after the other."""
+
+
+def less_memory(configuration: Configuration, memory: str) -> str:
+    """Return which values of a configuration to change where the ``memory`` of the GPU or the CPU is too small."""
+
+    def named(keys: Sequence[str], least: int) -> str:
+        there = [key for key in keys if key in configuration.values and configuration.get(key) >= least]
+        return " or ".join(f"{key} (now {configuration.get(key)})" for key in there)
+
+    lower = named(BATCHES if memory == "GPU" else (*BATCHES, *INPUT), 2)
+    higher = named([key for key in PARTS if configuration.accepts(key, configuration.get("batch_size"))], 1)
+    ranks = configuration.ranks_per_node if memory == "CPU" else 1
+    ways = [f"a lower {lower}" if lower else "", f"a higher {higher}" if higher else ""]
+    ways.append(f"fewer ranks on a machine (now {ranks})" if ranks > 1 else "")
+    return f"start a new run with {', or '.join(filter(None, ways)) or 'a smaller network'}: --set KEY=VALUE"
 
 
 def follow(run: Path) -> str:

@@ -18,7 +18,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
 from encore.machine import fitness, links, node, page_cache, preflight, weights
 from encore.machine.fitness import Need
-from encore.run import log_header, ownership, passport, run_folder, slurm_job, status
+from encore.run import hints, log_header, ownership, passport, run_folder, slurm_job, status
 from encore.run.follow import Progress, read_progress
 from encore.run.ownership import Owner
 from encore.run.planning import Plan, asked, plan_of, refuse
@@ -277,6 +277,9 @@ def _run_experiment(
             outcome = run(command, experiment, owner, signals, hooks.progress, limits)
         else:
             outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, limits, owner)
+        if outcome.memory:
+            advice = hints.less_memory(plan.configuration, outcome.memory)
+            outcome = replace(outcome, reason=f"{outcome.reason}; do this: {advice}")
         if not ownership.renew(experiment, owner):
             return outcome  # state and log are the new owner's
         ended = replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now())

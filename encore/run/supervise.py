@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -59,11 +59,10 @@ class Outcome:
     last_lines: tuple[str, ...] = ()
     lost_nodes: tuple[str, ...] = ()
     """Nodes of the Slurm job that no longer answer: the cause, and none of the training's."""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether a resume would end in the same way."""
-        return any(symptom in line for line in self.last_lines for symptom in FINAL)
+    is_final: bool = False
+    """Whether a resume would end in the same way."""
+    memory: Literal["", "GPU", "CPU"] = ""
+    """Whose memory was too small, where that is the reason."""
 
 
 class Signals:
@@ -172,14 +171,14 @@ def _watch(
 ) -> Outcome:
     progress = Progress()
     stop_at: float | None = None
-    stale = _being_written(experiment)
+    stale, kills = _being_written(experiment), processes.kills_for_memory()
     while True:
         ended = child.poll() is not None
         for record in tail.read():
             progress.add(record)
         on_progress(progress)
         if ended:
-            return _conclude(child, progress, experiment, signals)
+            return _conclude(child, progress, experiment, signals, kills)
         if signals.received and stop_at is None:
             stop_at = time.monotonic() + stop_seconds
             # Ranks that are not up yet have nothing to save.
@@ -208,7 +207,10 @@ def _may_end_saving(owner: Owner, signals: Signals) -> bool:
     return signals.times < 2 and not (owner.job and signals.received == signal.SIGTERM)
 
 
-def _conclude(child: subprocess.Popen[bytes], progress: Progress, experiment: Experiment, signals: Signals) -> Outcome:
+def _conclude(
+    child: subprocess.Popen[bytes], progress: Progress, experiment: Experiment, signals: Signals, kills: int
+) -> Outcome:
+    """Return how the ranks ended; the kernel had killed ``kills`` processes for their memory when they started."""
     code = child.returncode
     if code == 0 and progress.outcome == "reached":
         return Outcome("reached")
@@ -223,13 +225,36 @@ def _conclude(child: subprocess.Popen[bytes], progress: Progress, experiment: Ex
     if code < 0 and not _is_rank(child, experiment):
         return Outcome("failed", f"the launcher, {_program(child)}, {_describe_code(code)}; its ranks were ended")
     rank, how = first_failure(experiment, code)
-    lines = rank_output(experiment, rank)
+    if how == _describe_code(-signal.SIGKILL) and processes.kills_for_memory() > kills:
+        how = f"was killed by the kernel: {BY_KERNEL}"
+    text = _rank_text(experiment, rank)
+    lines = last_lines(text)
     if any(symptom in line for line in lines for symptom in DISK_FULL):
         where = experiment.folder
         return Outcome("failed", f"rank {rank} could not write: the disk is full; free some space around {where}")
-    if any(DIVERGED in line for line in lines):
-        return Outcome("failed", f"{DIVERGED}; resumed it would end in the same way", lines)
-    return Outcome("failed", f"rank {rank} {how}", lines)
+    for symptom in DIVERGED:
+        if any(symptom in line for line in lines):
+            return Outcome("failed", f"{symptom}; resumed it would end in the same way", lines, is_final=True)
+    memory = out_of_memory(text, how)
+    if memory:
+        device = "" if BY_KERNEL in how else f": out of memory on the {memory}"
+        return Outcome("failed", f"rank {rank} {how}{device}", lines, is_final=True, memory=memory)
+    if how == _describe_code(REFUSED):
+        return Outcome("failed", f"rank {rank} refused; resumed it would refuse again", lines, is_final=True)
+    is_final = any(UNRESUMABLE in line for line in lines)
+    return Outcome("failed", f"rank {rank} {how}", lines, is_final=is_final)
+
+
+def out_of_memory(text: str, how: str) -> Literal["", "GPU", "CPU"]:
+    """Return whose memory was too small for a rank that printed ``text`` and ended as ``how`` says; empty: neither's.
+
+    Frameworks report memory that they did not get and can do without: what counts follows the first error.
+    """
+    begins = [place for place in map(text.find, ERRORS) if place >= 0]
+    error = text[min(begins) :] if begins else "\n".join(last_lines(text))
+    if GPU_MEMORY.search(error):
+        return "GPU"
+    return "CPU" if CPU_MEMORY.search(error) or BY_KERNEL in how else ""
 
 
 def _program(child: subprocess.Popen[bytes]) -> str:
@@ -297,10 +322,27 @@ class HangWatch:
 DISK_FULL = ("No space left on device", "File too large", "FileStream.Write incomplete")
 """What a rank prints when it cannot write: the C library twice, MXNet once."""
 
-DIVERGED = "the loss is not finite"
+DIVERGED = ("the loss is not finite", "the training has diverged")
 """What a rank prints then, and the reason of the experiment: a resumed run has the same configuration."""
-FINAL = ("this experiment cannot be resumed", DIVERGED)
-"""What a rank prints that a resume does not help."""
+UNRESUMABLE = "this experiment cannot be resumed"
+"""What a rank prints whose checkpoints are all damaged."""
+REFUSED = 2
+"""Exit code of a rank that refuses its configuration, data or device (benchmarks/common/data/problem.py)."""
+
+ERRORS = ("Traceback (most recent call last)", "terminate called")
+"""Where Python and C++ begin to print what ends a process."""
+GPU_MEMORY = re.compile(
+    r"cuda[^\n]*out of memory|CUDABadAlloc|Can't allocate [^\n]* on device|_STATUS_ALLOC_FAILED"
+    r"|OOM when allocating [^\n]*device:GPU|Memory allocation failed out of memory",
+    re.IGNORECASE,
+)
+"""PyTorch, CUDA, NCCL and MXNet before 2.0; DALI twice; cuBLAS and cuDNN; TensorFlow; MXNet 2.0."""
+CPU_MEMORY = re.compile(
+    r"\bMemoryError|ArrayMemoryError|bad_alloc|DefaultCPUAllocator: |OOM when allocating|Cannot allocate memory"
+)
+"""Python, NumPy, C++, PyTorch, TensorFlow, the C library."""
+BY_KERNEL = "out of memory"
+"""What ``first_failure`` says of a rank that the kernel or Slurm killed for its memory."""
 
 PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
 """What horovodrun puts before each line of a rank."""
@@ -332,7 +374,7 @@ FAILURES = (
 
 
 def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
-    """Return the number of the rank that failed first, and how."""
+    """Return the number of the rank that failed first, and how, as its launcher reports it."""
     text = launcher_output(experiment)
     for pattern in (TORCHRUN_KILLED, *FAILURES):
         match = pattern.search(text)
@@ -370,7 +412,15 @@ def _describe_code(code: int) -> str:
 
 def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
     """Return the last lines that a rank wrote."""
-    text = "".join(map(_read, _rank_files(experiment.folder / "ranks", rank))) or launcher_output(experiment)
+    return last_lines(_rank_text(experiment, rank))
+
+
+def _rank_text(experiment: Experiment, rank: int) -> str:
+    return "".join(map(_read, _rank_files(experiment.folder / "ranks", rank))) or launcher_output(experiment)
+
+
+def last_lines(text: str) -> tuple[str, ...]:
+    """Return the last lines of a rank's output, without what its launcher puts before each."""
     plain = (PREFIX.sub("", line).rstrip() for line in text.splitlines())
     lines = [line for line in plain if line]
     return tuple(lines[-LAST_LINES:])

@@ -317,7 +317,7 @@ def test_bench_shows_every_kind(encore: Encore, text: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (("batch_size=40000", "accumulation=1"), "take a smaller batch, fewer ranks, or more data"),
+        (("batch_size=40000", "accumulation=1"), "set a smaller batch_size, take fewer ranks, or more data"),
         (("positions=64",), "set positions=128"),
         (("checkpoint=gone.pt",), "give another file"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import string
 import subprocess
@@ -473,7 +474,7 @@ def test_bench_shows_every_kind(encore: Encore, made_set: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("batch_size=20000", "a smaller batch_size, fewer ranks, or more data"),
+        ("batch_size=20000", "set a smaller batch_size, take fewer ranks, or more data"),
         ("sequence_length=32", "set sequence_length=40"),
         ("checkpoint=nowhere.pt", "--set checkpoint=FILE"),
     ],
@@ -487,3 +488,15 @@ def test_what_cannot_be_trained_is_refused(
     assert code == 2, said
     assert words in said
     assert "Traceback" not in said
+
+
+def test_memory_that_is_too_small_ends_with_what_to_lower(encore: Encore, made_set: Path, tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (3 * 2**29, 3 * 2**29))
+
+    where = ("--data", str(made_set), "--results", str(tmp_path))
+    large = ("--set", "batch_size=8000", "--set", "width=256")
+    done = encore("run", "bert-squad", "1", *where, *large, preexec_fn=limit)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "out of memory on the CPU; do this: start a new run with a lower batch_size (now 8000)" in done.stdout
+    assert "resume with" not in done.stdout

@@ -333,12 +333,15 @@ def test_what_auto_became_is_recorded_and_a_resumed_run_takes_it_again(tmp_path:
     assert [each["choices"] for each in records(tmp_path / "metrics.jsonl", "start")] == [taken, taken]
 
 
-def test_what_a_system_names_and_the_machine_lacks_is_no_traceback(tmp_path: Path) -> None:
+def test_what_a_system_names_and_the_machine_lacks_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     left = []
     run = Training(tmp_path, by_epochs(1), {"accuracy": 0.5}).run
     run._framework = SimpleNamespace(finish=lambda: left.append(True))
-    with pytest.raises(SystemExit, match="kernels=apex: the image has no apex"), run.initialization():
+    with pytest.raises(SystemExit, match="2"), run.initialization():
         raise choices.UnavailableError("kernels=apex: the image has no apex; use kernels=auto")
+    assert "kernels=apex: the image has no apex" in capsys.readouterr().err
     assert left == [True], "all ranks raise it, and leave each other before they end"
 
 

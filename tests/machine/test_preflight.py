@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 import stat
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.common.configuration import refuse_misfits
+from benchmarks.common.data.problem import Problem
 from encore import catalogue, paths
-from encore.configuration import Configuration, resolve
+from encore.configuration import Configuration, config_class, resolve
 from encore.errors import EncoreError
 from encore.machine import node, preflight
 from encore.machine.node import Gpu, Node
@@ -168,3 +172,66 @@ def test_gpus_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_gpu_library_is_no_error() -> None:
     assert isinstance(node.this_node().gpus, tuple)
+
+
+MISFITS = [
+    ("bert", {"sequence_length": 128}, 2, "positions=64", "expected at most positions=64; do this: set positions=128"),
+    ("bert", {"sequence_length": 16}, 2, "batch_size=500", "999 samples, fewer than the 1,000 of a step"),
+    (
+        "bert-squad",
+        {"sequence_length": 40},
+        1,
+        "sequence_length=32",
+        "of 40 tokens; expected sequence_length=32",
+    ),
+    ("bert-squad", {"sequence_length": 40}, 2, "batch_size=500", "999 windows, fewer than the 1,000 of a step"),
+    (
+        "dlrm",
+        {"table_sizes": [10**10, 5]},
+        2,
+        "",
+        "the embedding tables need 640.0 GB on a rank",
+    ),
+    ("gnmt", {}, 2, "batch_size=500", "999 pairs, fewer than the 1,000 of a step"),
+    ("minigo", {"board_size": 9}, 2, "", "games on 9 x 9; expected 5 x 5"),
+    ("resnet", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; do this: set num_classes=2"),
+    ("resnet-pytorch", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; do this: set num_classes=2"),
+    ("resnet-tensorflow", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; do this: set num_classes=2"),
+    ("ssd", {}, 2, "bn_group=3", "bn_group=3 with 2 ranks; expected a divisor of 2; do this: set bn_group=1"),
+    ("transformer", {}, 1000, "batch_size=64", "999 pairs, fewer than the 1,000 of a step"),
+]
+
+
+@pytest.mark.parametrize(("name", "facts", "ranks", "setting", "words"), MISFITS)
+def test_preflight_refuses_what_the_ranks_would(
+    tmp_path: Path, name: str, facts: dict[str, object], ranks: int, setting: str, words: str
+) -> None:
+    choice = catalogue.choose(name)
+    splits = {"train": {"count": 999, "files": []}}
+    benchmark = choice.benchmark.name
+    content = {"schema": 1, "benchmark": benchmark, "name": "own", "id": "1", "classes": ["a", "b"], "how": {}}
+    passport = json.dumps({**content, "splits": splits, "facts": facts})
+    (tmp_path / "dataset.json").write_text(passport, encoding="utf-8")
+    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
+    asked = resolve(choice, system, 1, ranks, [setting] if setting else [])
+    here = replace(machine(), gpus=())
+    check, _ = preflight.check_data_set(asked, tmp_path, here)
+    assert check.level == "FAIL"
+    assert words in f"{check.found}; do this: {check.remedy}"
+    if name != "dlrm":  # whose ranks ask for their memory first, and place the tables
+        with pytest.raises(Problem) as refused:
+            refuse_misfits(config_class(choice.folder)(**asked.plain()), tmp_path, ranks)
+        problem = refused.value
+        assert problem.remedy == check.remedy
+        assert f"{problem.found.partition(': ')[2]}; expected {problem.expected}" in check.found
+
+
+def test_tables_of_dlrm_are_held_against_the_memory_of_a_gpu() -> None:
+    choice = catalogue.choose("dlrm")
+    asked = resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 8, [])
+    manifest = {"facts": {"table_sizes": [10**8] * 8}}  # 51.2 GB each
+    assert not asked.misfits(manifest, 80 * 2**30)
+    assert not asked.misfits(manifest, math.inf)
+    ((_, expected, remedy),) = asked.misfits(manifest, 40 * 2**30)
+    assert expected.startswith("at most 38.7 GB")
+    assert "--index-limit" in remedy

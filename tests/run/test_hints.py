@@ -5,15 +5,21 @@ from __future__ import annotations
 import io
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
 from rich.console import Console
 
+from encore import catalogue
 from encore.cli.run import finish
+from encore.configuration import resolve
 from encore.errors import ExitCode
-from encore.run import hints, run_folder
-from encore.run.run_folder import ExperimentState, RunFolder
+from encore.machine import processes
+from encore.run import hints, run_folder, supervise
+from encore.run.follow import Progress
+from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.runner import Ending
 from encore.slurm import cluster
 
@@ -67,3 +73,81 @@ def test_only_a_missed_target_is_excused(tmp_path: Path, code: ExitCode, left: i
         finish(screen, made(tmp_path), Ending(code), as_json=False, require_target=False)
     assert ended.value.exit_code == left
     assert ("a target was missed: exit code 0" in screen.export_text()) is (left == 0)
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File "
+ENDINGS = [
+    # What a rank printed, its exit code, whose memory was too small, whether a resume would end alike, and the reason.
+    ("ValueError: x", 1, "", False, "rank 0 failed with exit code 1"),
+    ("\nRuntimeError: stopped", -9, "", False, "rank 0 was killed by SIGKILL"),
+    ("windows of 40 tokens\n  do this: set sequence_length=40", 2, "", True, "rank 0 refused; resumed it would refuse"),
+    ("the loss is not finite at step 3", 1, "", True, "the loss is not finite; resumed it would end in the same way"),
+    ("no checkpoint is whole: this experiment cannot be resumed", 1, "", True, "rank 0 failed with exit code 1"),
+    (
+        f"{TRACEBACK}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
+        1,
+        "GPU",
+        True,
+        "on the GPU",
+    ),
+    (f"{TRACEBACK}\nMXNetError: storage.h:157: cudaMalloc retry failed: out of memory", 1, "GPU", True, "on the GPU"),
+    (f"{TRACEBACK}\nOOM when allocating tensor with shape[9] on /job:w/device:GPU:0 by GPU_0_bfc", 1, "GPU", True, ""),
+    (f"{TRACEBACK}\nOOM when allocating tensor with shape[9] on /job:w/device:CPU:0 by cpu", 1, "CPU", True, "the CPU"),
+    (f"{TRACEBACK}\nDefaultCPUAllocator: can't allocate memory: you tried to", 1, "CPU", True, "memory on the CPU"),
+    (f"{TRACEBACK}\nnumpy.core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB", 1, "CPU", True, "on the CPU"),
+    (
+        "terminate called after throwing an instance of 'std::bad_alloc'" + "\n  frame" * 99,
+        -6,
+        "CPU",
+        True,
+        "SIGABRT: out",
+    ),
+    ("ran out of memory; cuda out of memory\n" + f"{TRACEBACK}\nKeyError: 1", 1, "", False, "rank 0 failed with exit"),
+]
+
+
+@pytest.mark.parametrize(("printed", "code", "memory", "is_final", "reason"), ENDINGS)
+def test_an_ending_says_whose_memory_was_too_small_and_whether_to_resume(
+    tmp_path: Path, printed: str, code: int, memory: str, is_final: bool, reason: str
+) -> None:
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "launcher.txt").write_text(f"{supervise.START}python\n{printed}\n", encoding="utf-8")
+    child: Any = SimpleNamespace(returncode=code, args=["python"], pid=1)
+    outcome = supervise._conclude(child, Progress(), Experiment(0, tmp_path), supervise.Signals(), 10**9)
+    assert (outcome.memory, outcome.is_final) == (memory, is_final)
+    assert reason in outcome.reason
+    assert len(outcome.last_lines) <= supervise.LAST_LINES
+
+
+def test_a_rank_that_the_kernel_killed_for_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ranks").mkdir()
+    child: Any = SimpleNamespace(returncode=-9, args=["python"], pid=1)
+    before = processes.kills_for_memory()
+    monkeypatch.setattr(processes, "kills_for_memory", lambda: before + 1)
+    outcome = supervise._conclude(child, Progress(), Experiment(0, tmp_path), supervise.Signals(), before)
+    assert (outcome.memory, outcome.is_final) == ("CPU", True)
+    assert outcome.reason == "rank 0 was killed by the kernel: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "advice"),
+    [
+        (
+            "bert",
+            "GPU",
+            "lower batch_size (now 32) or eval_batch_size (now 16), or a higher accumulation (now 1): --set",
+        ),
+        (
+            "resnet",
+            "CPU",
+            "lower batch_size (now 408) or dali_prefetch (now 5) or dali_threads (now 3), or fewer ranks",
+        ),
+        ("minigo", "GPU", "eval_batch_size (now 1024) or inference_batch (now 256) or concurrent_games (now 256): --"),
+    ],
+)
+def test_what_to_lower_is_named_with_its_value(name: str, memory: str, advice: str) -> None:
+    choice = catalogue.choose(name)
+    system = catalogue.find_system(choice, "dgxa100", "v0.7")
+    asked = resolve(choice, system, system.nodes, system.gpus_per_node, [])
+    assert advice in hints.less_memory(asked, memory)
+    assert ("fewer ranks" in hints.less_memory(asked, memory)) is (memory == "CPU")

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import Batch, Part, TrainingInput, check, noise
+from benchmarks.bert.pytorch.data import Batch, Part, TrainingInput, noise
 from benchmarks.bert.pytorch.train import train_part, train_step
 from benchmarks.bert.pytorch.training import Training, build
 from benchmarks.common import bench, torch_lamb
@@ -141,7 +141,7 @@ def evaluated(training: Training, part: Part) -> None:
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
-    data = check(config, open_data(folder), ranks)
+    data = open_data(folder)
     training = build(config, data, ranks, {}, train_part, train_step)
     inputs = ExitStack()
 

@@ -9,9 +9,9 @@ common (run.sub, run_pretraining.py, the published bert_config.json of BERT-Larg
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Literal
+from typing import Dict, List, Literal
 
-from benchmarks.common.checks import above_zero, at_least, fraction, refuse
+from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, fraction, refuse, too_few
 
 
 @dataclass(frozen=True)
@@ -137,3 +137,12 @@ class Config:
                 for name in ("dropout", "attention_dropout")
             ),
         )
+
+    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        """Return why the ranks cannot train on a data set."""
+        found = too_few(manifest, "samples", self.batch_size * ranks)
+        length = manifest["facts"]["sequence_length"]
+        if length > self.positions:
+            remedy = f"set positions={length}, or prepare the data with a shorter sequence"
+            found.append((f"samples of up to {length} tokens", f"at most positions={self.positions}", remedy))
+        return found

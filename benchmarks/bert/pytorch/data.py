@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.read_ahead import read_ahead
-from benchmarks.language.arrays import DataSet, Samples
+from benchmarks.language.arrays import Samples
 from benchmarks.language.pytorch.encoder import Rows, fill_up
 
 THREADS = 2
@@ -236,24 +235,6 @@ class EvaluationInput:
 
     def _part(self, chosen: np.ndarray) -> Part:
         return ready(part_of(self._samples, chosen), self._config, self._ranks, 1)
-
-
-def check(config: Config, data: DataSet, ranks: Ranks) -> DataSet:
-    """Refuse a data set that the configuration cannot train on; Problem says why."""
-    total = config.batch_size * ranks.size
-    if len(data.train) < total:
-        raise Problem(
-            f"{len(data.train):,} training samples",
-            f"at least the {total:,} of a step",
-            "take a smaller batch, fewer ranks, or more data",
-        )
-    if data.sequence_length > config.positions:
-        raise Problem(
-            f"samples of up to {data.sequence_length} tokens in {data.folder}",
-            f"at most positions={config.positions}",
-            f"set positions={data.sequence_length}, or prepare the data with a shorter sequence",
-        )
-    return data
 
 
 def noise(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:

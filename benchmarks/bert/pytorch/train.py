@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.bert import events
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import Batch, EvaluationInput, Part, TrainingInput, check
+from benchmarks.bert.pytorch.data import Batch, EvaluationInput, Part, TrainingInput
 from benchmarks.bert.pytorch.training import Training, build, weights_file
 from benchmarks.bert.schedule import learning_rate
 from benchmarks.common.frameworks import pytorch
@@ -77,7 +77,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
-    data = run.open(lambda: check(config, open_data(run.data), ranks))
+    data = run.open(lambda: open_data(run.data))
     with run.initialization():
         training = run.open(
             lambda: build(config, data, ranks, saved, train_part, train_step, weights_file(config, run.data))

@@ -10,9 +10,9 @@ update of the weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Literal
+from typing import Dict, List, Literal
 
-from benchmarks.common.checks import above_zero, at_least, refuse
+from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, refuse, too_few
 
 
 @dataclass(frozen=True)
@@ -124,3 +124,12 @@ class Config:
                 for name in ("dropout", "attention_dropout")
             ),
         )
+
+    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        """Return why the ranks cannot train on a data set."""
+        found = too_few(manifest, "windows", self.batch_size * ranks)
+        length, wanted = manifest["facts"]["sequence_length"], self.sequence_length
+        if length != wanted:
+            remedy = f"set sequence_length={length}, or prepare the data again with --sequence-length {wanted}"
+            found.append((f"windows of {length} tokens", f"sequence_length={wanted}", remedy))
+        return found

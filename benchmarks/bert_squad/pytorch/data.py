@@ -11,8 +11,6 @@ import torch
 
 from benchmarks.bert_squad.arrays import DataSet, Windows
 from benchmarks.bert_squad.pytorch.config import Config
-from benchmarks.common.data.passport import prepare_again
-from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
 from benchmarks.common.read_ahead import read_ahead
 from benchmarks.language.pytorch.encoder import Rows, fill_up
@@ -51,31 +49,9 @@ class Batch:
         return Batch(rows, wide, start, end, self.indices)
 
 
-def check_length(config: Config, data: DataSet) -> None:
-    """Refuse a data set that was cut to another length."""
-    if data.sequence_length != config.sequence_length:
-        raise Problem(
-            f"{data.folder} has windows of {data.sequence_length} tokens",
-            f"sequence_length={config.sequence_length}",
-            f"set sequence_length={data.sequence_length}, or {prepare_again(data.folder)} "
-            f"--sequence-length {config.sequence_length}",
-        )
-
-
 def steps_per_epoch(config: Config, data: DataSet, ranks: Ranks) -> int:
-    """Return the number of whole global batches.
-
-    Raises:
-        Problem: there is none.
-    """
-    size = config.batch_size * ranks.size
-    if len(data.train) < size:
-        raise Problem(
-            f"{data.folder} has {len(data.train):,} windows, fewer than the {size:,} of a step",
-            "at least one whole batch",
-            "a smaller batch_size, fewer ranks, or more data",
-        )
-    return len(data.train) // size
+    """Return the number of whole global batches; Config.misfits refuses a data set that has none."""
+    return len(data.train) // (config.batch_size * ranks.size)
 
 
 def chosen(config: Config, windows: Windows, step: int, steps: int, ranks: Ranks) -> np.ndarray:

@@ -53,8 +53,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
-    steps = run.open(lambda: steps_per_epoch(config, data, ranks))
-    saved = run.saved
+    steps, saved = steps_per_epoch(config, data, ranks), run.saved
     with run.initialization():
         training = run.open(lambda: build(config, data, ranks, saved, train_batch, train_step))
     run.log(events.hyperparameters(config, ranks.size))

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.bert_squad.arrays import DataSet
 from benchmarks.bert_squad.pytorch.config import Config
-from benchmarks.bert_squad.pytorch.data import Batch, check_length, noise
+from benchmarks.bert_squad.pytorch.data import Batch, noise
 from benchmarks.bert_squad.pytorch.model import Network, loss_sum
 from benchmarks.common import kernels, stopping, torch_optimizers
 from benchmarks.common.data.problem import Problem
@@ -172,9 +172,8 @@ def build(
     """Build with a checkpoint, pretrained or fresh weights, ready: warmed up and captured on noise, before the clock.
 
     Raises:
-        Problem: the data set has windows of another length, or the pretrained weights do not fit.
+        Problem: the pretrained weights do not fit.
     """
-    check_length(config, data)
     weights = None if saved else weights_file(config, data.folder)
     multiple = config.vocabulary_multiple
     vocabulary = -(-data.vocabulary.size // multiple) * multiple

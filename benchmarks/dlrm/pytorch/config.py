@@ -9,9 +9,12 @@ one update of the weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Literal, Tuple
+from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
+
+MEMORY_SHARE = 0.9
+"""Of a rank's memory, for its tables; the rest is for the MLPs, the activations and the batches."""
 
 
 @dataclass(frozen=True)
@@ -86,3 +89,14 @@ class Config:
                 self.decay_steps > 0 and self.decay_start_step < self.warmup_steps,
             ),
         )
+
+    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        """Return why tables do not fit into ``memory``, in bytes of a rank; placement.py places those that may."""
+        sizes, row_bytes, limit = manifest["facts"]["table_sizes"], self.bottom_mlp[-1] * 4, memory * MEMORY_SHARE
+        least = max(max(sizes), -(-sum(sizes) // ranks)) * row_bytes
+        if least <= limit:
+            return []
+        remedy = "use more ranks" if max(sizes) * row_bytes <= limit else "prepare with a lower --index-limit"
+        found = f"the embedding tables need {least / 1e9:,.1f} GB on a rank, however they are placed"
+        expected = f"at most {limit / 1e9:,.1f} GB, nine tenths of its memory"
+        return [(found, expected, f"{remedy}, or set a narrower bottom_mlp")]

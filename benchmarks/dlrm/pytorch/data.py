@@ -25,11 +25,8 @@ from benchmarks.common.read_ahead import read_ahead
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, NUMBERS, TABLES
 from benchmarks.dlrm.placement import Placement, place
-from benchmarks.dlrm.pytorch.config import Config
+from benchmarks.dlrm.pytorch.config import MEMORY_SHARE, Config
 from benchmarks.dlrm.reading import Reader, Rows, Task, epoch_order
-
-MEMORY_SHARE = 0.9
-"""Of a rank's free memory, for its tables; the rest is for the MLPs, the activations and the batches."""
 
 
 class Batch(NamedTuple):

@@ -7,9 +7,9 @@ run_and_time.sh), and ours where those say nothing. "Epoch" is one pass over the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Literal
+from typing import Dict, List, Literal
 
-from benchmarks.common.checks import above_zero, at_least, precision_on_cpu, refuse
+from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse, too_few
 
 
 @dataclass(frozen=True)
@@ -118,3 +118,7 @@ class Config:
                 self.device == "cpu" and self.optimizer_kernel == "apex",
             ),
         )
+
+    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        """Return why the ranks cannot train on a data set."""
+        return too_few(manifest, "pairs", self.batch_size * ranks)

@@ -8,9 +8,9 @@ games, and a new model; it is what the log calls an epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Literal, Tuple
+from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
 
 
 @dataclass(frozen=True)
@@ -148,3 +148,10 @@ class Config:
                 not -1 <= self.min_resign_threshold <= self.max_resign_threshold <= 0,
             ),
         )
+
+    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        """Return why the ranks cannot train on a data set."""
+        size, board = manifest["facts"]["board_size"], f"{self.board_size} x {self.board_size}"
+        if size == self.board_size:
+            return []
+        return [(f"games on {size} x {size}", board, "name another data set with --data, or set board_size")]

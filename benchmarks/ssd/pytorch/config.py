@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
 
 FIRST_STRIDE = 8
 """Pixels between positions of the first map."""
@@ -141,3 +141,9 @@ class Config:
                 self.device == "cpu" and self.optimizer_kernel == "apex",
             ),
         )
+
+    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        """Return why so many ranks cannot train, on whatever data set."""
+        remedy = "set bn_group=1, or take another number of ranks"
+        wrong = ranks % self.bn_group != 0
+        return [(f"bn_group={self.bn_group} with {ranks} ranks", f"a divisor of {ranks}", remedy)] * wrong

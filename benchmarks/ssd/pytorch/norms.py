@@ -36,16 +36,7 @@ def choose(config: Config, ranks: Ranks, saved: Optional[str]) -> Tuple[str, Nor
 
 
 def group_of(size: int, ranks: Ranks) -> Optional[Any]:
-    """Return this rank's group of ``size`` neighbours; None where each rank is alone. All ranks call it together.
-
-    Raises:
-        SystemExit: the ranks do not divide into such groups.
-    """
-    if ranks.size % size:
-        raise SystemExit(
-            f"bn_group={size} with {ranks.size} ranks\n"
-            f"  expected: a divisor of {ranks.size}\n  do this: set bn_group=1, or take another number of ranks"
-        )
+    """Return this rank's group of ``size`` neighbours; None where each rank is alone. All ranks call it together."""
     if size == 1:
         return None
     groups = [pytorch.new_group(range(first, first + size)) for first in range(0, ranks.size, size)]

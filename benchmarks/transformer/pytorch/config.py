@@ -10,9 +10,9 @@ place of a padded batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Literal
+from typing import Dict, List, Literal
 
-from benchmarks.common.checks import above_zero, at_least, refuse
+from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, refuse, too_few
 
 
 @dataclass(frozen=True)
@@ -117,3 +117,7 @@ class Config:
                 for name in ("dropout", "attention_dropout", "relu_dropout", "label_smoothing")
             ),
         )
+
+    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        """Return why the ranks cannot train on a data set: each takes a batch of at least one pair."""
+        return too_few(manifest, "pairs", ranks)
