@@ -133,10 +133,10 @@ def _named(folder: Folder, point: str | None) -> str | None:
 
 def _measure_points(folder: Folder, only: str | None) -> ExitCode:
     screen = console(stderr=True, soft_wrap=True)
-    total = len(folder.points())
+    total = len(folder.points()) * folder.study.passes
 
     def on_point(point: definition.Point, what: str) -> None:
-        done = sum(folder.state(each) == "done" for each in folder.points())
+        done = total - len(folder.left())
         if what != "begins":
             say(screen, text(f"{done} of {total}: {point.key}: {what}"))
 
@@ -150,8 +150,7 @@ def _measure_points(folder: Folder, only: str | None) -> ExitCode:
 
 def _print_points(folder: Folder, as_json: bool) -> None:
     """Print every point with its command and the time that all will take; make nothing."""
-    left = [each for each in folder.points() if folder.state(each) != "done"]
-    seconds = folder.seconds_left()
+    left, seconds = folder.left(), folder.seconds_left()
     if as_json:
         commands = {each.key: " ".join(measuring.command(folder, each, None).argv) for each in folder.points()}
         write_json({**measuring.as_json(folder), "minutes": seconds / 60, "commands": commands})
@@ -162,14 +161,15 @@ def _print_points(folder: Folder, as_json: bool) -> None:
         argv = measuring.command(folder, each, None).argv
         table.add_row(str(number), each.key, folder.state(each), text(" ".join(argv)))
     print_fitted(screen, table)
-    measured = len(folder.points()) - len(left)
+    measured = len(folder.points()) * folder.study.passes - len(left)
     by = (
         f"the {measured} measured, each by those that are most like it"
         if measured
         else f"{folder.study.program.seconds:.0f} s a point, which the study estimates"
     )
     time = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"
-    say(screen, text(f"{len(left)} to measure: about {time} on one machine, by {by}"))
+    passes = f", each point {folder.study.passes} times" if folder.study.passes > 1 else ""
+    say(screen, text(f"{len(left)} to measure{passes}: about {time} on one machine, by {by}"))
 
 
 def report(folder: FolderArgument, as_json: options.Json = False) -> None:
@@ -186,8 +186,8 @@ def report(folder: FolderArgument, as_json: options.Json = False) -> None:
         write_json({**measuring.as_json(opened), "answers": sentences, "tables": tables_as_json(tables)})
         return
     screen = console()
-    if built.mark:
-        say(screen, text(built.mark, "yellow"))
+    for mark in filter(None, (built.mark, built.busy)):
+        say(screen, text(mark, "yellow"))
     for number, answer in enumerate(built.answers, 1):
         say(screen, text(f"{number}. {answer.question}", "bold"))
         say(screen, text(answer.sentence))

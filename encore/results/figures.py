@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from encore.results.measurements import Measurement
-from encore.results.panel import Panel, Point, padded
+from encore.results.panel import Panel, Point, Span, padded
 from encore.results.tables import (
     Table,
     by_precision,
@@ -31,6 +31,7 @@ _SMALL = 0.15
 _MOST_LINES = 8
 _MOST_BARS = 24
 _MOST_MARKS = 60
+_WIDEST, _ASIDE = 1.5, 3.0
 STYLE = Path(__file__).parent / "templates" / "figure.css"
 
 
@@ -156,15 +157,22 @@ def over_gpus(
     linear: Sequence[Point] = (),
     numbers: Sequence[int] = (),
     axis: str = "GPUs",
+    spans: Mapping[str, Sequence[Span]] | None = None,
 ) -> Figure:
-    """Return lines over GPUs, or another ``axis``, from 0 on; ``linear`` is what perfect scaling would be."""
+    """Return lines over GPUs, or another ``axis``, from 0 on; ``linear`` is what perfect scaling would be.
+
+    ``spans`` has intervals by the line's name. One that is wider than half of the values goes out of the picture.
+    """
     panel = Panel(WIDTH, _HEIGHT)
     counts = sorted({x for _, points in lines for x, _ in points})
     highest = max(y for points in [*(points for _, points in lines), linear] for _, y in points)
+    ends = [high for name, _ in lines for _, _, high in (spans or {}).get(name, ())]
+    highest = max(highest, min(max(ends, default=0.0), _WIDEST * highest))
     panel.axes((counts[0], counts[-1]), (0.0, highest * 1.08), axis, label, at=counts)
     panel.line(linear, "level")
     for position, (name, points) in enumerate(lines):
         number = numbers[position] if numbers else position + 1
+        panel.whiskers((spans or {}).get(name, ()), number, _ASIDE * (position - (len(lines) - 1) / 2))
         _line(panel, points, number)
         panel.name(number, name)
     if linear:

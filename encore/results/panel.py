@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 Point = tuple[float, float]
 Range = tuple[float, float]
+Span = tuple[float, float, float]
+"""A value of x, and from where to where y is there."""
 
 SERIES = 8
 _LETTER = 6.9
@@ -136,6 +138,13 @@ class Panel:
         if points:
             spots = (f"M{_n(self.x(x))} {_n(self.y(y))}{form}" for x, y in points)
             self._path(f"{_DRAWN.get(form, 'm')} {_style(style)}", "".join(spots))
+
+    def whiskers(self, spans: Sequence[Span], style: str | int, aside: float = 0.0) -> None:
+        """Draw intervals as upright lines, cut at the axes, so many pixels aside that two do not hide each other."""
+        inside = ((x, max(low, self.y.low), min(high, self.y.high)) for x, low, high in spans)
+        ends = ((_n(self.x(x) + aside), _n(self.y(low)), _n(self.y(high))) for x, low, high in inside)
+        if spans:
+            self._path(f"l thin {_style(style)}", "".join(f"M{x} {low}V{high}" for x, low, high in ends))
 
     def clip(self, *, end: bool = False) -> None:
         """Hide what is drawn outside of the axes from here on, until the end of the clip."""

@@ -13,11 +13,13 @@ from encore.studies.definition import Question, Study, Value
 from encore.studies.results import Ours, Printed, Result, Standing, beside, bounds, chosen, grouped, in_percent, ratio
 
 _PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
-
+_OWN = 5
+"""Columns of a printed figure by itself."""
 
 Parts = tuple[str, Table, Sequence[Figure], list[Ours]]
 Row = tuple[Any, ...]
-Lines = dict[str, list[tuple[float, float]]]
+Lines = dict[str, list[tuple[float, float, float | None, float | None]]]
+"""By name: x, y, and from where to where y is by its interval."""
 
 
 @dataclass(frozen=True)
@@ -29,28 +31,53 @@ class Answer:
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...]
     why: str
+    unmeasured: tuple[Table, ...] = ()
+    """Printed figures of points that were not measured here."""
 
 
 def answer(study: Study, question: Question, results: Sequence[Result], number: int) -> Answer:
     """Return the answer to the question with this number."""
     points = chosen(results, question.where)
     sentence, table, figures, values = _KINDS[question.kind](study, question, points, f"question-{number}")
-    tables = [table]
+    tables: list[Table] = [table]
+    unmeasured: list[Table] = []
     for quantity in dict.fromkeys(each.quantity or question.quantity for each in values or [_NOTHING]):
         ours = [each for each in values if (each.quantity or question.quantity) == quantity]
         rows = beside(study, quantity, ours)
         if rows:
             sentence += _compared(quantity, rows)
-            title = f"The study's printed figures: {quantity.replace('_', ' ')}"
-            tables.append(Table(title=title, columns=_PUBLISHED, rows=tuple(each.row for each in rows)))
+            compared, absent = _printed(quantity, rows)
+            tables, unmeasured = [*tables, *compared], [*unmeasured, *absent]
     if not table.rows:
         sentence = "None of the points that answer this is measured yet."
     if question.kind == "memory":
-        tables += largest_batches(study, results)
-    return Answer(question.text, sentence, tuple(tables), tuple(figures), question.why)
+        compared, absent = largest_batches(study, results)
+        tables, unmeasured = [*tables, *compared], [*unmeasured, *absent]
+    return Answer(question.text, sentence, tuple(tables), tuple(figures), question.why, tuple(unmeasured))
+
+
+def _printed(quantity: str, rows: Sequence[Printed]) -> tuple[list[Table], list[Table]]:
+    """Return the table of printed figures next to ours, and that of those which have none; each if it has a row."""
+    title = f"The study's printed figures: {quantity.replace('_', ' ')}"
+    absent = [each.row[:_OWN] for each in rows if each.standing is Standing.NOT_MEASURED]
+    compared = [each.row for each in rows if each.standing is not Standing.NOT_MEASURED]
+    without = Table(title=f"{title}, not measured here", columns=_PUBLISHED[:_OWN], rows=tuple(absent))
+    return (
+        [Table(title=title, columns=_PUBLISHED, rows=tuple(compared))] if compared else [],
+        [without] if absent else [],
+    )
 
 
 _NOTHING = Ours({}, 0.0, None, None)
+_EPOCH = "s per epoch, extrapolated"
+
+
+def _epoch_note(study: Study) -> str:
+    """Return what an epoch of the tables is: none is run as a whole."""
+    return (
+        f"Extrapolated: an epoch is {study.epoch.images:,} images, of which some steps were run. Its seconds are its"
+        " steps times the seconds of a step, and once what the first step takes longer."
+    )
 
 
 def _compared(quantity: str, rows: Sequence[Printed]) -> str:
@@ -103,11 +130,17 @@ def _plots(
     axis = _words(question.x)
     for number, (rest, part) in enumerate(zip(common, parted, strict=False), 1):
         shown = list(part.items())[:SERIES]
-        ends = [min(x for _, points in shown for x, _ in points), max(x for _, points in shown for x, _ in points)]
+        counts = [point[0] for _, points in shown for point in points]
+        ends = [min(counts), max(counts)]
         straight = [(x, x / ends[0]) for x in ends] if linear else []
         named = f"{title}: {rest}" if rest else title
         name = key if len(parted) == 1 else f"{key}-{number}"
-        found.append(over_gpus(name, named, shown, table, label, linear=straight, axis=axis))
+        plain = [(one, [point[:2] for point in points]) for one, points in shown]
+        spans = {
+            one: [(x, low, high) for x, _, low, high in points if low is not None and high is not None]
+            for one, points in shown
+        }
+        found.append(over_gpus(name, named, plain, table, label, linear=straight, axis=axis, spans=spans))
     return found
 
 
@@ -121,19 +154,23 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
             epoch = each.epoch()
             value, low, high = ratio(base, epoch) if each is not line[0] else (1.0, 1.0, 1.0)
             rows.append((*series, _whole(_x(each, question)), epoch.estimate, *bounds(epoch), value, low, high))
-            lines.setdefault(_name(series, question.series), []).append((_x(each, question), value))
+            lines.setdefault(_name(series, question.series), []).append((_x(each, question), value, low, high))
             values.append(Ours(each.axes, value, low, high))
         ends.append((value, _name(series, question.series), _x(line[-1], question) / _x(line[0], question)))
         unsure += low is None or high is None or low <= 1.0 <= high
-    columns = (*question.series, question.x, "s per epoch", "from", "to", "speed-up", "least", "most")
-    table = Table(title=f"Seconds per epoch over {_words(question.x)}", columns=columns, rows=tuple(rows))
+    columns = (*question.series, question.x, _EPOCH, "from", "to", "speed-up", "least", "most")
+    title = f"Seconds per epoch over {_words(question.x)}"
+    table = Table(title=title, columns=columns, rows=tuple(rows), note=_epoch_note(study))
     sentence = ""
     if ends:
         slowest, fastest = min(ends), max(ends)
         sentence = (
             f"{fastest[2]:g} times the {_words(question.x)} makes an epoch {slowest[0]:.2f} times"
             f" ({slowest[1]}) to {fastest[0]:.2f} times ({fastest[1]}) as fast; {fastest[2]:g} would be linear."
-            f" At {unsure} of {len(ends)} the interval includes 1: too noisy to say whether it is faster at all."
+            + (
+                f" At {unsure} of {len(ends)} the interval includes 1: too noisy to say whether it is faster."
+                * (unsure > 0)
+            )
         )
     title = f"Speed-up over {_words(question.x)}"
     return sentence, table, _plots(key, question, title, lines, table, "speed-up", linear=True), values
@@ -182,14 +219,15 @@ def _size(study: Study, question: Question, results: Sequence[Result], key: str)
             *series, layers, network["weights"], network["weights"] / layers, last.gradient_bytes / 1e6,
             ordered[0].epoch().estimate, last.ranks, last.epoch().estimate, speed_up,
         ))  # fmt: skip
-        lines[name] = [(_x(each, question), each.epoch().estimate) for each in ordered]
+        lines[name] = [(_x(each, question), each.epoch().estimate, *bounds(each.epoch())) for each in ordered]
     rows.sort(key=lambda row: int(row[len(question.series) + 1]))
-    least = "s per epoch on the fewest"
+    least = f"{_EPOCH}, on the fewest"
     columns = (
         *question.series, "layers", "weights", "weights a layer", "gradients, MB", least, "devices",
-        "s per epoch on them", "speed-up",
+        f"{_EPOCH}, on them", "speed-up",
     )  # fmt: skip
-    table = Table(title="Size of a network and its time", columns=columns, rows=tuple(rows))
+    title = "Size of a network and its time"
+    table = Table(title=title, columns=columns, rows=tuple(rows), note=_epoch_note(study))
     sentence = ""
     if rows:
         fast, slow = min(rows, key=lambda row: row[-4]), max(rows, key=lambda row: row[-4])
@@ -198,7 +236,7 @@ def _size(study: Study, question: Question, results: Sequence[Result], key: str)
             f" long as that of {fast[0]} ({fast[2]:,} weights, {fast[1]} layers):"
             f" {'weights alone do not order the times' if not _rises(rows) else 'more weights, more time'}."
         )
-    return sentence, table, _plots(key, question, "Seconds per epoch", lines, table, "s per epoch"), []
+    return sentence, table, _plots(key, question, "Seconds per epoch", lines, table, _EPOCH), []
 
 
 def _rises(rows: Sequence[Row]) -> bool:
@@ -220,7 +258,8 @@ def _stages(study: Study, question: Question, results: Sequence[Result], key: st
                 parts * each.steps() - each.step.estimate * each.steps(), each.stage("metric") * each.steps(),
                 *operators,
             ))  # fmt: skip
-            lines.setdefault(_name(series, question.series), []).append((_x(each, question), 100 * wu / parts))
+            share = 100 * wu / parts
+            lines.setdefault(_name(series, question.series), []).append((_x(each, question), share, None, None))
     columns = (
         *question.series, question.x, "FP + BP, s per epoch", "WU, s per epoch", "WU, %",
         "parts over the step with waits, %", "step without waits over the parts, %", "saved by overlap, s per epoch",
@@ -243,9 +282,10 @@ def _stages(study: Study, question: Question, results: Sequence[Result], key: st
 
 
 _STAGES_NOTE = (
-    "FP + BP and WU are of steps with a wait after each; steps without waits are measured in blocks of their own. Above"
-    " 100 % the machine's drift between the two is larger than the overlap. Operators are those of MXNet's profiler:"
-    " sums, in which two that run at once count twice, and what runs between operators does not count."
+    "Seconds per epoch are extrapolated from those of a step. FP + BP and WU are of steps with a wait after each; steps"
+    " without waits are measured in blocks of their own. Above 100 % the machine's drift between the two is larger than"
+    " the overlap. Operators are those of MXNet's profiler: sums, in which two that run at once count twice, and what"
+    " runs between operators does not count."
 )
 
 
@@ -267,7 +307,7 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
             growth = 100 * (first / smallest - 1) if each is not ordered[0] else None
             before = each.memory("before_training")[0]
             rows.append((*series, _whole(_x(each, question)), before, first, others, more, growth))
-            lines.setdefault(_name(series, question.series), []).append((_x(each, question), first))
+            lines.setdefault(_name(series, question.series), []).append((_x(each, question), first, None, None))
             values += _memory_values(each, more, growth)
     columns = (
         *question.series, question.x, "before, GB", "training, first, GB", "training, others, GB",
@@ -309,8 +349,8 @@ def _memory_values(result: Result, more: float | None, growth: float | None) -> 
     ]
 
 
-def largest_batches(study: Study, results: Sequence[Result]) -> list[Table]:
-    """Return the table of searches for the largest batch that fits, if there were any, and the printed ones."""
+def largest_batches(study: Study, results: Sequence[Result]) -> tuple[list[Table], list[Table]]:
+    """Return the tables of searches for the largest batch that fits, if there were any, and of the printed ones."""
     rows: list[Row] = []
     values = []
     for each in results:
@@ -322,13 +362,12 @@ def largest_batches(study: Study, results: Sequence[Result]) -> list[Table]:
             axes = {name: value for name, value in each.axes.items() if name != study.epoch.batch}
             values.append(Ours(axes, found["fits"], None, None))
     if not rows:
-        return []
+        return [], []
     note = "Doubled until a step no longer fits: the largest is from the first figure to below the second."
     columns = ("point", "devices", "fits", "does not fit")
-    tables = [Table(title="Largest batch of a device", columns=columns, rows=tuple(rows), note=note)]
-    printed = [each.row for each in beside(study, "largest_batch", values)]
-    title = "The study's printed figures: largest batch"
-    return [*tables, Table(title=title, columns=_PUBLISHED, rows=tuple(printed))] if printed else tables
+    found = Table(title="Largest batch of a device", columns=columns, rows=tuple(rows), note=note)
+    compared, absent = _printed("largest_batch", beside(study, "largest_batch", values))
+    return [found, *compared], absent
 
 
 def _weak(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
@@ -336,32 +375,37 @@ def _weak(study: Study, question: Question, results: Sequence[Result], key: str)
     lines: Lines = {}
     gains = []
     for series, line in _lines(question, results).items():
+        name, base = _name(series, question.series), line[0].epoch(weak=True)
         for each in line:
-            strong, weak = each.epoch().estimate, each.epoch(weak=True).estimate
+            strong, weak = each.epoch(), each.epoch(weak=True)
             # Per image: the weak epoch has as many times the images as there are devices.
-            gain = 100 * (1 - weak / each.ranks / strong)
-            gains.append((gain, _name(series, question.series), each.ranks))
-            rows.append((*series, each.ranks, strong, weak, weak / line[0].epoch(weak=True).estimate, gain))
-            name = _name(series, question.series)
-            lines.setdefault(name, []).append((_x(each, question), weak / line[0].epoch(weak=True).estimate))
+            gain = 100 * (1 - weak.estimate / each.ranks / strong.estimate)
+            if each is not line[0]:
+                gains.append((gain, name, each.ranks))
+            over, low, high = ratio(weak, base) if each is not line[0] else (1.0, 1.0, 1.0)
+            rows.append((*series, each.ranks, strong.estimate, weak.estimate, over, low, high, gain))
+            lines.setdefault(name, []).append((_x(each, question), over, low, high))
     columns = (
-        *question.series,
-        "devices",
-        "strong, s per epoch",
-        "weak, s per epoch",
-        "weak over one",
+        *question.series, "devices", "strong epoch, s", "weak epoch, s", "weak over one", "least", "most",
         "gain per image, %",
-    )
-    note = "Both from the same steps: a step is the same in both, and an epoch has the cost of its first step once."
-    table = Table(title="Weak and strong scaling", columns=columns, rows=tuple(rows), note=note)
+    )  # fmt: skip
+    note = f"Both from the same steps: a step is the same in both. {_epoch_note(study)}"
+    table = Table(title="Weak and strong scaling, epochs extrapolated", columns=columns, rows=tuple(rows), note=note)
     sentence = ""
     if gains:
-        best = max(gains)
+        best, name, devices = max(gains)
         sentence = (
-            f"For the same images weak scaling takes at most {best[0]:.1f} % less time than strong scaling"
-            f" ({best[1]}, {best[2]} devices)."
+            "For the same images weak scaling takes as long as strong scaling, to a tenth of a percent: the first step,"
+            " which an epoch has once, is all that can differ, and next to the others it is nothing."
+            if best < _SEEN
+            else f"For the same images weak scaling takes up to {best:.1f} % less time than strong scaling ({name},"
+            f" {devices} devices): its longer epoch has the cost of the first step once as well."
         )
     return sentence, table, _plots(key, question, "Weak scaling", lines, table, "epoch over that of one device"), []
+
+
+_SEEN = 0.1
+"""Percent; below it a gain is printed as none."""
 
 
 def _words(axis: str) -> str:

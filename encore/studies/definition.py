@@ -9,6 +9,7 @@ for point in points(study):
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -105,6 +106,7 @@ class Part(_Strict):
     """In addition to the study's."""
     more: tuple[dict[str, tuple[Value, ...]], ...] = ()
     seconds: float | None = None
+    epoch: Epoch | None = None
 
 
 class Study(_Strict):
@@ -122,6 +124,8 @@ class Study(_Strict):
     """Combinations that are not measured."""
     more: tuple[dict[str, tuple[Value, ...]], ...] = ()
     """Grids of points next to the first one: values of its axes, and of any key of the configuration."""
+    passes: int = Field(2, ge=1)
+    """How often each point is measured: the first time in the grid's order, then shuffled."""
     epoch: Epoch
     published: Published | None = None
     links: str = ""
@@ -196,7 +200,7 @@ def _reduced(study: Study) -> Study:
     changes = {
         "base": {**study.base, **part.base}, "grid": {**study.grid, **part.grid}, "values": values,
         "questions": questions, "program": program, "skip": (*study.skip, *part.skip), "more": part.more,
-        "is_small": True,
+        "epoch": part.epoch or study.epoch, "is_small": True,
     }  # fmt: skip
     return study.model_copy(update=changes)
 
@@ -269,3 +273,16 @@ def points(study: Study) -> list[Point]:
                 more.update(study.values.get(axis, {}).get(str(value), {}))
             found.append(Point(axes, {**study.base, **more, **axes}))
     return sorted(found, key=lambda point: float(point.axes[study.program.ranks]))
+
+
+def order(study: Study) -> list[tuple[int, Point]]:
+    """Return each pass's number, from 1, and its points in the order in which they are measured.
+
+    What the machine does meanwhile, such as growing warm, is another thing at each point of a shuffled pass, so that
+    two passes differ by it.
+    """
+    every = points(study)
+    found = [(1, point) for point in every]
+    for number in range(2, study.passes + 1):
+        found += [(number, point) for point in random.Random(number).sample(every, len(every))]
+    return found

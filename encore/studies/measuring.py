@@ -4,8 +4,9 @@ results/20261120T101500Z-study-multi-gpu/
     study.json            the study as it was read, and where it is measured
     POINT/                the values of the point's axes
         config.json       what the measuring program reads
-        measurement.json  what it found; a point that has it is done
+        measurement.json  what it found; a pass that has it is done
         output.txt        its output; failed.json next to it: its exit code
+        pass-2/           the same of the second pass
     report/
 """
 
@@ -24,6 +25,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 from filelock import FileLock, Timeout
 
 from encore import catalogue, environment, files, launchers
@@ -63,33 +65,49 @@ class Folder:
         """Return the points of the grid."""
         return definition.points(self.study)
 
-    def at(self, point: Point) -> Path:
-        """Return the folder of a point."""
-        return self.path / point.key
+    def at(self, point: Point, number: int = 1) -> Path:
+        """Return the folder of a point's pass."""
+        return self.path / point.key / (f"pass-{number}" if number > 1 else "")
+
+    def left(self) -> list[tuple[int, Point]]:
+        """Return the passes that are not done, each with its point, in the order in which they are measured."""
+        return [(number, each) for number, each in definition.order(self.study) if not self.is_done(each, number)]
+
+    def is_done(self, point: Point, number: int) -> bool:
+        """Return whether a pass of a point was measured."""
+        return (self.at(point, number) / MEASUREMENT).is_file()
 
     def state(self, point: Point) -> State:
-        """Return the state of a point, by the files in its folder."""
-        if (self.at(point) / MEASUREMENT).is_file():
+        """Return the state of a point, by the files in the folders of its passes."""
+        missing = [number for number in self._passes() if not self.is_done(point, number)]
+        if not missing:
             return "done"
-        return "failed" if (self.at(point) / FAILURE).is_file() else "to do"
+        failed = any((self.at(point, number) / FAILURE).is_file() for number in missing)
+        return "failed" if failed else "to do"
 
-    def measurement(self, point: Point) -> dict[str, Any]:
-        """Return what was measured at a point that is done."""
-        return files.read_json(self.at(point) / MEASUREMENT)
+    def measurements(self, point: Point) -> list[dict[str, Any]]:
+        """Return what each pass that is done has measured."""
+        done = [number for number in self._passes() if self.is_done(point, number)]
+        return [files.read_json(self.at(point, number) / MEASUREMENT) for number in done]
+
+    def _passes(self) -> range:
+        return range(1, self.study.passes + 1)
 
     def seconds_left(self) -> float:
-        """Return how long the points take that are not done.
+        """Return how long the passes take that are not done.
 
         Each as long as the points that were measured and have most values in common with it, in the mean; before any
         was measured, what the study says.
         """
-        points = self.points()
-        done = [(each, self.measurement(each)) for each in points if self.state(each) == "done"]
-        known = [(each, found["wall_seconds"]) for each, found in done if found.get("wall_seconds")]
-        left = [each for each in points if self.state(each) != "done"]
+        known = [
+            (each, found["wall_seconds"])
+            for each in self.points()
+            for found in self.measurements(each)
+            if found.get("wall_seconds")
+        ]
         if not known:
-            return len(left) * self.study.program.seconds
-        return sum(_seconds_like(each, known) for each in left)
+            return len(self.left()) * self.study.program.seconds
+        return sum(_seconds_like(each, known) for _, each in self.left())
 
 
 def _seconds_like(point: Point, known: Sequence[tuple[Point, float]]) -> float:
@@ -128,10 +146,10 @@ def open_folder(path: Path) -> Folder:
         ) from error
 
 
-def command(folder: Folder, point: Point, python: Path | None) -> Command:
-    """Return what measures a point; ``python`` None: that of the framework's environment, by its usual name."""
+def command(folder: Folder, point: Point, python: Path | None, number: int = 1) -> Command:
+    """Return what measures a point's pass; ``python`` None: that of the framework's environment, by its usual name."""
     program, place = folder.study.program, folder.place
-    output = folder.at(point).absolute()
+    output = folder.at(point, number).absolute()
     ranks = int(point.axes[program.ranks])
     one = any(point.axes.get(axis) in values for axis, values in program.one_process.items())
     launch = launchers.on_one_node(program.framework, 1 if one else ranks, str(output))
@@ -175,18 +193,18 @@ def python_of(folder: Folder, on_step: Callable[[str], None]) -> Path | None:
 
 
 def measure(folder: Folder, on_point: Callable[[Point, str], None], only: str | None = None) -> ExitCode:
-    """Measure every point that is not done, or the one with the key ``only``; continue after one that fails.
+    """Measure every pass that is not done, or those of the point ``only``; continue after one that fails.
 
-    A point that has failed is tried again. KeyboardInterrupt ends the point that is being measured and passes on.
+    One that has failed is tried again. KeyboardInterrupt ends the point that is being measured and passes on.
     """
     python = python_of(folder, lambda text: None)
     failed = False
     with _alone(folder, only):
-        for point in folder.points():
-            if folder.state(point) == "done" or (only is not None and point.key != only):
+        for number, point in folder.left():
+            if only is not None and point.key != only:
                 continue
             on_point(point, "begins")
-            problem = _measure_one(folder, point, command(folder, point, python))
+            problem = _measure_one(folder, point, number, command(folder, point, python, number))
             on_point(point, problem or "done")
             failed = failed or bool(problem)
     return ExitCode.FAILED if failed else ExitCode.REACHED
@@ -206,25 +224,40 @@ def _alone(folder: Folder, only: str | None) -> Iterator[None]:
         ) from error
 
 
-def _measure_one(folder: Folder, point: Point, wanted: Command) -> str:
-    """Measure a point; return what went wrong, or nothing."""
-    output = folder.at(point)
-    output.mkdir(exist_ok=True)
+def _measure_one(folder: Folder, point: Point, number: int, wanted: Command) -> str:
+    """Measure a pass of a point; return what went wrong, or nothing."""
+    output = folder.at(point, number)
+    output.mkdir(exist_ok=True, parents=True)
     with (output / ".lock").open("wb") as lock:
         # Inherited by the measuring program: where this process is killed, the next one waits for what it left running.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.state(point) == "done":
+        if folder.is_done(point, number):
             return ""
         (output / FAILURE).unlink(missing_ok=True)
         files.write_json(output / "config.json", dict(point.config))
-        began = time.monotonic()
+        began, others = time.monotonic(), _others_seconds()
         code = _run(wanted, output / "output.txt", lock.fileno())
     if code == 0 and (output / MEASUREMENT).is_file():
         found = files.read_json(output / MEASUREMENT)
-        files.write_json(output / MEASUREMENT, {**found, "wall_seconds": round(time.monotonic() - began, 2)})
+        seconds = time.monotonic() - began
+        found["wall_seconds"] = round(seconds, 2)
+        if folder.place.runtime == "host":
+            used = max(0.0, (_others_seconds() - others) / seconds)
+            found |= {"cores": psutil.cpu_count(), "others_cores": round(used, 3)}
+        files.write_json(output / MEASUREMENT, found)
         return ""
     files.write_json(output / FAILURE, {"exit_code": code})
     return f"exit code {code}: {last_line(output / 'output.txt')}"
+
+
+def _others_seconds() -> float:
+    """Return the CPU time that was spent on this machine, without that of this process and of what it waited for.
+
+    Time that a hypervisor gave to other machines counts. An engine's containers are no descendants: theirs would too.
+    """
+    times, own = psutil.cpu_times(), os.times()
+    total = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+    return float(total - own.user - own.system - own.children_user - own.children_system)
 
 
 def last_line(path: Path) -> str:

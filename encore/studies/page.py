@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import fmean
 
 from encore import files
 from encore.errors import EncoreError
@@ -31,8 +32,14 @@ class Page:
     state: str
     mark: str
     """What has to be said of every figure; empty on GPUs."""
+    busy: str
+    """At how many points other programs took much of the machine; empty: at none."""
+    intervals: str
+    """What the intervals are made of."""
     machine: str
     answers: tuple[Answer, ...]
+    passes: Table
+    """Each point, what each of its passes took, and how much other programs did meanwhile."""
     why: tuple[Table, ...]
     seeds: tuple[Table, ...]
     """What does not follow in the study's own printed figures."""
@@ -50,8 +57,11 @@ def build(folder: Folder) -> Page:
         created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         state=summary(folder),
         mark=_mark(study),
+        busy=_busy(results),
+        intervals=_intervals(results),
         machine=_machine(machine),
         answers=tuple(answer(study, each, results, number) for number, each in enumerate(study.questions, 1)),
+        passes=_passes(study, results),
         why=tuple(_why(study, results)),
         seeds=tuple(_inconsistent(study)),
     )
@@ -64,6 +74,46 @@ def _mark(study: Study) -> str:
         "Measured on CPUs, which stand in for GPUs: small images, small batches, resident memory for GPU memory. "
         "Nothing here says how GPUs behave, and nothing is a reproduction of a printed figure."
     )
+
+
+def _busy(results: Sequence[Result]) -> str:
+    busy = [each.others for each in results if each.is_disturbed and each.others]
+    if not busy:
+        return ""
+    used, cores = max(busy)
+    return (
+        f"The machine was busy: at {len(busy)} of {len(results)} points other programs took up to {used:.1f} of {cores}"
+        " cores. Their times, and all that is made of them, may be wrong by much; measure them again with nothing else"
+        " running."
+    )
+
+
+def _intervals(results: Sequence[Result]) -> str:
+    apart = results[0].drift
+    if apart is None:
+        return "from the blocks of steps of one process: what drifts between two points is not in them"
+    return (
+        f"from the passes: two of one point differ by {100 * apart.cv:.1f} % (standard deviation, pooled over"
+        f" {apart.freedom} repeats; a point's own where that is more). The first pass is in the grid's order, the"
+        " others are shuffled"
+    )
+
+
+def _passes(study: Study, results: Sequence[Result]) -> Table:
+    """Return the table of all points, with a column for each pass."""
+    names = list(study.grid)
+    rows = []
+    for each in results:
+        if each.is_timed:
+            means = [fmean(one["step_seconds"]) for one in each.passes]
+            missing = [None] * (study.passes - len(means))
+            apart = max(means) / min(means) if len(means) > 1 else None
+            rows.append(
+                (*(each.axes[name] for name in names), *means, *missing, apart, each.others[0] if each.others else None)
+            )
+    numbers = [f"pass {number}, s a step" for number in range(1, study.passes + 1)]
+    columns = (*names, *numbers, "longest over shortest", "cores of other programs")
+    return Table(title="Every point and its passes", columns=columns, rows=tuple(rows)).filled()
 
 
 def _machine(machine: dict[str, object]) -> str:
@@ -111,10 +161,11 @@ def write(page: Page, folder: Path) -> list[Path]:
     """Write the page into ``folder``; return the files."""
     contents = {"report.html": render(page, "study.html.j2"), "report.md": render(page, "study.md.j2")}
     for number, each in enumerate(page.answers, 1):
-        for place, table in enumerate(each.tables, 1):
+        for place, table in enumerate((*each.tables, *each.unmeasured), 1):
             contents[f"question_{number}_{place}.csv"] = table.as_csv()
         for figure in each.figures:
             contents[f"{figure.key}.svg"] = figure.alone()
+    contents["passes.csv"] = page.passes.as_csv()
     for number, table in enumerate(page.why, 1):
         contents[f"why_{number}.csv"] = table.as_csv()
     return pages.write(contents, folder)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -12,14 +14,34 @@ from encore.results.statistics import Sample, interval, ratio_of
 from encore.studies.definition import Study, Value
 from encore.studies.measuring import Folder
 
+_BUSY = 0.1
+"""Share of the processors from which on others' programs are seen in a time: a rank has one of some cores."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far the passes of a point are apart, over all points: what blocks of steps of one process cannot show."""
+
+    cv: float
+    """Standard deviation of a pass, as a share of the mean of a point's passes."""
+    freedom: int
+
 
 @dataclass(frozen=True)
 class Result:
-    """One point that is done."""
+    """One point that was measured."""
 
     study: Study
     axes: Mapping[str, Value]
-    found: Mapping[str, Any]
+    passes: Sequence[Mapping[str, Any]]
+    """What each pass has measured."""
+    drift: Drift | None = None
+    """None: no point has more than one pass."""
+
+    @property
+    def found(self) -> Mapping[str, Any]:
+        """What the first pass has measured, for what does not change from one to the next."""
+        return self.passes[0]
 
     @property
     def ranks(self) -> int:
@@ -33,8 +55,16 @@ class Result:
 
     @property
     def step(self) -> Sample:
-        """Seconds of a step, by its blocks."""
-        return Sample.of(self.found["step_seconds"])
+        """Seconds of a step, by its passes; of one pass by its blocks."""
+        return self._sample([each["step_seconds"] for each in self.passes])
+
+    def _sample(self, blocks: Sequence[Sequence[float]]) -> Sample:
+        if self.drift is None:
+            return Sample.of(blocks[0])
+        found = Sample.of([statistics.fmean(each) for each in blocks])
+        # Two passes of one point happen to be alike, and are no better for it.
+        spread = max(found.cv or 0.0, self.drift.cv) * found.estimate
+        return replace(found, spread=spread, spread_count=self.drift.freedom + 1)
 
     def steps(self, weak: bool = False) -> float:
         """Return the steps of an epoch: all images over the joint batch; with ``weak`` each device has as many."""
@@ -43,18 +73,31 @@ class Result:
 
     def epoch(self, weak: bool = False) -> Sample:
         """Return seconds of an epoch: its steps, and once what the first step takes longer than the others."""
-        # The fixed cost has no spread of its own: the blocks' is what is known.
-        fixed = max(0.0, float(self.found["first_step_seconds"]) - self.step.estimate)
-        return Sample.of([value * self.steps(weak) + fixed for value in self.found["step_seconds"]])
+        first = statistics.fmean(float(each["first_step_seconds"]) for each in self.passes)
+        # The fixed cost has no spread of its own: that of the steps is what is known.
+        fixed = max(0.0, first - self.step.estimate)
+        blocks = [[value * self.steps(weak) + fixed for value in each["step_seconds"]] for each in self.passes]
+        return self._sample(blocks)
 
     def stage(self, name: str) -> float:
         """Return the mean seconds of a stage of a step: fp_bp, wu, step (both, with waits), metric."""
-        return Sample.of(self.found["stages"][name]).estimate
+        return statistics.fmean(value for each in self.passes for value in each["stages"][name])
 
     def operators(self, name: str) -> float | None:
         """Return seconds of the operators of a stage in a step of one device: fp, bp, wu; None: not profiled."""
-        found = self.found.get("operators")
-        return float(found[name]) if found else None
+        found = [float(each["operators"][name]) for each in self.passes if each.get("operators")]
+        return statistics.fmean(found) if found else None
+
+    @property
+    def others(self) -> tuple[float, int] | None:
+        """Cores that other programs used in the pass with most, in the mean, and all cores; None: not recorded."""
+        found = [(float(each["others_cores"]), int(each["cores"])) for each in self.passes if "others_cores" in each]
+        return max(found, default=None)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs took more than a tenth of the processors while it was measured."""
+        return self.others is not None and self.others[0] > _BUSY * self.others[1]
 
     def memory(self, when: str) -> tuple[float, float | None]:
         """Return memory in GB of device 0 and the mean of the others (None: there are none, or one process has all)."""
@@ -70,9 +113,22 @@ class Result:
 
 
 def read(folder: Folder) -> list[Result]:
-    """Return every point that is done."""
-    done = [point for point in folder.points() if folder.state(point) == "done"]
-    return [Result(folder.study, point.axes, folder.measurement(point)) for point in done]
+    """Return every point that was measured, if in one pass alone."""
+    found = [Result(folder.study, point.axes, folder.measurements(point)) for point in folder.points()]
+    measured = [each for each in found if each.passes]
+    apart = drift(measured)
+    return [replace(each, drift=apart) for each in measured]
+
+
+def drift(results: Sequence[Result]) -> Drift | None:
+    """Return how far passes are apart, pooled over the points that have several."""
+    squares, freedom = 0.0, 0
+    for each in results:
+        if each.is_timed and len(each.passes) > 1:
+            means = [statistics.fmean(one["step_seconds"]) for one in each.passes]
+            squares += statistics.variance(means) / statistics.fmean(means) ** 2 * (len(means) - 1)
+            freedom += len(means) - 1
+    return Drift(math.sqrt(squares / freedom), freedom) if freedom else None
 
 
 def chosen(results: Sequence[Result], where: Mapping[str, Value]) -> list[Result]:

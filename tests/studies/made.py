@@ -40,12 +40,17 @@ def measurement(point: Point, seconds: float, spread: float = 0.01) -> dict[str,
     }  # fmt: skip
 
 
-def folder(study: Study, results: Path, seconds: Callable[[Point], float | None]) -> Folder:
-    """Return a folder in which the points for which ``seconds`` is not None are done."""
+def folder(
+    study: Study,
+    results: Path,
+    seconds: Callable[[Point], float | None],
+    shift: Callable[[Point, int], float] = lambda point, number: 1 + 0.01 * (number % 2),
+) -> Folder:
+    """Return a folder in which the points for which ``seconds`` is not None are done, each pass ``shift`` as long."""
     made = measuring.create(study, results, Place())
     for point in made.points():
         value = seconds(point)
-        if value is not None:
-            made.at(point).mkdir()
-            files.write_json(made.at(point) / MEASUREMENT, measurement(point, value))
+        for number in range(1, study.passes + 1) if value is not None else ():
+            made.at(point, number).mkdir(parents=True)
+            files.write_json(made.at(point, number) / MEASUREMENT, measurement(point, value * shift(point, number)))
     return made

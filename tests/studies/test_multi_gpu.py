@@ -108,7 +108,7 @@ def test_after_a_kill_nothing_is_measured_twice(resumed: tuple[Path, dict[str, i
 def test_stages_add_up_to_the_step(resumed: tuple[Path, dict[str, int]]) -> None:
     folder = measuring.open_folder(resumed[0])
     for point in folder.points():
-        stages = folder.measurement(point)["stages"]
+        stages = folder.measurements(point)[0]["stages"]
         for fp_bp, wu, step in zip(stages["fp_bp"], stages["wu"], stages["step"], strict=True):
             assert abs(fp_bp + wu - step) <= 0.05 * step
 
@@ -116,7 +116,7 @@ def test_stages_add_up_to_the_step(resumed: tuple[Path, dict[str, int]]) -> None
 def test_memory_is_read_before_and_in_training(resumed: tuple[Path, dict[str, int]]) -> None:
     folder = measuring.open_folder(resumed[0])
     for point in folder.points():
-        memory = folder.measurement(point)["memory_mib"]
+        memory = folder.measurements(point)[0]["memory_mib"]
         processes = int(point.axes["ranks"]) if point.axes["way"] == "horovod" else 1
         assert len(memory["training"]) == processes
         for empty, before, training in zip(memory["empty"], memory["before_training"], memory["training"], strict=True):

@@ -12,7 +12,7 @@ from encore.errors import EncoreError
 from encore.machine.links import parse_topology
 from encore.results.studies import BARC, checks
 from encore.studies import measuring, page, traffic
-from encore.studies.definition import Point, changed, load, parse, points
+from encore.studies.definition import Point, changed, load, order, parse, points
 from tests.studies import made
 
 OWN = """
@@ -119,6 +119,7 @@ def test_every_question_is_answered_from_the_data(built: tuple[measuring.Folder,
     assert "100.0 to 100.0 % of the step" in found.answers[4].sentence
     written = (report / "report.html").read_text("utf-8")
     assert all(each.sentence.split(";")[0] in written for each in found.answers[:1])
+    assert "takes as long as strong scaling" in found.answers[6].sentence
     assert not found.mark
     assert "None" not in (report / "report.md").read_text("utf-8")
 
@@ -127,14 +128,16 @@ def test_printed_figures_stand_beside_ours(built: tuple[measuring.Folder, page.P
     """A printed overhead of LeNet at batch 16 is 16.4 %, as the rule has it; of AlexNet at batch 64 it is 31.8 %."""
     _, found, report = built
     rows = {row[:4]: row for row in found.answers[1].tables[1].rows}
-    # Fifteen cells and both ends of the headline.
-    assert len(rows) == 15 + 1
+    # Fifteen cells; both ends of the headline are of no point.
+    assert len(rows) == 15
+    assert [row[4] for row in found.answers[1].unmeasured[0].rows] == [">= 16 %", "<= 32 %"]
     assert rows["lenet", None, 16, "NCCL against P2P"][-1] == "within the interval"
     assert rows["alexnet", None, 64, "NCCL against P2P"][-1] == "beyond the interval: ours is smaller"
     scaling = {row[:4]: row for row in found.answers[0].tables[1].rows}
     assert scaling["lenet", 8, 16, "P2P"][-1] == "beyond the interval: ours is smaller"
-    assert scaling["inception-v3", 8, 16, "P2P"][-1] == "not measured here"
-    assert (report / "question_2_2.csv").read_text("utf-8").count("\n") == 1 + 15 + 2
+    absent = {row[:4] for row in found.answers[0].unmeasured[0].rows}
+    assert ("inception-v3", 8, 16, "P2P") in absent and not absent & set(scaling)
+    assert [(report / f"question_2_{n}.csv").read_text("utf-8").count("\n") for n in (2, 3)] == [1 + 15, 1 + 2]
 
 
 def test_memory_of_the_first_device_and_of_the_others_is_compared_without_an_interval(
@@ -162,7 +165,10 @@ def test_largest_batches_are_printed_next_to_the_study_s(tmp_path: Path) -> None
     folder = made.folder(study, tmp_path, lambda point: 0.01 if point.axes["ranks"] == 1 else None)
     for point in folder.points():
         if "largest_batch" in point.axes:
-            found = {"largest_batch": {"fits": 128, "does_not": 256}, "network": folder.measurement(point)["network"]}
+            found = {
+                "largest_batch": {"fits": 128, "does_not": 256},
+                "network": folder.measurements(point)[0]["network"],
+            }
             (folder.at(point) / measuring.MEASUREMENT).write_text(json.dumps(found), encoding="utf-8")
     found, printed = page.build(folder).answers[5].tables[-2:]
     assert found.rows[0] == ("lenet, device, batch size 64, ranks 1, fp32, largest batch True", 1, 128, 256)
@@ -194,6 +200,34 @@ def test_cpu_pages_are_marked(tmp_path: Path) -> None:
         assert "Measured on CPUs" in (tmp_path / "report" / name).read_text("utf-8")
 
 
+def test_passes_apart_widen_the_intervals_and_a_busy_machine_is_reported(tmp_path: Path) -> None:
+    """The second pass takes 1.3 times as long at every point, blocks of one pass differ by 1 %."""
+    study = load("multi-gpu", small=True)
+    passes = [[point.key for number, point in order(study) if number == each] for each in (1, 2)]
+    assert passes[0] != passes[1] and sorted(passes[0]) == sorted(passes[1])
+    folder = made.folder(study, tmp_path, lambda point: 0.01, lambda point, number: 1.3 if number == 2 else 1.0)
+    calm = page.build(folder)
+    table = calm.answers[0].tables[0]
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert row["from"] < 0.9 * row["s per epoch, extrapolated"] < 1.1 * row["s per epoch, extrapolated"] < row["to"]
+    assert "differ by 18.4 %" in calm.intervals and not calm.busy
+    assert {tuple(round(cell, 9) for cell in each[5:]) for each in calm.passes.rows} == {(0.01, 0.013, 1.3)}
+    for point in folder.points()[:3]:
+        path = folder.at(point, 2) / measuring.MEASUREMENT
+        path.write_text(json.dumps({**json.loads(path.read_text()), "others_cores": 1.25, "cores": 2}))
+    page.write(page.build(folder), tmp_path / "report")
+    written = (tmp_path / "report/report.html").read_text("utf-8")
+    assert f"at 3 of {len(folder.points())} points other programs took up to 1.2 of 2 cores" in written
+    # An interval at each end of a line; what is not measured here is folded; no share of nothing.
+    assert written.count('class="l thin') > 20
+    assert "<summary>The study&#39;s printed figures: speedup, not measured here (24)" in written
+    assert "takes up to 0.2 % less time" in calm.answers[6].sentence
+    for point in folder.points():
+        (folder.at(point, 2) / measuring.MEASUREMENT).unlink()
+    assert "drifts between two points is not in them" in page.build(folder).intervals
+    assert {folder.state(point) for point in folder.points()} == {"to do"}
+
+
 def test_resume_and_array_hold_what_is_missing(built: tuple[measuring.Folder, page.Page, Path]) -> None:
     folder, _, _ = built
     missing = [number for number, point in enumerate(folder.points()) if folder.state(point) != "done"]
@@ -217,7 +251,7 @@ def test_a_device_of_a_cpu_is_as_large_in_each_point(tmp_path: Path) -> None:
 def test_time_that_is_left(built: tuple[measuring.Folder, page.Page, Path]) -> None:
     folder = built[0]
     missing = [point for point in folder.points() if folder.state(point) != "done"]
-    assert folder.seconds_left() == pytest.approx(5.0 * len(missing))
+    assert folder.seconds_left() == pytest.approx(5.0 * len(missing) * folder.study.passes)
     known = [(Point({"network": name, "ranks": 1}, {}), seconds) for name, seconds in (("a", 4.0), ("b", 20.0))]
     assert measuring._seconds_like(Point({"network": "b", "ranks": 2}, {}), known) == 20.0
     assert measuring._seconds_like(Point({"network": "c", "ranks": 1}, {}), known) == 12.0
