@@ -9,20 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
+from encore.cli.layout import console, plain_table, print_fitted, reading, say, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.results.archive import check_package, write_archive
 from encore.results.measurements import of_side
-from encore.results.report import measurements_of_published, measurements_of_study, write_report
+from encore.results.report import build_report, measurements_of_published, measurements_of_study, write_files
 from encore.results.sides import load_sides
 from encore.results.studies import MICROWAY, findings
 from encore.results.studies import tables as study_tables
 from encore.results.tables import Table, all_tables
+from encore.results.words import count_of
 
 REPORT_EPILOG = """
 Examples:
 
   encore report results/20260101T120000Z-resnet-mxnet-dgxa100 -o report
+
+  encore report training_results_v5.1 --package -o round
 
   encore report --study microway-dgx1-scaling -o study
 """
@@ -61,10 +64,35 @@ def report(
     baseline: BaselineOption = None,
     study: StudyOption = None,
     published: PublishedOption = None,
+    package: Annotated[
+        bool, typer.Option("--package", help="Also check each submitter's tree as a package; takes as long again.")
+    ] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Write a report of runs: Markdown, and one HTML page that needs no network."""
+    """Score, check, audit and compare runs, up to a whole round: a table, Markdown and one HTML page."""
     _something(runs, study, published)
-    files = write_report(runs or [], output, name=with_, logs=logs, baseline=baseline, study=study, published=published)
+    with reading() as on_read:
+        made = build_report(
+            runs or [],
+            name=with_,
+            logs=logs,
+            baseline=baseline,
+            study=study,
+            published=published,
+            package=package,
+            on_read=on_read,
+        )
+    files = write_files(made, output)
+    if as_json:
+        write_json(made.as_json())
+        return
+    if made.sections:
+        print_table(made.summary)
+    for each in made.packages:
+        errors = sum(finding.severity == "error" for finding in each.findings)
+        verdict = f"{count_of(errors, 'error')} as a package" if errors else "accepted as a package"
+        style = "red" if errors else "green"
+        say(console(), text(f"{each.path}: {verdict} of {each.ruleset or 'no known round'}", style))
     say(console(), text(f"{files[0]} and {len(files) - 1} files next to it"))
 
 

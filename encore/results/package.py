@@ -14,10 +14,13 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from encore.errors import EncoreError
+from encore.machine.node import cores
 from encore.results import official
 from encore.results.archive import run_checker
 from encore.results.findings import ComplianceReport, Finding, Severity
@@ -48,7 +51,9 @@ def check_trees(root: Path, ruleset: str | None = None) -> list[ComplianceReport
     found = [folder for folder in (root, *_folders(root)) if (folder / "results").is_dir()]
     if not found:
         raise EncoreError(f"no submission tree in {root}", expected=_EXPECTED, remedy="name the submitter's folder")
-    return [_check_tree(folder, ruleset) for folder in found]
+    # The checkers are processes of their own, so that threads are enough to use every core.
+    with ThreadPoolExecutor(cores()) as pool:
+        return list(pool.map(partial(_check_tree, asked=ruleset), found))
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -15,17 +15,21 @@ from typing import Any
 
 from encore.names import unknown
 from encore.results import pages
+from encore.results.audit.judge import audit_scores
 from encore.results.compare import WITHIN, compare
 from encore.results.compliance import score_and_check
+from encore.results.convergence import convergence_of
 from encore.results.detections import KEY, drawing
 from encore.results.figures import Figure, all_figures
 from encore.results.findings import ComplianceReport
 from encore.results.generations import drawing as board
 from encore.results.measurements import Measurement, of_published, of_side, of_study
+from encore.results.package import check_trees
+from encore.results.parallel import OnRead
 from encore.results.published import load_published, load_studies
-from encore.results.score import existing, no_log
+from encore.results.score import Score, existing, no_log
 from encore.results.sections import Section, section, summary
-from encore.results.sides import Side, side_of
+from encore.results.sides import side_of
 from encore.results.studies import MICROWAY, findings
 from encore.results.studies import tables as study_tables
 from encore.results.tables import Table, all_tables
@@ -42,6 +46,8 @@ class Report:
     figures: tuple[Figure, ...]
     studies: tuple[Table, ...]
     title: str = "Encore report"
+    packages: tuple[ComplianceReport, ...] = ()
+    """What the package checker says of each submitter's tree."""
     notices: tuple[str, ...] = ()
     """What a reader has to know first, such as that nothing here ran on a GPU."""
 
@@ -50,6 +56,13 @@ class Report:
         """Return each verdict with its looks and its number of sets."""
         counted = Counter((each.ruling, each.tone) for each in self.sections)
         return [(ruling, tone, count) for (ruling, tone), count in counted.most_common()]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return every set and package as plain data."""
+        return {
+            "sets": [each.as_json() for each in self.sections],
+            "packages": [each.as_json() for each in self.packages],
+        }
 
 
 def build_report(
@@ -61,16 +74,26 @@ def build_report(
     baseline: str | None = None,
     study: str | None = None,
     published: str | None = None,
+    package: bool = False,
+    on_read: OnRead | None = None,
 ) -> Report:
-    """Read every set of runs at or below ``paths`` and everything that can be said of them."""
-    read = [_read(path) for path in paths]
-    sides = [side for found, _ in read for side in found]
+    """Read every set of runs at or below ``paths`` and everything that can be said of them.
+
+    ``package``: also of the submitters' trees, by mlperf-logging's package checker, which takes as long again.
+    """
+    read = [_read(path, on_read) for path in paths]
     reports = {report.path: report for _, checked in read for report in checked}
+    audits = audit_scores([score for scores, _ in read for score in scores])
+    sides = [side_of(audit.score, audit.findings) for audit in audits]
     sections = tuple(
         section(
-            number, compare(side, name, logs, within), [reports[run.path] for run in side.logs], named=name is not None
+            number,
+            compare(side, name, logs, within),
+            [reports[run.path] for run in side.logs],
+            convergence_of(audit.score),
+            named=name is not None,
         )
-        for number, side in enumerate(sides, 1)
+        for number, (side, audit) in enumerate(zip(sides, audits, strict=True), 1)
     )
     measured = [of_side(side) for side in sides] + measurements_of_study(study)
     measured += measurements_of_published(published, {each.benchmark for each in measured} or None)
@@ -82,15 +105,16 @@ def build_report(
         tables=tuple(all_tables(measured, baseline)) if measured else (),
         figures=tuple(all_figures(measured, baseline)),
         studies=tuple(studied),
+        packages=tuple(each for path in paths for each in check_trees(path)) if package else (),
     )
 
 
-def _read(path: Path) -> tuple[list[Side], list[ComplianceReport]]:
+def _read(path: Path, on_read: OnRead | None) -> tuple[list[Score], list[ComplianceReport]]:
     """Return every set at or below a path, and the check of each of their logs."""
-    scores, reports = score_and_check(existing(path))
+    scores, reports = score_and_check(existing(path), on_read=on_read)
     if not scores:
         raise no_log(path)
-    return [side_of(score) for score in scores], reports
+    return scores, reports
 
 
 def measurements_of_study(key: str | None) -> list[Measurement]:
@@ -120,12 +144,12 @@ def measurements_of_published(part: str | None, benchmarks: Collection[str] | No
 
 
 def write_report(paths: Sequence[Path], folder: Path, **options: Any) -> list[Path]:
-    """Write report.md, report.html and every table as CSV into ``folder``; return the files."""
+    """Build a report and write its files into ``folder``; see ``write_files``."""
     return write_files(build_report(paths, **options), folder)
 
 
 def write_files(report: Report, folder: Path) -> list[Path]:
-    """Write a report that was built into ``folder``; return the files."""
+    """Write report.md, report.html and every table as CSV into ``folder``; return the files."""
     files = {"report.html": render(report, "report.html.j2"), "report.md": render(report, "report.md.j2")}
     for figure in report.figures:
         files[f"{figure.key}.csv"] = figure.table.as_csv()

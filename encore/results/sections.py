@@ -6,10 +6,13 @@ print(section(1, compare(side)).ruling)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from encore.results.compare import Comparison, Factor, Verdict, certainty
+from encore.results.convergence import Convergence, report_of
 from encore.results.detections import Detected, images_of, shown_in_report
 from encore.results.explain import Explanation, explain
 from encore.results.findings import ComplianceReport, Finding
@@ -22,7 +25,7 @@ from encore.results.statistics import LEVEL, interval
 from encore.results.tables import Table
 from encore.results.timing import length_of
 from encore.results.translations import translations_table
-from encore.results.words import percent, with_names
+from encore.results.words import count_of, percent, with_names
 
 SMALL = "small run"
 _DIFFERENCES = 25
@@ -60,6 +63,9 @@ class Section:
     """The verdict's words, or that this is a run on a small set, which no submission is held against."""
     tone: str
     comparison: Comparison
+    reports: tuple[ComplianceReport, ...]
+    """The check of each log."""
+    convergence: Convergence | None
     explanation: Explanation | None
     stats: tuple[Stat, ...]
     compliance: str
@@ -104,13 +110,43 @@ class Section:
         factor = self.comparison.score
         return ratio_line(factor, self.comparison.within) if factor is not None else ""
 
+    @property
+    def checked(self) -> str:
+        """How many logs pass the rules of their round."""
+        return f"{sum(each.passed for each in self.reports)} of {len(self.reports)}" if self.reports else ""
+
+    @property
+    def audited(self) -> str:
+        """How many errors and warnings the audit has."""
+        counts = Counter(each.severity for each in self.side.findings)
+        found = [count_of(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
+        return ", ".join(found) or "passed"
+
+    @property
+    def converged_as(self) -> str:
+        """What the comparison with the reference convergence points comes to; empty where there is none."""
+        return self.convergence.outcome.value if self.convergence is not None else ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything about the set as plain data; its audit is in ``findings``."""
+        return {
+            **self.comparison.as_json(),
+            "check": [each.as_json() for each in self.reports],
+            "convergence": self.convergence.as_json() if self.convergence is not None else None,
+        }
+
     def factor_lines(self) -> list[str]:
         """Return the small plot of each factor."""
         return [ratio_line(factor, self.comparison.within, named=False) for factor in self.comparison.factors]
 
 
 def section(
-    number: int, compared: Comparison, reports: Sequence[ComplianceReport] = (), *, named: bool = False
+    number: int,
+    compared: Comparison,
+    reports: Sequence[ComplianceReport] = (),
+    convergence: Convergence | None = None,
+    *,
+    named: bool = False,
 ) -> Section:
     """Return what is shown of a set and of the check of its logs; ``named``: the user chose the submission."""
     small = not named and is_small(compared)
@@ -128,10 +164,12 @@ def section(
         ruling=SMALL if small else compared.verdict.value,
         tone=tone(compared.verdict.value, compared.lengths),
         comparison=compared,
+        reports=tuple(reports),
+        convergence=convergence,
         explanation=explanation,
         stats=tuple(_stats(compared)),
         compliance=_compliance(reports),
-        found=tuple(_found(ours, reports)),
+        found=tuple(_found(ours, [*reports, *([report_of(convergence)] if convergence else [])])),
         runs=_runs(ours),
         factors=_factors(compared),
         differences=_differences(explanation) if explanation and explanation.differences else None,
@@ -231,7 +269,19 @@ def summary(sections: Sequence[Section]) -> Table:
     """Return one row per set."""
     return Table(
         title="Summary",
-        columns=("benchmark", "verdict", "ratio", "minutes", "official", "converged", "run", "compared with"),
+        columns=(
+            "benchmark",
+            "verdict",
+            "ratio",
+            "minutes",
+            "official",
+            "converged",
+            "check",
+            "audit",
+            "convergence",
+            "run",
+            "compared with",
+        ),
         formats={"minutes": ".3f", "official": ".3f", "ratio": ".3f"},
         rows=tuple(
             (
@@ -241,12 +291,15 @@ def summary(sections: Sequence[Section]) -> Table:
                 each.side.raw_minutes,
                 official_minutes(each.side),
                 f"{each.side.converged} of {each.side.runs}",
+                each.checked,
+                each.audited,
+                each.converged_as,
                 each.title,
-                each.against,
+                each.against if each.against != each.title else "",
             )
             for each in sections
         ),
-    )
+    ).filled()
 
 
 def _runs(side: Side) -> Table:

@@ -145,11 +145,11 @@ def load_side(path: str | Path, round_: str | None = None) -> Side:
             expected="the runs of one benchmark on one system",
             remedy="name one of these folders",
         )
-    return side_of(scores[0], in_digests=True)
+    return side_of(scores[0], audit_score(scores[0], in_digests=True))
 
 
-def side_of(score: Score, *, in_digests: bool = False) -> Side:
-    """Return the side that a scored set is; ``in_digests``: audited among the public sets too."""
+def side_of(score: Score, findings: tuple[Finding, ...] | None = None) -> Side:
+    """Return the side that a scored set is, with what an audit found in it; by default that of the set alone."""
     passport = _json(score.folder / "run.json")
     minutes = _score_sample(score)
     ended = [run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]
@@ -185,7 +185,7 @@ def side_of(score: Score, *, in_digests: bool = False) -> Side:
         passport=passport,
         logs=score.runs,
         minutes=tuple(run.minutes for run in score.converged if run.minutes is not None),
-        findings=audit_score(score, in_digests=in_digests),
+        findings=audit_score(score) if findings is None else findings,
         flags=score.flags,
         folder=score.folder,
         round_is_guess=score.round_is_guess,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,33 @@ def test_a_division_and_numbers_with_gaps(tmp_path: Path) -> None:
     found = {each.found: each.severity for each in report.findings}
     assert found["systems/box.json: division 'Closed'"] == "error"
     assert found["results/box/resnet: the numbers of the files have gaps"] == "warning"
+
+
+def test_one_command_scores_checks_audits_and_packs_a_round(tmp_path: Path) -> None:
+    """A table, a page and JSON: a sound submitter, and one with a run that missed and no system description."""
+    other = tree(tmp_path / "round").rename(tmp_path / "round" / "Other")
+    (other / "systems" / "box.json").unlink()
+    missed = other / "results" / "box" / "resnet" / "result_4.txt"
+    missed.write_text(missed.read_text("utf-8").replace("0.7605", "0.7").replace("success", "aborted"))
+    (other / "results" / "box" / "resnet" / "result_3.txt").write_text(
+        resnet_v07(43.0, seed=2, start_ms=START_MS + 3 * 10**7)
+    )
+    tree(tmp_path / "round")
+    command = ["report", str(tmp_path / "round"), "--package", "-o", str(tmp_path / "out")]
+    shown = " ".join(CliRunner().invoke(app, command).output.split())
+    for part in ("verdict", "5 of 5 5 of 5 passed", "4 of 5 4 of 5 1 warning", "Lab: accepted as a package of 0.7.0"):
+        assert part in shown
+    assert re.search(r"Other: \d errors? as a package of 0.7.0", shown)
+    found = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert [(len(each["check"]), each["converged"], each["convergence"]) for each in found["sets"]] == [
+        (5, 5, None),
+        (5, 4, None),
+    ]
+    assert [each["passed"] for each in found["packages"]] == [True, False]
+    page, text = ((tmp_path / "out" / f"report.{kind}").read_text("utf-8") for kind in ("html", "md"))
+    assert '<td class="n" data-name="check">4 of 5</td>' in page
+    assert "systems/box.json: not there" in page
+    assert "systems/box.json: not there" in text
 
 
 def test_a_folder_that_is_no_tree(tmp_path: Path) -> None:
