@@ -40,6 +40,8 @@ class Checkpoints:
         self._folder, self._logs, self._framework, self._ranks = folder, logs, framework, ranks
         self._lengths: List[int] = []
         self.found: Optional[Path] = None
+        self.damaged: Dict[str, str] = {}
+        """What is wrong with the newer ones that ``find`` passed over, by their names."""
 
     def find(self) -> Dict[str, Any]:
         """Look for a checkpoint and return its state, empty if there is none; cut the logs back to that moment.
@@ -52,17 +54,21 @@ class Checkpoints:
         self._framework.barrier()
         for number, path in enumerate(candidates):
             damage = self._damage(path)
-            if damage and self._ranks.rank == 0:
-                print(f"checkpoint {path.name} is damaged: {damage}", file=sys.stderr)
-            if self._framework.total([float(bool(damage))])[0] == 0:
+            own = (float(bool(damage) and rank == self._ranks.rank) for rank in range(self._ranks.size))
+            ranks = [rank for rank, found in enumerate(self._framework.total(list(own))) if found]
+            if not ranks:
                 # Where none is whole all stay: what is refused once is refused again, and not begun anew.
                 for damaged in candidates[:number] if self._ranks.rank == 0 else ():
                     _set_aside(damaged)
                 return self._take(path)
+            self.damaged[path.name] = damage or f"rank {ranks[0]} cannot read its own part"
+            if self._ranks.rank == 0:
+                print(f"checkpoint {path.name} is damaged: {self.damaged[path.name]}", file=sys.stderr)
         if candidates:
+            named = "; ".join(f"{name}: {damage}" for name, damage in self.damaged.items())
             raise SystemExit(
                 f"no checkpoint in {self._folder} is whole: this experiment cannot be resumed\n"
-                "  do this: start a new run; or restore the folder from a copy of your own"
+                f"  found: {named}\n  do this: start a new run; or restore the folder from a copy of your own"
             )
         return {}
 

@@ -1,8 +1,9 @@
 """The metrics stream: one JSON object a line, written by rank 0, read by whoever follows the run.
 
 Kinds of record, by ``kind``:
-``start``  ranks, global_batch_size, steps_per_epoch, epochs, targets (by quality), resumed_step, environment (of
-           rank 0: see ``READ_BY``), choices (what "auto" became, by the configuration's keys; tf32, on GPUs)
+``start``  ranks, global_batch_size, steps_per_epoch, epochs, targets (by quality), resumed_step, damaged (newer
+           checkpoints by name, with what is wrong with each), environment (of rank 0: see ``READ_BY``), choices (what
+           "auto" became, by the configuration's keys; tf32, on GPUs)
 ``step``   epoch (from 1), step (from 1 over the whole run), loss (mean since the last record), learning_rate
 ``epoch``  epoch, samples_per_second (training alone), input_share (of the time, in which the device was idle because
            the next batch was not there); where a training times its stages, their seconds as stages

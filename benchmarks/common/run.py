@@ -207,6 +207,7 @@ class Run:
             steps_per_epoch=timeline.steps_per_epoch,
             targets=self.config.targets,
             resumed_step=self.position,
+            damaged=self._checkpoints.damaged,
             environment=library_environment(),
             choices=self.choices,
         )

@@ -48,6 +48,7 @@ class RunView:
         self._title = ""
         self._next = 0.0
         self._seen: Mapping[str, float] = {}
+        self._damaged: Mapping[str, str] = {}
 
     def __enter__(self) -> RunView:
         if self._console.is_terminal:
@@ -79,6 +80,10 @@ class RunView:
 
     def update(self, progress: follow.Progress) -> None:
         """Show the latest."""
+        for name, damage in (progress.damaged if progress.damaged != self._damaged else {}).items():
+            before = f"{self._title} resumed from the one before it, step {progress.step}"
+            self._console.print(f"checkpoint {name} is damaged ({damage}): {before}", markup=False)
+        self._damaged = progress.damaged
         if self._bar is not None and self._task is not None:
             text = facts(progress) if progress.epochs else "starting"
             total = progress.total_steps or None

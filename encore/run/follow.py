@@ -67,6 +67,8 @@ class Progress:
     outcome: str | None = None
     starts: int = 0
     """How often the run was started or resumed."""
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """Checkpoints that the latest resume passed over, with what is wrong with each."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What rank 0 sees of the variables that its libraries read."""
     choices: Mapping[str, Any] = field(default_factory=dict)
@@ -116,6 +118,7 @@ class Progress:
             self.targets = record["targets"]
             self.step = record["resumed_step"]
             self.epoch = self.step // max(self.steps_per_epoch, 1)
+            self.damaged = record.get("damaged", {})
             self.environment = record.get("environment", {})
             self.choices = record.get("choices", {})
         elif kind == "step":

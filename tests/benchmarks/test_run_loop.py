@@ -418,6 +418,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert f"checkpoint {newest.name} is damaged: {name.removesuffix(checkpoints.DIGEST)}" in capsys.readouterr().err
     assert f"step_{again.weight:08d}" == older.name
     assert again.go(NEVER) == "not_reached"
+    first, second = (each["damaged"] for each in records(tmp_path / "metrics.jsonl", "start"))
+    assert (first, list(second)) == ({}, [newest.name])
+    assert second[newest.name].startswith(name.removesuffix(checkpoints.DIGEST))
     assert [each["step"] for each in records(tmp_path / "metrics.jsonl", "step")] == list(range(1, 19))
     assert not list((tmp_path / "checkpoint").glob("damaged_*"))
 
@@ -432,7 +435,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_ends_with_a_remedy(
     left: list[bool] = []
     monkeypatch.setattr(FRAMEWORK, "finish", lambda: left.append(True))
     for _ in range(2):  # and not begun anew the second time
-        with pytest.raises(SystemExit, match=r"cannot be resumed\n  do this: start a new run"):
+        with pytest.raises(SystemExit, match=r"cannot be resumed\n  found: step_.* rank_0 differs.*\n  do this"):
             Training(tmp_path, timeline, {"accuracy": 0.5})
     assert left == [True, True], "a rank that just exits aborts the others"
 

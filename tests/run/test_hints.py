@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import typer
 from rich.console import Console
+from typer.testing import CliRunner
 
 from encore import catalogue
+from encore.cli.app import app
+from encore.cli.live import RunView
 from encore.cli.run import finish
 from encore.configuration import resolve
-from encore.errors import ExitCode
+from encore.errors import EncoreError, ExitCode
 from encore.machine import processes
 from encore.run import hints, run_folder, supervise
 from encore.run.follow import Progress
@@ -151,3 +154,25 @@ def test_what_to_lower_is_named_with_its_value(name: str, memory: str, advice: s
     asked = resolve(choice, system, system.nodes, system.gpus_per_node, [])
     assert advice in hints.less_memory(asked, memory)
     assert ("fewer ranks" in hints.less_memory(asked, memory)) is (memory == "CPU")
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_the_number_of_gpus_is_no_option(command: str) -> None:
+    done = CliRunner().invoke(app, [command, "resnet", "--gpus", "2"])
+    assert isinstance(done.exception, EncoreError)
+    assert done.exception.found == "--gpus 2: the number follows the benchmark, without an option"
+    assert "run resnet 2; or ./run.sh resnet 2" in done.exception.remedy
+
+
+def test_a_damaged_checkpoint_is_named_once_by_the_run(tmp_path: Path) -> None:
+    screen = Console(file=io.StringIO(), width=200, record=True, soft_wrap=True)
+    scale = {"epochs": 2, "steps_per_epoch": 4, "global_batch_size": 8, "targets": {}}
+    damaged = {"step_00000004": "rank_1 differs from its checksum"}
+    progress = Progress()
+    progress.add({"kind": "start", "time": 1.0, **scale, "resumed_step": 2, "damaged": damaged})
+    with RunView(screen) as view:
+        view.start("experiment 1/1")
+        for _ in range(3):
+            view.update(progress)
+    said = "checkpoint step_00000004 is damaged (rank_1 differs from its checksum): experiment 1/1 resumed from"
+    assert screen.export_text().count(f"{said} the one before it, step 2") == 1
