@@ -8,16 +8,25 @@ from collections.abc import Iterable
 from encore.errors import EncoreError
 
 MOST_LISTED = 16
+NEAREST = 5
+"""Names that are offered out of more."""
 _CUTOFF = 0.6
 """Similarity from which on a name may be meant: half of the letters are the same in 'nobody' and 'MangoBoost'."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> EncoreError:
-    """Return an error for ``name``, which is no ``kind``, that offers the nearest of ``known``."""
-    choices = sorted(known)
+    """Return an error for ``name``, which is no ``kind``, that offers the nearest of ``known``.
+
+    Those that contain the name are meant rather than one that is spelt like it.
+    """
+    choices, wanted = sorted(known), name.lower()
     by_case = {each.lower(): each for each in reversed(choices)}
-    near = [by_case[each] for each in difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=_CUTOFF)]
-    # A long list would bury the one name that was meant.
-    expected = f"one of {', '.join(choices)}" if len(choices) <= MOST_LISTED or not near else ""
-    remedy = f"did you mean {near[0]!r}?" if near else ""
+    holding = [each for each in sorted(by_case, key=lambda each: (len(each), each)) if wanted and wanted in each]
+    near = holding[:NEAREST] or difflib.get_close_matches(wanted, by_case, n=1, cutoff=_CUTOFF)
+    # A long list would bury the names that were meant.
+    expected = f"one of {', '.join(choices)}" if len(choices) <= MOST_LISTED else ""
+    if len(choices) > MOST_LISTED and not near:
+        alike = difflib.get_close_matches(wanted, by_case, n=NEAREST, cutoff=0.0)
+        expected = f"one of {len(choices):,}, such as {', '.join(by_case[each] for each in alike)}"
+    remedy = f"did you mean {' or '.join(repr(by_case[each]) for each in near)}?" if near else ""
     return EncoreError(f"unknown {kind} {name!r}", expected=expected, remedy=remedy)

@@ -179,6 +179,8 @@ def test_mistakes_in_values_are_named(settings: tuple[str, ...], message: str) -
     [
         (lambda: catalogue.choose("resnt"), "did you mean 'resnet'?"),
         (lambda: catalogue.find_system(RESNET, "dgx-1", None), "did you mean 'dgx1'?"),
+        (lambda: catalogue.find_system(RESNET, "h100", None), "did you mean 'dgxh100' or 'h100-80gb'"),
+        (lambda: catalogue.find_system(RESNET, "H200-141", None), "did you mean 'h200-141gb'?"),
         (lambda: catalogue.find_system(RESNET, "dgx1", "v9"), "unknown round"),
         (lambda: catalogue.find_system(RESNET, "dgxa100", "v0.5"), "use --round v0.7"),
         (lambda: resolved("cpu", None, 65), "at most 64 ranks"),

@@ -52,7 +52,12 @@ PublishedOption = Annotated[
     typer.Option("--published", metavar="NAME", help="Also published results with NAME in their name."),
 ]
 BaselineOption = Annotated[
-    str | None, typer.Option("--baseline", metavar="SYSTEM", help="Also scores relative to this system.")
+    str | None,
+    typer.Option(
+        "--baseline",
+        metavar="SYSTEM",
+        help="Also scores relative to this system: its label in the tables; a published one with --published.",
+    ),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -53,6 +54,7 @@ def run(
         int | None,
         typer.Argument(help="GPUs, without any: ranks on the CPU; in a Slurm job by default all it has."),
     ] = None,
+    gpus_option: Annotated[str | None, typer.Option("--gpus", hidden=True)] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes of the Slurm job to use; default: all.")] = None,
     system: options.System = None,
     round_name: options.Round = None,
@@ -120,6 +122,10 @@ def run(
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
     """Return the request in the options of ``encore run``, by their names above."""
+    if given["gpus_option"] is not None:
+        words = given["benchmark"], given["gpus_option"]
+        remedy = f"{hints.command('run', *words)}; or {shlex.join(('./run.sh', *words))}"
+        raise EncoreError(f"--gpus {words[1]}: the number follows the benchmark, without an option", remedy=remedy)
     same = ("gpus", "nodes", "system", "runs", "seed", "drop_caches", "runtime", "image")
     return planning.Request(
         name=given["benchmark"],

@@ -71,7 +71,7 @@ def multi_node(
     )  # fmt: skip
     grids = _with(grids, images or (), settings or ())
     if dry_run:
-        _print(grids, (study.small if small else study).seconds, as_json)
+        _print(grids, (study.small if small else study).seconds, as_json, small)
         return
     screen = console(stderr=as_json, soft_wrap=True)
     folder = resume or _folder(results)
@@ -101,21 +101,28 @@ def _with(grids: dict[str, Grid], images: Sequence[str], settings: Sequence[str]
     }
 
 
-def _print(grids: dict[str, Grid], seconds: float | None, as_json: bool) -> None:
-    """Print every point with its command and the time of all; a point that Slurm would run has no command here."""
+def _print(grids: dict[str, Grid], seconds: float | None, as_json: bool, small: bool) -> None:
+    """Print every point with its command and the time of all.
+
+    A point that Slurm would run has no command here, nor one whose system depends on GPUs that are not here.
+    """
     found = []
     for name, grid in grids.items():
+        is_open = grid.system is None and not small and not node.this_node().gpus
         for point in points(grid):
-            request = request_of(grid, point, paths.default_results())
-            alone = sweeps.is_submitted(grid, point, False)
-            command = "" if alone else runner.as_shell(runner.dry_run_command(planning.make_plan(request)))
-            found.append({"framework": name, "point": point.key, "batch": point.batch, "command": command})
+            command, why = "", "its command depends on the GPUs, of which there are none here: name them by --system"
+            if sweeps.is_submitted(grid, point, False):
+                why = "a job of the scheduler: encore submit shows it"
+            elif not is_open:
+                plan = planning.make_plan(request_of(grid, point, paths.default_results()))
+                command, why = runner.as_shell(runner.dry_run_command(plan)), ""
+            found.append({"framework": name, "point": point.key, "batch": point.batch, "command": command, "why": why})
     if as_json:
         write_json(found)
         return
     for each in found:
         typer.echo(f"{each['framework']} {each['point']}, {each['batch']} a GPU:")
-        typer.echo(f"  {each['command'] or 'a job of the scheduler: encore submit shows it'}")
+        typer.echo(f"  {each['command'] or each['why']}")
     time = f"about {len(found) * seconds / 60:.0f} minutes" if seconds else "how long is known once a point has run"
     typer.echo(f"{len(found)} points: {time}")
 

@@ -200,7 +200,7 @@ def _named(side: Side, name: str) -> PublishedResult:
         )
     error = unknown("submission", name, {cell.name for cell in every})
     if not error.remedy:
-        error.remedy = f"see `encore published --benchmark {side.benchmark or 'resnet'}`"
+        error.remedy = f"see `encore published{f' --benchmark {side.benchmark}' if side.benchmark else ''}`"
     raise error
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os.path import commonpath
 
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.measurements import Measurement
+from encore.results.published import load_published
 
 Cell = str | float | int | None
 
@@ -149,6 +152,22 @@ def scaling_efficiency(measurements: Sequence[Measurement]) -> Table:
     )
 
 
+def _unknown_baseline(measurements: Sequence[Measurement], baseline: str) -> EncoreError:
+    """Return what to say of a baseline that is not in the tables: how to add it where it was published."""
+    labels = sorted({each.label.lstrip("/") for each in measurements})
+    error = unknown("baseline", baseline, labels)
+    benchmarks = {each.benchmark for each in measurements}
+    cells = [cell for cell in load_published() if cell.score_minutes and cell.benchmark in benchmarks]
+    exact = [cell.name for cell in cells if baseline.lower() in (cell.name.lower(), cell.system.lower())]
+    near = exact or [cell.name for cell in cells if baseline.lower() in cell.name.lower()]
+    if near and (exact or not error.remedy):
+        name = max(near, key=lambda each: len(commonpath([each, *labels])))
+        part = commonpath([name, *labels])
+        part = part if "/" in part else name
+        error.remedy = f"add the published system: --published {shlex.quote(part)} --baseline {shlex.quote(name)}"
+    return error
+
+
 def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
     """Score of each system relative to the baseline's: above 1 is faster.
 
@@ -161,7 +180,7 @@ def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
         if wanted in (each.label.lower(), each.system.lower(), *each.label.lower().split("/")) and each.minutes
     }
     if not bases:
-        raise unknown("baseline", baseline, {each.label for each in measurements})
+        raise _unknown_baseline(measurements, baseline)
     return Table(
         title=f"Score relative to {baseline}",
         columns=("benchmark", "system", "GPUs", "minutes", "times as fast"),

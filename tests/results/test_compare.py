@@ -442,3 +442,15 @@ def test_every_published_name_is_found_as_named(tmp_path: Path) -> None:
         found = compare(side, cell.name)
         assert found.theirs is not None
         assert found.theirs.label == cell.name
+
+
+def test_a_submission_that_nobody_made_offers_five_of_the_benchmark(tmp_path: Path) -> None:
+    side = load_side(a100_run(tmp_path))
+    names = {cell.name for cell in load_published() if cell.benchmark == "resnet"}
+    with pytest.raises(EncoreError) as refused:
+        find_submission(side, "nonsense")
+    offered = refused.value.expected.partition(", such as ")[2].split(", ")
+    assert len(offered) == 5
+    assert set(offered) <= names
+    with pytest.raises(EncoreError, match=r"did you mean 'v0\.7/NVIDIA/dgxa100_n2_ngc20\.06_mxnet'"):
+        find_submission(side, "dgxa100_n2")

@@ -130,8 +130,21 @@ def test_speed_up_and_efficiency() -> None:
 def test_relative_to_a_baseline() -> None:
     rows = [measured("resnet", 8, 100.0, label="base"), measured("resnet", 8, 50.0, label="new")]
     assert [row[4] for row in relative_to(rows, "BASE").rows] == [1.0, 2.0]
-    with pytest.raises(EncoreError, match="unknown baseline"):
+    with pytest.raises(EncoreError, match="did you mean 'base'"):
         relative_to(rows, "bas")
+
+
+@pytest.mark.parametrize("baseline", ["v0.7/NVIDIA/dgx1_ngc20.06_mxnet", "DGX1_ngc20.06_mxnet"])
+def test_a_published_baseline_says_how_to_add_it(baseline: str) -> None:
+    name, part = "v0.7/NVIDIA/dgx1_ngc20.06_mxnet", "v0.7/NVIDIA"
+    labels = {"v0.7/NVIDIA/dgxa100_ngc20.06_mxnet": part, "own": name}
+    for label, given in labels.items():
+        with pytest.raises(EncoreError) as refused:
+            relative_to([measured("resnet", 8, 100.0, label=label)], baseline)
+        assert refused.value.remedy == f"add the published system: --published {given} --baseline {name}"
+    done = CliRunner().invoke(app, ["tables", "--published", part, "--baseline", name])
+    assert done.exit_code == 0, done.output
+    assert f"Score relative to {name}" in done.stdout
 
 
 def test_by_release_and_by_precision() -> None:

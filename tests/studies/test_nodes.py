@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
+from encore.machine import node
 from encore.results.statistics import Sample
 from encore.scaling.grid import Grid, GridPoint, hosts_of, points
 from encore.scaling.throughput import Result
@@ -74,3 +75,12 @@ def test_a_dry_run_has_every_command() -> None:
     assert all("apptainer" in each["command"] for each in found)
     (widest,) = [each for each in found if (each["framework"], each["point"]) == ("MXNet", "4x4-fp32")]
     assert "-np 16 --hostfile" in widest["command"]
+
+
+def test_a_dry_run_without_a_gpu_has_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "gpus", tuple)
+    done = CliRunner().invoke(app, ["study", "multi-node", "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert "MXNet 4x4-fp16, 128 a GPU:\n  a job of the scheduler" in done.stdout
+    assert "PyTorch 1x4-fp32, 64 a GPU:\n  its command depends on the GPUs, of which there are none here" in done.stdout
+    assert "24 points" in done.stdout
