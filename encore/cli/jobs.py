@@ -99,14 +99,19 @@ def show_status(
         screen.print(f"no runs in {folder}")
         return
     with_jobs = any(row.job for row in rows)
-    # What all rows have in common is no column.
-    varied = [name for name in ("user", "benchmark", "partition") if len({getattr(row, name) for row in rows}) > 1]
+    varied = varied_columns(rows)
     columns = (*(["job"] if with_jobs else []), "run", *varied, "state", "nodes", "time")
     table = plain_table(str(folder), *columns, numbers=("nodes", "time"))
     for row in rows:
         name, *rest = _cells(row, folder)
         table.add_row(*([row.job] if with_jobs else []), name, *(getattr(row, each) for each in varied), *rest)
     print_fitted(screen, table, least=("nodes",))
+
+
+def varied_columns(rows: Sequence[Row]) -> list[str]:
+    """Return what the rows do not have in common, or not with the one who asks."""
+    known = {"user": {queue.this_user()}, "benchmark": set[str](), "partition": set[str]()}
+    return [name for name, own in known.items() if len(own | {getattr(row, name) for row in rows}) > 1]
 
 
 def _name(run: Path, results: Path) -> str:

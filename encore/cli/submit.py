@@ -102,7 +102,9 @@ def submit(
     found = submissions.checks(prepared) if not dry_run else []
     if dry_run and commands.is_installed():
         found = [submissions.check_partition(prepared)]
-    print_checks(console(stderr=True, soft_wrap=True), [each for each in found if each.level != "OK"])
+    # Without a dry run the failed ones are the error that follows.
+    shown = ("WARN", "FAIL") if dry_run else ("WARN",)
+    print_checks(console(stderr=True, soft_wrap=True), [each for each in found if each.level in shown])
     if not dry_run:
         preflight.refuse_failed(found)
     job = None if dry_run else submissions.submit(prepared)

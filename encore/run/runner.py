@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -288,7 +289,11 @@ def _run_experiment(
         if _last_written(experiment.log) != published:
             experiment.publish_log()
     except OSError as error:
-        return Outcome("failed", f"the run folder cannot be written: {error.strerror or error}")
+        outcome = Outcome("failed", f"the run folder cannot be written: {error.strerror or error}")
+        # What it takes is little, and may be there now that the ranks have ended.
+        with contextlib.suppress(OSError, EncoreError):
+            if ownership.renew(experiment, owner) and experiment.state().status not in run_folder.FINISHED:
+                experiment.set_state(replace(state, status="failed", reason=outcome.reason, ended=files.utc_now()))
     return outcome
 
 

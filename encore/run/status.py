@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import pwd
 import re
@@ -18,7 +19,7 @@ from encore.errors import EncoreError
 from encore.machine import processes
 from encore.run import hints, judge, ownership, run_folder
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
-from encore.slurm import queue
+from encore.slurm import placement, queue
 from encore.slurm.queue import Job
 
 State = Literal[
@@ -131,7 +132,15 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
         if not name or name == job:
             continue
         cluster = state.cluster or str((folder.passport().get("slurm") or {}).get("cluster", ""))
-        found += [each for each in queue.asked(name, cluster) or () if not each.has_ended]
+        answer = queue.asked(name, cluster)
+        if answer == [] and is_hidden(_owner(experiment.folder)):
+            raise EncoreError(
+                f"whether {queue.called(name, cluster)} still has {folder.path.name} cannot be seen: Slurm shows no "
+                "jobs of other users (PrivateData)",
+                expected="a run of your own",
+                remedy=f"let {_owner(experiment.folder)} resume it",
+            )
+        found += [each for each in answer or () if not each.has_ended]
     if found:
         first = found[0]
         what = "waits in the queue to resume" if first.waits else f"is in the queue ({first.state}) and has"
@@ -141,6 +150,12 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
             remedy=f"watch it: {hints.command('follow', first.name)}; or cancel it: "
             f"{hints.command('cancel', first.name)}",
         )
+
+
+def is_hidden(user: str) -> bool:
+    """Return whether Slurm hides jobs of this user from the one who asks (slurm.conf, PrivateData)."""
+    hidden = placement.setting("PrivateData").split(",")
+    return user != queue.this_user() and os.getuid() != 0 and bool({"jobs", "all"} & set(hidden))
 
 
 # -- one experiment -------------------------------------------------------------------------------------
@@ -405,7 +420,9 @@ def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
         and (job.user == me or results in (job.results, *(job.results.parents if job.results else ())))
     ]
     made_elsewhere = {job.array: folder for job in others if (folder := elsewhere(job, results)) is not None}
-    rows += [row for folder in made_elsewhere.values() for row in rows_of(folder, jobs)]
+    # Several jobs may have resumed one run.
+    runs = {folder.path: folder for folder in made_elsewhere.values()}
+    rows += [row for folder in runs.values() for row in rows_of(folder, jobs)]
     rows += without_folder([job for job in others if job.array not in made_elsewhere])
     # Tasks of an array have the same time: they stay in order.
     rows.sort(key=lambda row: -row.when)
@@ -458,6 +475,6 @@ def _of_job(job: Job) -> tuple[State, str]:
     if job.state == "CANCELLED":
         return "cancelled", f"no run folder in {job.results}" if job.results else "its run folder, if any, is elsewhere"
     if job.results is None:
-        # What it came to only its run folder knows: a missed target is a failure to Slurm.
+        # What it came to only its run folder knows.
         return "ended", f"Slurm: {job.state}; its run folder, if any, is elsewhere"
     return "failed", f"no run folder in {job.results}; Slurm: {job.state}"

@@ -75,7 +75,7 @@ def _gpus(cluster: Cluster, partition: partitions.Partition) -> list[Check]:
     if partition.gpus is not None and not fitting:
         found = f"gpus_per_node = {wanted}, a node of {partition.name} has {partition.gpus}"
         found += f", and none {kind!r}" if kind and partition.nodes(wanted) else ""
-        return [Check("FAIL", "GPUs", found, f"gpus_per_node = {partition.gpus}; types: sinfo --format='%P %G'")]
+        return [Check("FAIL", "GPUs", found, "see the nodes' GPUs and their types with: sinfo --format='%P %D %G'")]
     return [Check("OK", "GPUs", f"{wanted} a node, on {fitting} of {partition.nodes()} nodes")]
 
 

@@ -17,6 +17,8 @@ REMEDIES = (
     ("Invalid job id", "look at your jobs with: encore status"),
     ("invalid partition", "see the partitions with: sinfo"),
     ("Invalid account", "see your accounts with: sacctmgr show associations user=$USER"),
+    ("Requested reservation is invalid", "see the reservations with: scontrol show reservation"),
+    ("Job dependency problem", "such as --dependency afterok:12; see dependency in sbatch(1)"),
     ("Invalid qos", "see what you may use with: sacctmgr show associations user=$USER"),
     ("More processors requested than permitted", "ask for fewer nodes or GPUs"),
     (

@@ -131,8 +131,8 @@ def impossible(submission: Submission, partition: Partition, kind: str = "") -> 
     name, gpus, limit = partition.name, submission.gpus_per_node, partition.max_minutes
     if partition.state != "up":
         return EncoreError(f"partition {name} is {partition.state}", remedy="another partition: --partition; see sinfo")
+    what = f"{kind} GPUs" if kind else "GPUs"
     if gpus and partition.gpus is not None and not partition.nodes(gpus, kind):
-        what = f"{kind} GPUs" if kind else "GPUs"
         return EncoreError(
             f"{gpus} {what} a node asked for, a node of {name} has {partition.gpus}",
             remedy=f"--gpus-per-node {partition.gpus}" if not kind else "see the types with: sinfo --format='%P %G'",
@@ -141,7 +141,7 @@ def impossible(submission: Submission, partition: Partition, kind: str = "") -> 
     if submission.nodes > fitting:
         return EncoreError(
             f"{submission.nodes} nodes asked for, partition {name} has {fitting}"
-            + (f" with {gpus} GPUs" if gpus else ""),
+            + (f" with {gpus} {what}" if gpus else ""),
             remedy=f"--nodes {fitting}, or another partition: sinfo" if fitting else "another partition: sinfo",
         )
     if submission.minutes is not None and limit is not None and submission.minutes > limit:

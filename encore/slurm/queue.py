@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from encore.errors import EncoreError
-from encore.slurm import commands
+from encore.slurm import commands, placement
 
 NAME = "encore"
 """What slurm/run.sub calls its jobs; ``encore submit`` adds the benchmark: ``encore-resnet``."""
@@ -126,12 +126,7 @@ def this_user() -> str:
 def this_cluster() -> str:
     """Return Slurm's name of the cluster that answers here; empty where none does."""
     named = os.environ.get("SLURM_CLUSTER_NAME", "")
-    if named or not is_there():
-        return named
-    with contextlib.suppress(EncoreError):
-        match = re.search(r"^ClusterName\s*=\s*(\S+)", commands.call("scontrol", "show", "config"), re.MULTILINE)
-        return match[1] if match else ""
-    return ""
+    return placement.setting("ClusterName") if not named and is_there() else named
 
 
 def called(job: str, cluster: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -24,7 +25,7 @@ from encore.machine import processes
 from encore.run import control, hints, ownership, run_folder, status
 from encore.run.ownership import Owner
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
-from encore.slurm import queue
+from encore.slurm import placement, queue
 from tests.run.test_status import job
 
 
@@ -157,6 +158,24 @@ def test_a_job_in_the_queue_owns_its_run(
     else:
         status.refuse_queued(run, run.experiments())
     status.refuse_queued(run, run.experiments(), job=found.name if whose != "another cluster's" else "29")
+
+
+@pytest.mark.parametrize(
+    ("private", "user", "refused"), [("jobs,usage", 1, True), ("usage", 1, False), ("all", 0, False)]
+)
+def test_a_job_that_slurm_hides_keeps_its_run(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, private: str, user: int, refused: bool
+) -> None:
+    run.experiments()[0].set_state(ExperimentState(status="interrupted", job="29", cluster="here"))
+    monkeypatch.setattr(queue, "is_there", lambda: True)
+    monkeypatch.setattr(queue, "this_cluster", lambda: "here")
+    monkeypatch.setattr(queue, "this_user", lambda: "somebody")
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setattr(queue, "everyone", list)
+    monkeypatch.setattr(queue, "numbered", lambda name: [])
+    monkeypatch.setattr(placement, "setting", {"PrivateData": private}.get)
+    with pytest.raises(EncoreError, match="job 29 of cluster here") if refused else contextlib.nullcontext():
+        status.refuse_queued(run, run.experiments())
 
 
 @pytest.mark.parametrize(

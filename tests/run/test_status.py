@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from encore import files, paths
-from encore.cli.jobs import describe, exit_code
+from encore.cli.jobs import describe, exit_code, varied_columns
 from encore.errors import EncoreError, ExitCode
 from encore.machine import processes
 from encore.run import control, hints, run_folder, status
@@ -378,6 +378,8 @@ def test_status_is_true_for_other_users_jobs(tmp_path: Path, monkeypatch: pytest
     rows = {row.job: row for row in status.overview(results, status.ask(), None)}
     assert {name: row.state for name, row in rows.items()} == {"12": "running", "13": "queued", "16": "starting"}
     assert (rows["12"].partition, rows["16"].user, rows["16"].benchmark) == ("long", "other", "ncf")
+    assert varied_columns([rows["12"]]) == ["user"], "it is not one's own"
+    assert varied_columns([replace(rows["12"], user="me")]) == []
 
 
 OTHERS: tuple[tuple[run_folder.Status, str], ...] = (("running", "12"), ("interrupted", "13"))
@@ -404,6 +406,9 @@ def test_a_job_that_resumes_a_run_has_no_row_of_its_own(
     (row,) = status.overview(tmp_path, seen, None)
     assert (row.state, row.run) == (shown, run.path)
     assert control.folder_of("13", tmp_path / "elsewhere", [again]) == run
+    third = replace(again, name="14", number="14")
+    rows = status.overview(tmp_path / "elsewhere", Queue((again, third), True), None)
+    assert [row.run for row in rows] == [run.path], "one row, however many jobs resumed it"
     # A job of another cluster made a folder of the same number.
     made(tmp_path, [first], "-job13", "13")
     assert control.folder_of("13", tmp_path, [again]) == run

@@ -23,9 +23,9 @@ from encore.containers import engines
 from encore.errors import EncoreError
 from encore.machine import node, preflight
 from encore.machine.fitness import Need
-from encore.run import planning, run_folder, runner, slurm_job, status, submission, supervise
+from encore.run import ownership, planning, run_folder, runner, slurm_job, status, submission, supervise
 from encore.run.planning import Request
-from encore.run.run_folder import ExperimentState, RunFolder
+from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.submission import Prepared, Wanted
 from encore.slurm import (
     allocation,
@@ -381,6 +381,19 @@ def test_a_disk_that_is_full_at_the_end_hides_no_outcome(array_run: RunFolder, m
     assert said == ["run.json lacks what the ranks reported, it cannot be written: No space left on device"]
 
 
+def test_the_state_says_that_the_disk_is_full(array_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(experiment: Experiment) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(runner, "_clear_remains", full)
+    plan, experiment = types.SimpleNamespace(allocation=None), array_run.experiments()[0]
+    with ownership.owned(experiment, "") as mine:
+        given: Any = (plan, experiment, None, None, supervise.Signals(), None, mine)
+        assert runner._run_experiment(*given).status == "failed"
+    state = experiment.state()
+    assert (state.status, state.reason) == ("failed", "the run folder cannot be written: No space left on device")
+
+
 @pytest.mark.parametrize("resumes", [False, True])
 def test_a_resume_is_not_advised_to_take_another_results_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumes: bool
@@ -452,7 +465,12 @@ def test_partitions_are_read_from_sinfo(known: dict[str, Partition]) -> None:
         ({"nodes": 9}, "gpu", "", "FAIL 9 nodes asked for, partition gpu has 8 with 8 GPUs"),
         ({"nodes": 8}, "gpu", "", "WARN 8 nodes asked for, 6 of gpu are up: the job waits for the others"),
         ({"nodes": 6}, "gpu", "a100", "OK gpu, 6 nodes up"),
-        ({"gpus_per_node": 4, "nodes": 4}, "gpu", "v100", "FAIL 4 nodes asked for, partition gpu has 3 with 4 GPUs"),
+        (
+            {"gpus_per_node": 4, "nodes": 4},
+            "gpu",
+            "v100",
+            "FAIL 4 nodes asked for, partition gpu has 3 with 4 v100 GPUs",
+        ),
         ({"gpus_per_node": 16}, "gpu", "", "FAIL 16 GPUs a node asked for, a node of gpu has 8"),
         ({"minutes": 3000}, "gpu", "", "FAIL 50:00:00 asked for, partition gpu allows 48:00:00"),
         ({}, "old", "", "FAIL partition old is down"),
