@@ -52,6 +52,8 @@ class Subject:
     """What a loop is held against, where it is not ``bare``."""
     close: Callable[[], None] = lambda: None
     """End the threads of the loops."""
+    unit: str = "samples"
+    """What a step has ``samples_per_step`` of."""
 
 
 def repeated(call: Callable[[], Any]) -> Loop:
@@ -166,7 +168,13 @@ def _main(
         measured, share = measure(subject, framework.synchronize, steps, arguments.repeats, arguments.only)
     finally:
         subject.close()
-    result = {"title": subject.title, "measured": measured, "input_share": share, "device": config.device}
+    result = {
+        "title": subject.title,
+        "unit": subject.unit,
+        "measured": measured,
+        "input_share": share,
+        "device": config.device,
+    }
     framework.finish()
     print(json.dumps(result))
     return 0

@@ -48,10 +48,11 @@ def bench(
     if as_json:
         write_json(result)
         return
-    table = plain_table(result["title"], "measured", "samples/s, median", "least", "most", "of the bare loop")
+    speed = f"{result.get('unit', 'samples')}/s"
+    table = plain_table(result["title"], "measured", f"{speed}, median", "least", "most", "of the bare loop")
     bare = result["measured"]["bare"]["median"]
     for name, entry in result["measured"].items():
         ratio = "" if name in ("bare", "input") else f"{entry['ratio']:.3f}"
         table.add_row(entry["title"], f"{entry['median']:.1f}", f"{entry['least']:.1f}", f"{entry['most']:.1f}", ratio)
     print_fitted(screen, table)
-    screen.print(f"share of the time waiting for data: {result['input_share']:.1%}; bare loop {bare:.1f} samples/s")
+    screen.print(f"share of the time waiting for data: {result['input_share']:.1%}; bare loop {bare:.1f} {speed}")

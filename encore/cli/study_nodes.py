@@ -166,6 +166,7 @@ def _write(
 ) -> None:
     """Write the page with the tables and the figures 2 and 3."""
     lines = {f"{name}, {line}": at for name, each in found.items() for line, at in throughput.speed_ups(each).items()}
-    figure = plots.speed_up(lines, tables[1])
-    shown = page(study.title, tables, (figure,) if figure else (), on_cpus=node.this_node().gpus == ())
+    what = throughput.devices(one for each in found.values() for one in each)
+    figure = plots.speed_up(lines, tables[1], what)
+    shown = page(study.title, tables, (figure,) if figure else (), on_cpus=what == "ranks")
     write_files(shown, folder / "report")

@@ -14,14 +14,15 @@ from encore.results.tables import Table
 from encore.scaling.sharing import Schedule
 
 
-def speed_up(lines: Mapping[str, Sequence[tuple[float, float]]], table: Table) -> Figure | None:
-    """Return the throughput over the one on the fewest GPUs: lines of GPUs and speed-up, by name."""
+def speed_up(lines: Mapping[str, Sequence[tuple[float, float]]], table: Table, devices: str = "GPUs") -> Figure | None:
+    """Return the throughput over the one on the fewest GPUs, or other ``devices``: these and speed-up, by name."""
     several = [(name, points) for name, points in lines.items() if len(points) > 1]
     if not several:
         return None
     ends = [min(p[0][0] for _, p in several), max(p[-1][0] for _, p in several)]
     linear = [(x, x / ends[0]) for x in ends]
-    return over_gpus("speed-up", "Speed-up of the throughput", several, table, "speed-up", linear=linear)
+    title = "Speed-up of the throughput"
+    return over_gpus("speed-up", title, several, table, "speed-up", linear=linear, axis=devices)
 
 
 def gantt(schedule: Schedule, table: Table) -> Figure:

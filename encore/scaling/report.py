@@ -11,7 +11,7 @@ from encore.results.tables import Table
 from encore.scaling import releases
 from encore.scaling.plots import speed_up
 from encore.scaling.sweep_folder import Study
-from encore.scaling.throughput import measured, speed_ups, throughput_table
+from encore.scaling.throughput import devices, measured, speed_ups, throughput_table
 
 
 def write_study_report(study: Study, extra: Sequence[Table] = ()) -> list[Path]:
@@ -20,7 +20,7 @@ def write_study_report(study: Study, extra: Sequence[Table] = ()) -> list[Path]:
     runs = [study.run_of(each.point) for each in results if each.state == "done"]
     table = throughput_table(results)
     report: Report = build_report([run.path for run in runs if run is not None])
-    figure = speed_up(speed_ups(results), table)
+    figure = speed_up(speed_ups(results), table, devices(results))
     if study.grid.images:
         figure = releases.releases_figure(next(each for each in extra if each.title == releases.TITLE))
     report = replace(

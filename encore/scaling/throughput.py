@@ -7,10 +7,11 @@ print(throughput_table(measured(open_study(path))).as_markdown())
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from encore import files
 from encore.results.run_log import read_run
 from encore.results.statistics import Sample
 from encore.results.tables import Cell, Table
@@ -21,9 +22,9 @@ from encore.scaling.grid import GridPoint, points
 from encore.scaling.sweep_folder import PointState, Study
 
 NOTE = (
-    "Point: nodes x GPUs. Samples per second of training, without the first epoch and the evaluations; spread is "
-    "its standard deviation over epochs. Speed-up against the fewest GPUs; efficiency is speed-up over the growth "
-    "in GPUs. Waiting: share of the time without data. Minutes to the target, of the runs that reached it."
+    "Point: nodes x {devices}. Speed is that of training, without the first epoch and the evaluations; spread is its "
+    "standard deviation over epochs. Speed-up against the fewest {devices}; efficiency is speed-up over the growth in "
+    "{devices}. Waiting: share of the time without data. Minutes to the target, of the runs that reached it."
 )
 _STEADY = 0.2
 """Share of the steps that warm up where a run has no second epoch."""
@@ -44,6 +45,10 @@ class Result:
     """Time to the target of the runs that reached it."""
     reached: int = 0
     runs: int = 0
+    unit: str = "samples"
+    """What a batch counts: the Transformer's are token positions."""
+    on_cpu: bool = False
+    """Its ranks had no GPUs."""
 
 
 def measured(study: Study) -> list[Result]:
@@ -61,6 +66,7 @@ def _result(study: Study, point: GridPoint) -> Result:
     starts = [record for stream in streams for record in stream if record["kind"] == "start"]
     logs = [read_run(each.result) for each in run.experiments() if each.result.exists()]
     minutes = [log.minutes for log in logs if log.minutes is not None]
+    configuration = files.read_json(run.path / "run.json").get("configuration", {})
     return Result(
         point=point,
         state=state,
@@ -70,7 +76,19 @@ def _result(study: Study, point: GridPoint) -> Result:
         minutes=Sample.of(minutes) if minutes else None,
         reached=len(minutes),
         runs=len(streams),
+        unit=starts[0].get("batch_unit", "samples") if starts else "samples",
+        on_cpu=configuration.get("device", {}).get("value") == "cpu",
     )
+
+
+def devices(results: Iterable[Result]) -> str:
+    """Return what the points have several of: GPUs, or the ranks of a CPU."""
+    return "ranks" if any(each.on_cpu for each in results) else "GPUs"
+
+
+def _speed(results: Sequence[Result]) -> str:
+    """Return the name of a column of speeds, by what the batch of the points that ended counts."""
+    return f"{next((each.unit for each in results if each.state == 'done'), 'samples')}/s"
 
 
 def steady_speeds(stream: Sequence[dict[str, Any]]) -> list[float]:
@@ -117,15 +135,14 @@ def speed_ups(results: Sequence[Result]) -> dict[str, list[tuple[float, float]]]
 
 def throughput_table(results: Sequence[Result]) -> Table:
     """Return a row per point; speed-up and efficiency against the fewest GPUs of the same precision."""
+    what, speed = devices(results), _speed(results)
     return Table(
-        title="Throughput by number of GPUs",
-        columns=(
-            "point", "batch", "samples/s", "spread", "speed-up", "efficiency", "waiting", "min", "reached",
-        ),
-        formats={"samples/s": ",.1f", "speed-up": ".3f", "efficiency": ".3f"},
+        title=f"Throughput by number of {what}",
+        columns=("point", "batch", speed, "spread", "speed-up", "efficiency", "waiting", "min", "reached"),
+        formats={speed: ",.1f", "speed-up": ".3f", "efficiency": ".3f"},
         rows=tuple(_row(each, _base(results, each.point.precision)) for each in results),
-        note=NOTE,
-    )  # fmt: skip
+        note=NOTE.format(devices=what),
+    )
 
 
 def _row(each: Result, base: Result | None) -> tuple[Cell, ...]:
@@ -152,6 +169,7 @@ def predictions(study: Study, results: Sequence[Result], gpus: Sequence[int]) ->
     No row for a precision that ended on one number of GPUs only. Everything on one node is predicted on one
     node, however many GPUs that would have.
     """
+    what, speed = devices(results), _speed(results)
     rows: list[tuple[Cell, ...]] = []
     for precision in dict.fromkeys(each.point.precision for each in results):
         known = [r for r in results if r.samples_per_second and r.point.precision == precision]
@@ -168,11 +186,11 @@ def predictions(study: Study, results: Sequence[Result], gpus: Sequence[int]) ->
             rows.append(_predicted_row(precision, count, nodes, total, step))
     return Table(
         title="Predicted throughput",
-        columns=("GPUs", "nodes", "precision", "global batch", "samples/s", "95 % from", "95 % to"),
-        formats={"samples/s": ",.1f", "95 % from": ",.1f", "95 % to": ",.1f"},
+        columns=(what, "nodes", "precision", "global batch", speed, "95 % from", "95 % to"),
+        formats={speed: ",.1f", "95 % from": ",.1f", "95 % to": ",.1f"},
         rows=tuple(rows),
         note="By the cost model of docs/scaling.md, on as many nodes as stand there; the interval is where a "
-        "measurement would lie. Empty where fewer than two numbers of GPUs have ended.",
+        f"measurement would lie. Empty where fewer than two numbers of {what} have ended.",
     )
 
 

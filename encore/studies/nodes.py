@@ -17,7 +17,7 @@ from encore.results.published import StudyFigure, load_figures
 from encore.results.statistics import Sample
 from encore.results.tables import Cell, Table
 from encore.scaling.grid import Grid
-from encore.scaling.throughput import Result
+from encore.scaling.throughput import Result, devices
 from encore.studies.definition import DATA
 from encore.studies.results import in_percent, ratio
 
@@ -93,7 +93,8 @@ def _inputs(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Se
             own = [f for f in figures if f.context == each.printed and f.precision == precision]
             printed = [next((f.printed for f in own if f.quantity == q), "") for q in ("batch_per_gpu", "epochs")]
             rows.append((each.name, precision, batch, each.printed, *printed))
-    columns = ("framework", "precision", "batch of a GPU", "printed of", "printed batch", "printed epochs")
+    each_has = "batch of a rank" if _devices(found) == "ranks" else "batch of a GPU"
+    columns = ("framework", "precision", each_has, "printed of", "printed batch", "printed epochs")
     return Table(title="Inputs (table 2)", columns=columns, rows=tuple(rows))
 
 
@@ -110,14 +111,20 @@ def _speeds(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Se
                 each.name, point.precision, point.nodes, point.gpus, own.estimate if own else None, value, low, high,
                 value / point.gpus if value else None, printed, result.state,
             ))  # fmt: skip
+    what = _devices(found)
     columns = (
-        "framework", "precision", "nodes", "GPUs", "images/s", "speed-up", "from", "to", "efficiency",
+        "framework", "precision", "nodes", what, "images/s", "speed-up", "from", "to", "efficiency",
         "printed speed-up", "state",
     )  # fmt: skip
     note = (
-        "Against one GPU, with the same batch of a GPU; without the first epoch. Nothing else is printed as a number."
+        f"Against one of the {what}, with the same batch of each; without the first epoch. Nothing else is printed as a"
+        " number."
     )
     return Table(title="Performance and speed-up (figures 2 and 3)", columns=columns, rows=tuple(rows), note=note)
+
+
+def _devices(found: Mapping[str, Sequence[Result]]) -> str:
+    return devices(each for results in found.values() for each in results)
 
 
 def _gains(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure]) -> Table:
@@ -135,7 +142,7 @@ def _gains(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Seq
                 found_ratio = ratio(speeds["fp16"], speeds["fp32"])
                 alone = next((f.printed for f in own if f.gpus == gpus), ends)
                 rows.append((each.name, nodes, gpus, *map(in_percent, found_ratio), alone))
-    columns = ("framework", "nodes", "GPUs", "fp16 over fp32, %", "from", "to", "printed, %")
+    columns = ("framework", "nodes", _devices(found), "fp16 over fp32, %", "from", "to", "printed, %")
     return Table(title="What fp16 gains", columns=columns, rows=tuple(rows))
 
 

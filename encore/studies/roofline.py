@@ -138,12 +138,13 @@ def roofline_table(measured: Measured) -> Table:
         rows.append(
             (
                 _benchmark(step), step["precision"], step["batch_size"], step["flops"] / 1e9, step["moved"] / 1e9,
-                intensity, seconds * 1e3, step["samples_per_step"] / seconds, attained / size,
+                intensity, seconds * 1e3, step["samples_per_step"] / seconds,
+                step.get("unit", "samples"), attained / size,
                 attained / roof if roof else None, attained / peak if peak else None, ", ".join(step["uncounted"]),
             )
         )  # fmt: skip
     columns = (
-        "step", "precision", "batch", "GFLOP", "GB", "FLOP/byte", "ms", "samples/s", unit, "of the roof",
+        "step", "precision", "batch", "GFLOP", "GB", "FLOP/byte", "ms", "per second", "of", unit, "of the roof",
         "of the peak", "not counted",
     )  # fmt: skip
     return Table(

@@ -159,18 +159,20 @@ def time_to_target(runs: Sequence[ServerRun]) -> Table:
     for run in sorted(runs, key=lambda run: (run.measured.benchmark, run.server, run.measured.gpus or 0)):
         each, side = run.measured, run.side
         span = interval(side.score) if side.score else None
+        ranks = side.ranks if side.is_cpu else None
         rows.append(
             (
-                each.benchmark, run.server, each.framework, each.gpus, run.links, each.precision, _whole(each.batch),
-                each.minutes, span[0] if span else None, span[1] if span else None, each.minutes_per_epoch,
+                each.benchmark, run.server, each.framework, each.gpus, ranks, run.links,
+                each.precision, _whole(each.batch), each.minutes, span[0] if span else None, span[1] if span else None,
+                each.minutes_per_epoch,
                 each.epochs, f"{side.converged} of {side.runs}",
             )
         )  # fmt: skip
     columns = (
-        "benchmark", "server", "framework", "GPUs", "links", "precision", "batch", "minutes", "95 % from", "95 % to",
-        "minutes per epoch", "epochs", "reached",
+        "benchmark", "server", "framework", "GPUs", "CPU ranks", "links", "precision", "batch", "minutes", "95 % from",
+        "95 % to", "minutes per epoch", "epochs", "reached",
     )  # fmt: skip
-    note = "GPUs: of a run on CPUs, its ranks. Batch: of all GPUs together."
+    note = "Batch: of all GPUs together."
     return Table(title="Time to the target", columns=columns, rows=tuple(rows), note=note)
 
 

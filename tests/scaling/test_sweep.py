@@ -17,7 +17,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.run import planning, run_folder
 from encore.run.run_folder import ExperimentState
 from encore.run.supervise import Limits
-from encore.scaling import batch, releases, sweep_folder, throughput
+from encore.scaling import batch, plots, releases, sweep_folder, throughput
 from encore.scaling.grid import Grid, GridPoint, batch_settings, points, request_of
 from encore.scaling.sweep_folder import Here, Submitter
 from tests.conftest import TINY, Encore, Study, losses, records
@@ -26,12 +26,19 @@ from tests.trainings import PATIENCE, in_background, wait_for_step
 NOWHERE = Here(lambda point, folder: pytest.fail("a point was run"), Limits())
 
 
-def made_point(study: sweep_folder.Study, point: GridPoint, speed: float, status: Any = "not_reached") -> Path:
+def made_point(
+    study: sweep_folder.Study,
+    point: GridPoint,
+    speed: float,
+    status: Any = "not_reached",
+    unit: str = "samples",
+    device: str = "gpu",
+) -> Path:
     """Return a run folder of a point as a run of three epochs leaves it: the first one slow, the others fast."""
-    passport = {"benchmark": "resnet", "round": "v0.7"}
+    passport = {"benchmark": "resnet", "round": "v0.7", "configuration": {"device": {"value": device}}}
     run = run_folder.create(study.folder(point), "resnet-mxnet-cpu", lambda path: passport, {}, {}, [1])
     experiment = run.experiments()[0]
-    stream: list[dict[str, Any]] = [{"kind": "start", "time": 0.0, "global_batch_size": 64}]
+    stream: list[dict[str, Any]] = [{"kind": "start", "time": 0.0, "global_batch_size": 64, "batch_unit": unit}]
     stream += [
         {"kind": "epoch", "time": e, "epoch": e, "samples_per_second": s, "input_share": 0.1}
         for e, s in ((1, speed / 10), (2, speed), (3, speed))
@@ -287,6 +294,18 @@ def test_throughput_leaves_out_what_warms_up(tmp_path: Path) -> None:
     assert rows[1][4:6] == pytest.approx((1.8, 0.9))
     assert rows[2][-1] == "failed"
     assert throughput.speed_ups(results) == {"throughput": [(1, 1.0), (2, 1.8)]}
+
+
+def test_ranks_of_a_cpu_are_no_gpus_and_positions_no_samples(tmp_path: Path) -> None:
+    study = sweep_folder.create(Grid(benchmark="transformer", gpus=(1, 2)), tmp_path)
+    for point in points(study.grid):
+        made_point(study, point, 100.0 * point.gpus, unit="token positions", device="cpu")
+    results = throughput.measured(study)
+    predicted = throughput.predictions(study, results, [4])
+    for table in (throughput.throughput_table(results), predicted):
+        assert "GPU" not in f"{table.title} {table.columns} {table.note}" and "samples/s" not in table.columns
+        assert "token positions/s" in table.columns
+    assert plots.speed_up(throughput.speed_ups(results), predicted, throughput.devices(results)).svg.count(">ranks<")
 
 
 def test_predicted_throughput_meets_what_was_measured(tmp_path: Path) -> None:

@@ -147,7 +147,9 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     decoded = min(decoded_at_once(config), len(data.test))
     samples = {"synthetic": 2 * length * config.batch_size, "one by one": 1, "evaluation": decoded}
     against = {"evaluation": "one by one"}
-    return bench.Subject(title, round(tokens), loops, TITLES, samples=samples, against=against, close=opened.close)
+    return bench.Subject(
+        title, round(tokens), loops, TITLES, samples=samples, against=against, close=opened.close, unit="tokens"
+    )
 
 
 if __name__ == "__main__":

@@ -172,8 +172,9 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     )
     decoded = int(np.diff(evaluation.bounds)[evaluation.steps // 2])
     samples = {"synthetic": synthetic.tokens, "one by one": 1, "evaluation": decoded}
+    against = {"evaluation": "one by one"}
     return bench.Subject(
-        title, tokens, loops, TITLES, samples=samples, against={"evaluation": "one by one"}, close=inputs.close
+        title, tokens, loops, TITLES, samples=samples, against=against, close=inputs.close, unit="tokens"
     )
 
 
