@@ -17,8 +17,8 @@ from benchmarks.bert import noise
 from benchmarks.bert.pytorch import data
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import filled, part_of, shares, weighted
-from benchmarks.bert.pytorch.train import train_part, train_step
-from benchmarks.bert.pytorch.training import Training
+from benchmarks.bert.pytorch.optimizer import updates_of
+from benchmarks.bert.pytorch.train import Training, train_part, train_step
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
@@ -59,7 +59,7 @@ def distance(ours, theirs):
 
 def filled_rows(attention):
     """The largest distance between filled rows and the same without padding; judged alike, too."""
-    training = Training(dataclasses.replace(CONFIG, attention=attention), ENTRIES, CPU, train_part)
+    training = Training(dataclasses.replace(CONFIG, attention=attention), ENTRIES, CPU)
     parts = [part(number) for number in range(16)]
     full = [filled(each, CONFIG) for each in parts]
     pairs = zip(parts, full)
@@ -83,7 +83,7 @@ def filled_rows(attention):
 def graphs():
     """Steps of parts by graphs, for each length of row, next to the plain ones."""
     config = SimpleNamespace(**{**dataclasses.asdict(CONFIG), "fills_rows": True, "warm_up_steps": 1})
-    training = Training(CONFIG, ENTRIES, CPU, train_part)
+    training = Training(CONFIG, ENTRIES, CPU)
     eager = []
 
     def plain(given):
@@ -155,14 +155,14 @@ def in_fp8():
     config = SimpleNamespace(**{**dataclasses.asdict(CONFIG), "fp8": True, "fills_rows": True, "token_bucket": 32})
     losses, refused = [], []
     for fp8_too in (False, True):
-        training = Training(CONFIG, ENTRIES, CPU, train_part)
+        training = Training(CONFIG, ENTRIES, CPU)
         if fp8_too:
             training._in_fp8 = fp8.use(training.network.encoder, (engine, recipes))
             named = dict(training.network.named_parameters())
-            training.updates = training.updates_of("fused")
+            training.updates = updates_of(training.network, training.config, CPU, "fused")
         batch = [data.ready(part(number), config, CPU, 10) for number in range(2)]
         losses.append([float(train_step(training, batch, 0.01)) for _ in range(10)])
-    other = Training(CONFIG, ENTRIES, CPU, train_part)
+    other = Training(CONFIG, ENTRIES, CPU)
     for name, module in (("nowhere.pytorch", None), ("transformer_engine.pytorch", engine)):
         if module is not None:
             module.fp8 = SimpleNamespace(check_fp8_support=lambda: (False, "compute capability 9.x is needed"))

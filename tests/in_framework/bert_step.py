@@ -10,8 +10,7 @@ from torch.nn import functional
 from benchmarks.bert import noise
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import EvaluationInput, TrainingInput, part_of, samples_of_step
-from benchmarks.bert.pytorch.train import train_part, train_step
-from benchmarks.bert.pytorch.training import Training, warm_up
+from benchmarks.bert.pytorch.train import Training, train_step, warm_up
 from benchmarks.common.frameworks import pytorch
 from benchmarks.language import arrays
 
@@ -44,9 +43,9 @@ def samples():
 
 def taken(config, ranks):
     """Losses of the steps over all ranks, and the weights behind them."""
-    training = Training(config, ENTRIES, ranks, train_part)
+    training = Training(config, ENTRIES, ranks)
     before = [weight.detach().clone() for weight in training.network.parameters()]
-    warm_up(train_step, training)
+    warm_up(training)
     changed = any(not torch.equal(*each) for each in zip(before, training.network.parameters()))
     batches = TrainingInput(config, samples(), ranks, 0)
     losses = []
@@ -60,7 +59,7 @@ def taken(config, ranks):
 def expected(config, ranks):
     """The same of the plain step: all samples of the global batch in one row, and the equations of LAMB."""
     alone = dataclasses.replace(ranks, rank=0, size=1)
-    network = Training(config, ENTRIES, alone, train_part).network.double()
+    network = Training(config, ENTRIES, alone).network.double()
     parameters = dict(network.named_parameters())
     moments = {name: [torch.zeros_like(each), torch.zeros_like(each)] for name, each in parameters.items()}
     losses = []
@@ -109,12 +108,12 @@ def precisions(ranks):
     for precision in ("fp32", "bf16", "fp16"):
         # Always the same samples, so that the loss falls.
         config = dataclasses.replace(CONFIG, precision=precision, loss_scale=1024.0, epsilon=1e-6)
-        training = Training(config, ENTRIES, ranks, train_part)
+        training = Training(config, ENTRIES, ranks)
         batches = TrainingInput(config, samples(), ranks, 0)
         batch = batches.next()
         batches.close()
         found[precision] = [float(train_step(training, batch, RATE)) for _ in range(12)]
-    training = Training(dataclasses.replace(CONFIG, precision="fp16", loss_scale=3e38), ENTRIES, ranks, train_part)
+    training = Training(dataclasses.replace(CONFIG, precision="fp16", loss_scale=3e38), ENTRIES, ranks)
     before = [weight.detach().clone() for weight in training.network.parameters()]
     train_step(training, batch, RATE)
     same = all(map(torch.equal, before, training.network.parameters()))

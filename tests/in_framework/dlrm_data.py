@@ -20,7 +20,7 @@ import torch
 from benchmarks.common.mllog import MLLog
 from benchmarks.common.ranks import Ranks
 from benchmarks.dlrm import blocks, criteo, reading
-from benchmarks.dlrm.pytorch import train, training
+from benchmarks.dlrm.pytorch import train
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import EvaluationInput, TrainingInput, Words, open_data
 
@@ -185,16 +185,13 @@ def threads(data):
 def changed_by_warm_up(sizes):
     """The largest change of any weight by the steps on noise."""
     config = dataclasses.replace(CONFIG, bottom_mlp=(8, 4), top_mlp=(8, 1), warm_up_steps=2)
-    model = training.build(config, sizes, Ranks(0, 1, 0, 1, CPU), {})
+    model = train.build(config, sizes, Ranks(0, 1, 0, 1, CPU), {})
     before = model.weights.clone(), model.tables.weight.clone()
-    state, calls = torch.get_rng_state(), []
-
-    def step(*arguments):
-        calls.append(1)
-        return train.train_step(model, *arguments)
-
-    training.ready(step, model, sizes)
-    assert len(calls) == 2
+    state, updated = torch.get_rng_state(), []
+    update = model.update
+    model.update = lambda rate: updated.append(float(rate)) or update(rate)
+    train.warm_up(model, sizes)
+    assert updated == [0.0, 0.0]
     assert torch.equal(state, torch.get_rng_state())
     return max(float((a - b).abs().max()) for a, b in zip(before, (model.weights, model.tables.weight)))
 
@@ -223,9 +220,9 @@ def main():
     found["threads"] = threads(data)
     found["changed by the warm-up"] = changed_by_warm_up(data.table_sizes)
     ranks, saved = Ranks(0, 2, 0, 2, CPU), {"tables": torch.zeros(4, 2), "placement": [[0, 2], [1]]}
-    found["another placement"] = refusal(lambda: training.saved_placement(saved, (4, 2, 2), ranks))
-    found["no placement"] = refusal(lambda: training.saved_placement({"tables": saved["tables"]}, (4, 2, 2), ranks))
-    assert training.saved_placement({**saved, "placement": [[0], [1, 2]]}, (4, 2, 2), ranks) == ((0,), (1, 2))
+    found["another placement"] = refusal(lambda: train.saved_placement(saved, (4, 2, 2), ranks))
+    found["no placement"] = refusal(lambda: train.saved_placement({"tables": saved["tables"]}, (4, 2, 2), ranks))
+    assert train.saved_placement({**saved, "placement": [[0], [1, 2]]}, (4, 2, 2), ranks) == ((0,), (1, 2))
     faulthandler.enable()  # shows where the data set was read too early
     found["trained"] = trained(folder)
     found["threads"]["after the training"] = readers()

@@ -6,7 +6,6 @@ of the same steps without a graph.
 
 import dataclasses
 import json
-from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -15,11 +14,10 @@ from held import Held
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.dlrm.blocks import NUMBERS, TABLES
-from benchmarks.dlrm.pytorch import training
+from benchmarks.dlrm.pytorch import train
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import Batch
-from benchmarks.dlrm.pytorch.train import train_step
+from benchmarks.dlrm.pytorch.data import synthetic_batch
 
 SIZES = tuple(3 + 7 * (table % 5) for table in range(TABLES))
 CONFIG = Config(
@@ -57,11 +55,11 @@ def inside(call):
 
 
 def trained(ranks, graph):
-    config = dataclasses.replace(CONFIG)
-    model = training.build(config, SIZES, ranks, {})
-    eager = partial(train_step, model)
-    example = training.synthetic_batch(config, [SIZES[table] for table in model.tables.mine], ranks)
-    step = training.captured(inside(eager), example, torch.zeros(()), 3) if graph else eager
+    config = CONFIG
+    model = train.build(config, SIZES, ranks, {})
+    model.config = dataclasses.replace(config, device="gpu", cuda_graph=graph, warm_up_steps=0)
+    train.whole_step = inside(whole_step) if graph else whole_step
+    train.warm_up(model, SIZES)
     generator = torch.Generator().manual_seed(ranks.rank)
     everyone = torch.Generator().manual_seed(1)
     losses, areas = pytorch.LaggedSums(ranks, "step"), []
@@ -70,8 +68,12 @@ def trained(ranks, graph):
         every = torch.stack([torch.randint(0, size, (rows,), generator=everyone) for size in SIZES])
         numbers = torch.rand(config.batch_size, NUMBERS, generator=generator)
         labels = torch.tensor([0.0, 1.0]).repeat(config.batch_size // 2)
-        batch = Batch(numbers, labels, every[list(model.tables.mine)])
-        losses.send(step(batch, torch.tensor(0.1)), False)
+        # Laid out as a real batch, whose rows and columns decide the order of sums on some CPUs.
+        mine = list(model.tables.mine)
+        batch = synthetic_batch(config, [SIZES[table] for table in mine], ranks)
+        for place_of, values in zip(batch, (numbers, labels, every[mine])):
+            place_of.copy_(values)
+        losses.send(train.train_step(model, batch, torch.tensor(0.1)), False)
         if number % BETWEEN == 0:
             areas.append(area_under_curve(model.scores(batch), labels))
             pytorch.total([1.0])
@@ -80,7 +82,8 @@ def trained(ranks, graph):
 
 
 ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32", cuda_graph=True))
-training.Captured = Held
+train.Captured = Held
+whole_step = train.whole_step
 for name in COLLECTIVES:
     setattr(dist, name, watched(name))
 with_graph = trained(ranks, graph=True)

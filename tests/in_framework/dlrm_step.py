@@ -15,8 +15,7 @@ from benchmarks.dlrm.blocks import NUMBERS, TABLES
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch
 from benchmarks.dlrm.pytorch.model import Tables
-from benchmarks.dlrm.pytorch.train import train_step
-from benchmarks.dlrm.pytorch.training import build
+from benchmarks.dlrm.pytorch.train import build, train_step
 
 SIZES = tuple(3 + 7 * (table % 5) for table in range(TABLES))
 CONFIG = Config(

@@ -19,7 +19,7 @@ from benchmarks.resnet.inputs import EvaluationInput
 from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import train
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.training import build
+from benchmarks.resnet.mxnet.train import build
 from benchmarks.resnet.pipeline import MEAN, STD
 from tests.in_framework.some_run import some_run
 

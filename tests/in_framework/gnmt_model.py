@@ -12,8 +12,7 @@ from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import synthetic_batch
 from benchmarks.gnmt.pytorch.model import GNMT, Decoding
-from benchmarks.gnmt.pytorch.train import train_step
-from benchmarks.gnmt.pytorch.training import build, content
+from benchmarks.gnmt.pytorch.train import build, content, train_step
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.loss import smoothed_loss
 from benchmarks.translation.vocabulary import BOS, EOS, PAD

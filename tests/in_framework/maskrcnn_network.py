@@ -21,8 +21,7 @@ from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, batch_of, read_obj
 from benchmarks.maskrcnn.pytorch.evaluation import detections, in_images
 from benchmarks.maskrcnn.pytorch.proposals import Found
 from benchmarks.maskrcnn.pytorch.served import Served
-from benchmarks.maskrcnn.pytorch.train import train_step, whole_step
-from benchmarks.maskrcnn.pytorch.training import EDGES, build, content
+from benchmarks.maskrcnn.pytorch.train import EDGES, build, content, train_step, whole_step
 from benchmarks.maskrcnn.schedule import Rates
 
 torch.set_num_threads(1)
@@ -39,7 +38,7 @@ RATES = Rates(0.01, 0.02)
 
 def steps(**changes):
     config = dataclasses.replace(CONFIG, **changes)
-    training = build(config, 5, CPU, {}, whole_step)
+    training = build(config, 5, CPU, {})
     batch = synthetic_batch(config, 5, SHAPE, CPU.context)
     return training, [float(train_step(training, batch, RATES)) for _ in range(5)]
 
@@ -49,7 +48,7 @@ def precisions():
     for precision in ("fp32", "bf16", "fp16"):
         training, found[precision] = steps(precision=precision, loss_scale=1024.0, loss_scale_interval=3)
         batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
-        detected, drawn = training.detect(EvaluationBatch(batch.images, batch.sizes, np.arange(2)))
+        detected, drawn = training.model.detect(EvaluationBatch(batch.images, batch.sizes, np.arange(2)))
         counts = detected.images.bincount(minlength=2)
         found[f"{precision} detects"] = bool(
             drawn.shape == (len(detected.images), 28, 28)
@@ -66,9 +65,9 @@ def fixed_shapes():
     """What a GPU computes: empty slots and unused proposals change no loss."""
     training, _ = steps()
     batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
-    found = {name: float(loss.detach()) for name, loss in training.losses(batch).items()}
-    training._is_static = True
-    again = {name: float(loss.detach()) for name, loss in training.losses(batch).items()}
+    found = {name: float(loss.detach()) for name, loss in training.model.losses(batch).items()}
+    training.model._is_static = True
+    again = {name: float(loss.detach()) for name, loss in training.model.losses(batch).items()}
     return max(abs(found[name] - again[name]) for name in found)
 
 
@@ -105,10 +104,12 @@ def as_one_kernel(operator):
 def on_a_gpu(precision, saved=None):
     """What a GPU trains with, as far as a CPU can: fixed shapes, the rates in tensors, hidden kernels."""
     config = dataclasses.replace(CONFIG, precision=precision, loss_scale=1024.0)
-    made = build(config, 5, CPU, saved or {}, whole_step)
-    made._is_static, made.rates = True, [torch.zeros(()), torch.zeros(())]
-    chosen = made.operators
-    made.operators = chosen._replace(**{name: as_one_kernel(getattr(chosen, name)) for name in chosen._fields[1:]})
+    made = build(config, 5, CPU, saved or {})
+    made.model._is_static, made.rates = True, [torch.zeros(()), torch.zeros(())]
+    chosen = made.model.operators
+    made.model.operators = chosen._replace(
+        **{name: as_one_kernel(getattr(chosen, name)) for name in chosen._fields[1:]}
+    )
     return made
 
 
@@ -119,9 +120,10 @@ def served():
     inputs = [batch.images.numpy(), batch.sizes.numpy()]
     found = {}
     for kind, changes in (("full", {}), ("sparse", {"detections": 60, "score_threshold": 0.2})):
-        training.config = dataclasses.replace(training.config, **changes)
-        wanted = export.original(training)(*inputs)
-        outputs = inferring(Served(training.network, training.config).eval())(*inputs)
+        model = training.model
+        model.config = dataclasses.replace(model.config, **changes)
+        wanted = export.original(model)(*inputs)
+        outputs = inferring(Served(model.network, model.config).eval())(*inputs)
         difference = max(largest_difference(one, other) for one, other in zip(outputs, wanted, strict=True))
         labels = outputs[2]
         found[kind] = {"difference": difference, "detections": int((labels > 0).sum()), "places": labels.size}
@@ -134,10 +136,10 @@ def waiting():
     batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
     train_step(training, batch, RATES)  # makes what is kept from one step to the next one
     found = {}
-    for training._is_static in (True, False):
+    for training.model._is_static in (True, False):
         with Waits() as watch:
             whole_step(training, batch)
-        found[training._is_static] = sorted(watch.found)
+        found[training.model._is_static] = sorted(watch.found)
     return {**found, "operators": watch.count}
 
 
@@ -173,7 +175,7 @@ def doubled():
 def frozen():
     training, _ = steps(frozen_stages=2)
     network = training.network.backbone
-    first = build(dataclasses.replace(CONFIG, frozen_stages=2), 5, CPU, {}, whole_step).network.backbone
+    first = build(dataclasses.replace(CONFIG, frozen_stages=2), 5, CPU, {}).network.backbone
     return {
         "same": all(
             torch.equal(a, b) for a, b in zip(network.conv1.parameters(), first.conv1.parameters(), strict=True)
@@ -273,7 +275,7 @@ def resumed():
     saved = {**content(training)}
     saved = {name: (value if not isinstance(value, dict) else dict(value)) for name, value in saved.items()}
     batch = synthetic_batch(CONFIG, 5, SHAPE, CPU.context)
-    again = build(CONFIG, 5, CPU, json_free(saved), whole_step)
+    again = build(CONFIG, 5, CPU, json_free(saved))
     return [float(train_step(each, batch, RATES)) for each in (training, again)]
 
 
@@ -285,7 +287,7 @@ def of_each_rate():
     """How far each group of weights moves in a first step, at rates of its own."""
     found = {}
     for rates in (Rates(0.01, 0.0), Rates(0.0, 0.01), Rates(0.0, 0.02)):
-        training = build(dataclasses.replace(CONFIG, gradient_clip=0.0), 5, CPU, {}, whole_step)
+        training = build(dataclasses.replace(CONFIG, gradient_clip=0.0), 5, CPU, {})
         named = dict(training.network.named_parameters())
         before = {name: each.detach().double().clone() for name, each in named.items()}
         train_step(training, synthetic_batch(training.config, 5, SHAPE, CPU.context), rates)
@@ -298,8 +300,8 @@ def corners():
     """Which boxes are pooled and drawn, and from what area their level is."""
     found = {}
     for inclusive in (True, False):
-        training = build(dataclasses.replace(CONFIG, inclusive_corners=inclusive), 5, CPU, {}, whole_step)
-        chosen, pooled, drawn = training.operators, [], []
+        training = build(dataclasses.replace(CONFIG, inclusive_corners=inclusive), 5, CPU, {})
+        chosen, pooled, drawn = training.model.operators, [], []
 
         def align(levels, rois, images, bins, edge, pooled=pooled, chosen=chosen):
             pooled.append((rois, edge))
@@ -309,13 +311,15 @@ def corners():
             drawn.append(rois)
             return chosen.project_masks(outlines, rois, objects, size)
 
-        training.operators = chosen._replace(roi_align=align, project_masks=project)
+        training.model.operators = chosen._replace(roi_align=align, project_masks=project)
         sampled = []
-        box_losses = training._box_losses
-        training._box_losses = lambda levels, rois, to=sampled, call=box_losses: to.append(rois) or call(levels, rois)
+        box_losses = training.model._box_losses
+        training.model._box_losses = lambda levels, rois, to=sampled, call=box_losses: (
+            to.append(rois) or call(levels, rois)
+        )
         batch = synthetic_batch(training.config, 5, SHAPE, CPU.context)
-        training.losses(batch)
-        training.detect(EvaluationBatch(batch.images, batch.sizes, np.arange(2)))
+        training.model.losses(batch)
+        training.model.detect(EvaluationBatch(batch.images, batch.sizes, np.arange(2)))
         (boxes,) = [rois.boxes.flatten(0, 1) for rois in sampled]
         found[str(inclusive)] = {
             "edges": [edge for _, edge in pooled],

@@ -17,8 +17,9 @@ from benchmarks.common.frameworks import tensorflow
 from benchmarks.minigo import frozen, models, schedule
 from benchmarks.minigo.tensorflow import model
 from benchmarks.minigo.tensorflow.config import Config
-from benchmarks.minigo.tensorflow.train import train_step
-from benchmarks.minigo.tensorflow.training import Evaluator, build, load_evaluator, synthetic_batch
+from benchmarks.minigo.tensorflow.data import synthetic_batch
+from benchmarks.minigo.tensorflow.evaluator import Evaluator, load_evaluator
+from benchmarks.minigo.tensorflow.train import build, train_step
 
 import tensorflow as tf  # isort: skip
 

@@ -21,7 +21,7 @@ from benchmarks.minigo.records import GameFile, encode
 from benchmarks.minigo.selfplay import MatchWorker
 from benchmarks.minigo.tensorflow import generations, train
 from benchmarks.minigo.tensorflow.generations import Generations
-from benchmarks.minigo.tensorflow.training import Training
+from benchmarks.minigo.tensorflow.train import Training
 
 config, data, output = sys.argv[1:]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.common import configuration
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.minigo.tensorflow import generations, training
+from benchmarks.minigo.tensorflow import evaluator, generations, train
 from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.generations import Generations
 
@@ -27,18 +27,18 @@ STEPS = 20
 config = replace(configuration.load(Config, Path(sys.argv[1])), train_ranks=2, selfplay_ranks=2)
 output = Path(sys.argv[2])
 ranks = tensorflow.start(config)
-mine = training.build(config, ranks, {})
+mine = train.build(config, ranks, {})
 average = tf.function(mine.average)
 compiled: list[Any] = []
 
 
-class Counted(training.Evaluator):
+class Counted(evaluator.Evaluator):
     def __init__(self, *values: Any) -> None:
         super().__init__(*values)
         compiled.append(self._pass)
 
 
-generations.Evaluator = training.Evaluator = Counted  # type: ignore[misc]
+generations.Evaluator = evaluator.Evaluator = Counted  # type: ignore[misc]
 
 
 def watch(batches: Any) -> Any:

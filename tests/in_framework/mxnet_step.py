@@ -4,14 +4,15 @@ import dataclasses
 import json
 import math
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 
 from benchmarks.common.frameworks import mxnet
 from benchmarks.resnet.architecture import input_shape
+from benchmarks.resnet.mxnet import train
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.train import train_step
-from benchmarks.resnet.mxnet.training import build, content, warm_up
+from benchmarks.resnet.mxnet.train import build, content, train_step
 
 import mxnet as mx  # isort: skip
 
@@ -55,19 +56,15 @@ def show_warm_up(ranks, optimizer):
     """Losses with and without a warm-up, of a fresh training and of a resumed one."""
     config = dataclasses.replace(CONFIG, batch_size=8, optimizer=optimizer, learning_rate=0.3)
     found[f"losses {optimizer}"] = losses(build(config, ranks, {}), 4)
-    calls = []
-
-    def counted(*arguments):
-        calls.append(train_step(*arguments))
-
     training = build(config, ranks, {})
-    warm_up(training, counted)
-    found[f"steps of the warm-up {optimizer}"] = len(calls)
+    with mock.patch.object(train, "train_step", wraps=train_step) as counted:
+        train.warm_up(training)
+    found[f"steps of the warm-up {optimizer}"] = counted.call_count
     begun = losses(training, 2)
     saved = content(training)
     found[f"losses after warm-up {optimizer}"] = begun + losses(training, 4, skip=2)
     resumed = build(config, ranks, saved)
-    warm_up(resumed, counted)
+    train.warm_up(resumed)
     found[f"losses resumed {optimizer}"] = losses(resumed, 4, skip=2)
 
 

@@ -11,10 +11,9 @@ import torch
 from benchmarks.common import torch_optimizers
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
-from benchmarks.ncf.pytorch import data, model, training
+from benchmarks.ncf.pytorch import data, model, train
 from benchmarks.ncf.pytorch.config import Config
-from benchmarks.ncf.pytorch.train import train_step
-from benchmarks.ncf.pytorch.training import assemble, build, content
+from benchmarks.ncf.pytorch.train import assemble, build, content, train_step
 
 USERS, ITEMS, PAIRS, FACTORS = 40, 30, 500, 4
 HELD_OUT = 29
@@ -132,24 +131,24 @@ def resumed_capture(kernel: str) -> dict:
     }  # fmt: skip
     eager, graphed = Config(device="cpu", **settings), Config(device="gpu", **settings)
     sampler = data.Sampler(small_data(), 100, 4, CPU)
-    whole = build(eager, USERS, ITEMS, sampler, CPU, {}, train_step)
+    whole = build(eager, USERS, ITEMS, sampler, CPU, {})
     sampler.draw_epoch(1)
     for step in range(3):
         train_step(whole, step)
     saved = copy.deepcopy(content(whole))
-    candidates, assembled = torch_optimizers.adam_candidates, training.assemble
+    candidates, assembled = torch_optimizers.adam_candidates, train.assemble
 
     def assemble_and_watch(*arguments):
         made = assembled(*arguments)
         HeldCapture.optimizer = made.optimizer
         return made
 
-    training.Captured, training.assemble = HeldCapture, assemble_and_watch
+    train.Captured, train.assemble = HeldCapture, assemble_and_watch
     # PyTorch refuses a capturable optimizer on a CPU.
     torch_optimizers.adam_candidates = lambda *options, capturable: candidates(*options)
-    fresh = build(graphed, USERS, ITEMS, sampler, CPU, {}, train_step)
-    resumed = build(graphed, USERS, ITEMS, sampler, CPU, saved, train_step)
-    torch_optimizers.adam_candidates, training.assemble = candidates, assembled
+    fresh = build(graphed, USERS, ITEMS, sampler, CPU, {})
+    resumed = build(graphed, USERS, ITEMS, sampler, CPU, saved)
+    torch_optimizers.adam_candidates, train.assemble = candidates, assembled
     sampler.draw_epoch(2)
     for step in range(3):
         train_step(whole, step)

@@ -15,8 +15,7 @@ from benchmarks.resnet.inputs import TrainingInput
 from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
-from benchmarks.resnet.tensorflow.train import forward_backward, train_step
-from benchmarks.resnet.tensorflow.training import Training
+from benchmarks.resnet.tensorflow.train import Training, forward_backward, train_step
 from tests.in_framework import parity_task
 
 import numpy as np  # isort: skip

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 
 from benchmarks.bert_squad.arrays import Windows
-from benchmarks.bert_squad.pytorch import training as trainings
+from benchmarks.bert_squad.pytorch import train
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch, chosen, filled, gathered, noise
-from benchmarks.bert_squad.pytorch.model import in_tables, loss_sum
-from benchmarks.bert_squad.pytorch.train import train_batch, train_step
-from benchmarks.bert_squad.pytorch.training import Training
+from benchmarks.bert_squad.pytorch.model import Network, in_tables, loss_sum
+from benchmarks.bert_squad.pytorch.train import Training, train_batch, train_step
 from benchmarks.bert_squad.schedule import learning_rate
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.ranks import Ranks
@@ -87,7 +86,7 @@ def update(windows: Windows, kernel: str) -> dict[str, float]:
     config = Config(**SIZES, gradient_clip=0.5, weight_decay=0.1, learning_rate=0.01, epsilon=1e-4)
     ours = Training(config, VOCABULARY, RANKS, kernel, None)
     with drawn_from(config.seed):
-        plain = trainings.Network(config, VOCABULARY, "padded").double()
+        plain = Network(config, VOCABULARY, "padded").double()
     moments: list[Any] = [(torch.zeros_like(each), torch.zeros_like(each)) for each in plain.parameters()]
     norms, losses = [], []
     for step in range(5):
@@ -121,13 +120,13 @@ def pretrained() -> dict[str, Any]:
         path = Path(folder) / "weights.pt"
         torch.save({**published, "qa_outputs.weight": torch.zeros(2, 16)}, str(path))
         other = Config(**{**SIZES, "seed": 5, "checkpoint": "weights.pt"})
-        second = Training(other, VOCABULARY, RANKS, "plain", trainings.weights_file(other, Path(folder)))
+        second = Training(other, VOCABULARY, RANKS, "plain", train.weights_file(other, Path(folder)))
         lacking = sorted(published)[0]
         torch.save({name: each for name, each in published.items() if name != lacking}, str(path))
         refused = []
         for call in (
             lambda: Training(other, VOCABULARY, RANKS, "plain", path),
-            lambda: trainings.weights_file(other, Path(folder) / "nowhere"),
+            lambda: train.weights_file(other, Path(folder) / "nowhere"),
         ):
             try:
                 call()

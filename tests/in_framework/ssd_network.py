@@ -21,8 +21,7 @@ from benchmarks.ssd.pytorch import apex_norms, norms, weights
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, synthetic_batch
 from benchmarks.ssd.pytorch.model import build as build_network
-from benchmarks.ssd.pytorch.train import evaluate, train_step, whole_step
-from benchmarks.ssd.pytorch.training import build
+from benchmarks.ssd.pytorch.train import build, evaluate, train_step
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, 0, 1, CPU)
@@ -60,7 +59,7 @@ def layouts() -> dict:
 def trained(steps: int, **changes) -> list:
     """Losses of some steps on one batch."""
     config = dataclasses.replace(SMALL, **changes)
-    training = build(config, CLASSES, ALONE, {}, whole_step)
+    training = build(config, CLASSES, ALONE, {})
     torch.manual_seed(0)
     batch = synthetic_batch(config, CLASSES, CPU)
     return [float(train_step(training, batch, 0.01)) for _ in range(steps)]
@@ -79,7 +78,7 @@ def rate_on_the_device() -> float:
     """What a captured step reads its rate from does the same to the weights as a number."""
     found = []
     for as_tensor in (False, True):
-        training = build(SMALL, CLASSES, ALONE, {}, whole_step)
+        training = build(SMALL, CLASSES, ALONE, {})
         if as_tensor:
             training.rate = torch.zeros(())
         torch.manual_seed(0)
@@ -122,8 +121,8 @@ def grouped(ranks: Ranks) -> dict:
     torch.manual_seed(1)
     batch = synthetic_batch(whole, CLASSES, CPU)
     mine = Batch(*(tensor.chunk(2)[ranks.rank].contiguous() for tensor in batch))
-    together = build(dataclasses.replace(SMALL, bn_group=2), CLASSES, ranks, {}, whole_step)
-    alone = build(whole, CLASSES, ALONE, {}, whole_step)
+    together = build(dataclasses.replace(SMALL, bn_group=2), CLASSES, ranks, {})
+    alone = build(whole, CLASSES, ALONE, {})
     errors = []
     for _ in range(3):
         parts = train_step(together, mine, 0.01)
@@ -137,7 +136,7 @@ def averaged(ranks: Ranks) -> dict:
     """A batch-norm's statistics when an evaluation begins, averaged and not; each rank's are its number."""
     found = {}
     for average in (True, False):
-        training = build(dataclasses.replace(SMALL, average_statistics=average), CLASSES, ranks, {}, whole_step)
+        training = build(dataclasses.replace(SMALL, average_statistics=average), CLASSES, ranks, {})
         for buffer in training.network.buffers():
             buffer.fill_(ranks.rank)
         nothing = SimpleNamespace(one_pass=lambda: iter(()), part=None)
@@ -194,7 +193,7 @@ def by_apex(ranks: Ranks) -> dict:
     trained = {}
     for name in ("plain", "groupbn"):
         norms.choose = lambda config, ranks, saved, name=name: (name, apex_norms.named(name, plain, others))
-        made = build(config, CLASSES, ranks, {}, whole_step)
+        made = build(config, CLASSES, ranks, {})
         trained[name] = [float(train_step(made, batch, 0.01)) for _ in range(3)]
         state = list(made.network.state_dict())
         trained[f"{name} names"] = [len(state), state[:4]]

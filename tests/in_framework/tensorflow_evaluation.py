@@ -13,7 +13,7 @@ from benchmarks.resnet.inputs import EvaluationInput
 from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import train
 from benchmarks.resnet.tensorflow.config import Config
-from benchmarks.resnet.tensorflow.training import build
+from benchmarks.resnet.tensorflow.train import build
 from tests.in_framework.some_run import some_run
 
 data, batch_size = Path(sys.argv[1]), int(sys.argv[2])

@@ -15,9 +15,8 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.resnet import weights
 from benchmarks.resnet.architecture import STAGES
 from benchmarks.resnet.tensorflow import model, optimizer, train
-from benchmarks.resnet.tensorflow import training as building
 from benchmarks.resnet.tensorflow.config import Config
-from benchmarks.resnet.tensorflow.training import Training
+from benchmarks.resnet.tensorflow.train import Training
 
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -81,11 +80,11 @@ def changed(**changes):
 def warm_up_changes():
     """Which variables and losses a warm-up changes, and how often the step was traced over steps of other rates."""
     training, step = built(warm_up_steps=2, optimizer="lars")
-    variables = building._variables(training)
+    variables = train._variables(training)
     found, calls = [], [losses_of(built(warm_up_steps=0, optimizer="lars")[1], 0.1, 0.2)]
     for _ in range(2):
         before = {name: variable.numpy() for name, variable in variables.items()}
-        building.warm_up(training, step, train.count_hits)
+        train.warm_up(training, step)
         found += [name for name, variable in variables.items() if (variable.numpy() != before[name]).any()]
         calls.append(losses_of(step, 0.1, 0.2))
     found += [] if calls[1] == calls[0] else ["first losses"]

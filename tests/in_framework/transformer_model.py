@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.model import Network, State
-from benchmarks.transformer.pytorch.training import translate_batch
+from benchmarks.transformer.pytorch.search import translate_batch
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 
 CONFIG = Config(

@@ -12,8 +12,7 @@ from torch import nn
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.train import train_step
-from benchmarks.transformer.pytorch.training import Training, warm_up
+from benchmarks.transformer.pytorch.train import Training, train_step, warm_up
 from benchmarks.translation.arrays import Pairs, Sentences
 from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import TrainingInput
@@ -62,7 +61,7 @@ def taken(ranks, config):
     """Losses of the steps over all ranks, and the weights behind them."""
     training = Training(config, WORDS, WORDS, ranks, {})
     before = [weight.detach().clone() for weight in training.network.parameters()]
-    warm_up(train_step, training)
+    warm_up(training)
     changed = any(not torch.equal(*each) for each in zip(before, training.network.parameters()))
     batches = TrainingInput(data(), lambda _: order(ranks.size), ranks, 0)
     losses = []

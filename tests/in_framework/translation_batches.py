@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.training import score_of
+from benchmarks.transformer.pytorch.train import score_of
 from benchmarks.translation.arrays import Pairs, Sentences
 from benchmarks.translation.orders import Order, by_sentences, by_tokens, for_evaluation
 from benchmarks.translation.pytorch import batches, evaluation

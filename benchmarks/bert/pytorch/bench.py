@@ -23,8 +23,7 @@ from torch.nn import functional
 from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Batch, Part, TrainingInput, noise
-from benchmarks.bert.pytorch.train import train_part, train_step
-from benchmarks.bert.pytorch.training import Training, build
+from benchmarks.bert.pytorch.train import Training, build, train_step
 from benchmarks.common import bench, torch_lamb
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
@@ -142,7 +141,7 @@ def evaluated(training: Training, part: Part) -> None:
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data = open_data(folder)
-    training = build(config, data, ranks, {}, train_part, train_step)
+    training = build(config, data, ranks, {})
     inputs = ExitStack()
 
     def step(batch: Batch) -> torch.Tensor:

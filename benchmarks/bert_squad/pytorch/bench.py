@@ -27,8 +27,7 @@ from benchmarks.bert_squad.pytorch.data import (
     noise,
     steps_per_epoch,
 )
-from benchmarks.bert_squad.pytorch.train import train_batch, train_step
-from benchmarks.bert_squad.pytorch.training import build
+from benchmarks.bert_squad.pytorch.train import build, train_step
 from benchmarks.common import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
@@ -95,7 +94,7 @@ def plain_step(
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data = open_data(folder)
-    training = build(config, data, ranks, {}, train_batch, train_step)
+    training = build(config, data, ranks, {})
     steps = steps_per_epoch(config, data, ranks)
     inputs = ExitStack()
 

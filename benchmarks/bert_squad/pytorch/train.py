@@ -11,28 +11,131 @@ Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: 
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Dict, List, Optional
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 
 from benchmarks.bert_squad import events
 from benchmarks.bert_squad.arrays import DataSet, open_data
 from benchmarks.bert_squad.pytorch.config import Config
-from benchmarks.bert_squad.pytorch.data import Batch, TrainingInput, evaluation_batches, steps_per_epoch
+from benchmarks.bert_squad.pytorch.data import (
+    Batch,
+    TrainingInput,
+    evaluation_batches,
+    noise,
+    steps_per_epoch,
+)
 from benchmarks.bert_squad.pytorch.evaluation import answer, quality
-from benchmarks.bert_squad.pytorch.training import Training, build
+from benchmarks.bert_squad.pytorch.model import Network, loss_sum
+from benchmarks.bert_squad.pytorch.optimizer import adam_candidates, without_correction
 from benchmarks.bert_squad.schedule import learning_rate
+from benchmarks.common import kernels, stopping, torch_optimizers
+from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import samples
+from benchmarks.common.ranks import Ranks
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
+from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
+from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates
+from benchmarks.language.pytorch import attention, operators
+from benchmarks.language.pytorch.checkpoint import load_weights
+from benchmarks.language.pytorch.graphs import captured
 
 
-def train_batch(training: Training, batch: Batch) -> torch.Tensor:
-    """Forward and backward on one batch; return the sum of the losses of this rank's windows, on the device."""
-    loss = training.loss_sum(batch)
-    training.updates.scaled(loss).backward()
-    return loss.detach()
+class Training:
+    """The network on this rank's device, and its optimizer."""
+
+    def __init__(
+        self,
+        config: Config,
+        vocabulary: int,
+        ranks: Ranks,
+        kernel: str,
+        weights: Optional[Path],
+        saved_kernels: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Draw the weights, the same on all ranks, and load those of the encoder from ``weights`` if given.
+
+        Args:
+            config: of the run.
+            vocabulary: entries of the table, padding included.
+            ranks: of the job.
+            kernel: implementation of the optimizer, or "auto".
+            weights: pretrained ones.
+            saved_kernels: what a checkpoint names, for what is between the products.
+        """
+        self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
+        dtype = pytorch.DTYPES[config.precision]
+        chosen = attention.choose(config.attention, ranks.context, dtype, config.width // config.heads, ranks.rank)
+        with drawn_from(config.seed):
+            self.network = Network(config, vocabulary, chosen)
+        if weights is not None:
+            load_weights(self.network.encoder, weights)
+        self.network.to(ranks.context)
+        rows = config.batch_size * config.sequence_length // 2
+        # Launches count without a graph: a step of some windows is shorter on an H200 than they are.
+        time = kernels.clock(config.cuda_graph)
+        self.kernels, pieces = operators.choose(config, rows, ranks, dtype, saved_kernels, time)
+        self.network.encoder.use(pieces)
+        # Decayed weights come first in the flat tensor of all.
+        parameters = sorted(self.network.parameters(), key=lambda parameter: parameter.dim() < 2)
+        decayed = sum(-(-each.numel() // ALIGNMENT) * ALIGNMENT for each in parameters if each.dim() >= 2)
+        self.updates = Updates(
+            parameters,
+            adam_candidates(config, decayed, torch_optimizers.find_apex()),
+            kernel,
+            ranks,
+            clip=config.gradient_clip or None,
+            scale=ScaleRule(config.loss_scale, config.loss_scale_window) if config.precision == "fp16" else None,
+        )
+        without_correction(self.updates.optimizer)
+        self.by_graph: Optional[Callable[[Batch], torch.Tensor]] = None
+        """Forward and backward by CUDA graphs, where there are any."""
+
+    def loss_sum(self, batch: Batch) -> torch.Tensor:
+        """The loss of this rank's windows, summed."""
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            logits = self.network(batch.rows)
+        return loss_sum(logits, batch)
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """Logits (T, 2) of windows to be answered."""
+        self.network.eval()
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            found: torch.Tensor = self.network(batch.rows)
+        self.network.train()
+        return found
+
+    def content(self) -> Dict[str, Any]:
+        """What all ranks have in common, for a checkpoint."""
+        return {"network": self.network.state_dict(), "kernels": self.kernels, **self.updates.content()}
+
+
+def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
+    """Build with a checkpoint, pretrained or fresh weights, ready: warmed up and captured on noise, before the clock.
+
+    Raises:
+        Problem: the pretrained weights do not fit.
+    """
+    weights = None if saved else weights_file(config, data.folder)
+    multiple = config.vocabulary_multiple
+    vocabulary = -(-data.vocabulary.size // multiple) * multiple
+    kernel = saved.get("kernel", config.optimizer_kernel)
+    training = Training(config, vocabulary, ranks, kernel, weights, saved.get("kernels", {}))
+    if not saved:
+        # Behind the choice of kernels, which draws numbers too.
+        seed_dropout(config.seed, ranks)
+    pytorch.broadcast(training.network.parameters())
+    warm_up(training)
+    if saved:
+        training.network.load_state_dict(saved["network"])
+        training.updates.restore(saved)
+    return training
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
@@ -42,11 +145,55 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     return loss / len(batch)
 
 
+def train_batch(training: Training, batch: Batch) -> torch.Tensor:
+    """Forward and backward on one batch; return the sum of the losses of this rank's windows, on the device."""
+    loss = training.loss_sum(batch)
+    training.updates.scaled(loss).backward()
+    return loss.detach()
+
+
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
     """F1 and exact match over all questions of the test part, 0 to 100; None if the run is to stop."""
     batches = evaluation_batches(training.config, data.test, run.ranks)
     found = answer(training.config, batches, data, training.logits, run)
     return None if found is None else quality(found, data, run.ranks, run.output)
+
+
+def warm_up(training: Training) -> None:
+    """Connect the ranks, compile and capture, by noise at rate 0; weights, optimizer and generators are as before."""
+    config, vocabulary, ranks = training.config, training.vocabulary, training.ranks
+    with without_trace(training.updates, ranks):
+        if config.cuda_graph:
+            training.by_graph = captured(
+                partial(train_batch, training),
+                lambda tokens: noise(config, vocabulary, ranks, tokens),
+                config.batch_size * config.sequence_length,
+                config.token_bucket,
+                config.warm_up_steps,
+            )
+            training.updates.gradients.zero_()
+        batch = noise(config, vocabulary, ranks)
+        for _ in range(config.warm_up_steps):
+            train_step(training, batch, 0.0)
+            stopping.progress()
+    if config.warm_up_steps:
+        without_correction(training.updates.optimizer)
+
+
+def weights_file(config: Config, folder: Path) -> Optional[Path]:
+    """Return the file of the pretrained weights, which may be in the data folder; None without one.
+
+    Raises:
+        Problem: it is not there.
+    """
+    if not config.checkpoint:
+        return None
+    path = folder / config.checkpoint
+    # TensorFlow's checkpoints are several files with one beginning.
+    if not path.exists() and not list(path.parent.glob(f"{path.name}.*")):
+        remedy = "name the file with --set checkpoint=FILE, or set checkpoint= to begin with random weights"
+        raise Problem(f"{path} is not there", "pretrained weights of BERT", remedy)
+    return path
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -55,7 +202,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     data = run.open(lambda: open_data(run.data))
     steps, saved = steps_per_epoch(config, data, ranks), run.saved
     with run.initialization():
-        training = run.open(lambda: build(config, data, ranks, saved, train_batch, train_step))
+        training = run.open(lambda: build(config, data, ranks, saved))
     run.log(events.hyperparameters(config, ranks.size))
     timeline = events.timeline(config, steps)
     # No window is read before run_start.

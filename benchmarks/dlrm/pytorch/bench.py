@@ -10,7 +10,6 @@ the result as JSON.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import Callable, Sequence
 
@@ -23,11 +22,10 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.ranks import Ranks
 from benchmarks.dlrm.blocks import NUMBERS
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import Batch, TrainingInput, free_memory, open_data
+from benchmarks.dlrm.pytorch.data import Batch, TrainingInput, free_memory, open_data, synthetic_batch
 from benchmarks.dlrm.pytorch.model import mlp
 from benchmarks.dlrm.pytorch.operators import ALIGNMENT
-from benchmarks.dlrm.pytorch.train import train_step
-from benchmarks.dlrm.pytorch.training import build, ready, synthetic_batch
+from benchmarks.dlrm.pytorch.train import build, train_step, warm_up
 
 
 class PlainNetwork(nn.Module):
@@ -79,7 +77,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     batch = synthetic_batch(config, sizes, ranks)
     training = build(config, sizes, ranks, {})
     evaluated = synthetic_batch(config, sizes, ranks, config.eval_batch_size)
-    train = ready(partial(train_step, training), training, sizes)
+    warm_up(training, sizes)
     inputs = ExitStack()
     real, alone = (
         inputs.enter_context(closing(TrainingInput(config, data, range(len(sizes)), ranks, 0))) for _ in range(2)
@@ -87,7 +85,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     rate = torch.zeros((), device=ranks.context)
 
     def step(batch: Batch) -> torch.Tensor:
-        return train(batch, rate.fill_(bench.RATE))
+        return train_step(training, batch, rate.fill_(bench.RATE))
 
     loops = {
         "bare": bench.repeated(bare_step(config, sizes, ranks, batch)),

@@ -270,3 +270,17 @@ class EvaluationInput:
                 if self._config.cache_eval_data:
                     self._kept.append(batch)
                 yield batch
+
+
+def synthetic_batch(config: Config, sizes: Sequence[int], ranks: Ranks, rows: int = 0) -> Batch:
+    """One batch of noise for tables of ``sizes``, laid out as a real one; default: of a training step."""
+    size = rows or config.batch_size
+    places = (Rows(size * ranks.size, 0, size * ranks.size), Rows(size, 0, size))
+    words = Words.empty(len(sizes), len(sizes) * size * ranks.size, (NUMBERS + 1) * size)
+    generator = torch.Generator().manual_seed(config.seed)
+    numbers, labels, indices = words.batch(*places)
+    for index, size in zip(indices, sizes):
+        index.random_(0, size, generator=generator)
+    numbers.uniform_(generator=generator)
+    labels.random_(0, 2, generator=generator)
+    return words._replace(whole=words.whole.to(ranks.context)).batch(*places)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from benchmarks.common.cuda_graphs import Captured
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import GradientBuffer
 from benchmarks.common.ranks import Ranks
@@ -161,6 +162,8 @@ class Training:
         self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
         self._dtype = pytorch.DTYPES[config.precision]
         self._rows = self._vectors = torch.zeros(0)
+        self.graph: Optional[Captured] = None
+        """The whole step on a batch at a rate, a tensor ()."""
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Mean loss of this rank's rows; clears the gradients."""

@@ -11,26 +11,57 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional
 
+from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import samples
+from benchmarks.common.ranks import Ranks
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.dlrm import events
+from benchmarks.dlrm.placement import Placement
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import Batch, EvaluationInput, TrainingInput, free_memory, open_data
+from benchmarks.dlrm.pytorch.data import Batch, EvaluationInput, TrainingInput, free_memory, open_data, synthetic_batch
 from benchmarks.dlrm.pytorch.model import Training
-from benchmarks.dlrm.pytorch.training import build, ready
 from benchmarks.dlrm.schedule import learning_rate
+
+STEPS_BEFORE_CAPTURE = 3
+"""At least, as PyTorch's documentation of CUDA graphs asks."""
+
+
+def build(
+    config: Config,
+    sizes: Tuple[int, ...],
+    ranks: Ranks,
+    saved: Mapping[str, Any],
+    placement: Optional[Placement] = None,
+) -> Training:
+    """Build with the weights, kernels and placement of a checkpoint, or with fresh weights."""
+    if saved:
+        placement = saved_placement(saved, sizes, ranks)
+    training = Training(config, sizes, ranks, saved.get("kernels"), placement)
+    if saved:
+        training.weights.copy_(saved["weights"])
+        training.tables.weight.copy_(saved["tables"])
+    pytorch.broadcast([training.weights])
+    return training
 
 
 def train_step(training: Training, batch: Batch, rate: torch.Tensor) -> torch.Tensor:
-    """Forward, backward and update on one batch; returns the mean loss of this rank's rows, still on the device."""
+    """Train on one batch; return the mean loss of this rank's rows, still on the device."""
+    if training.graph is not None:  # the same, captured
+        loss: torch.Tensor = training.graph(*batch, rate)
+        return loss
+    return whole_step(training, batch, rate)
+
+
+def whole_step(training: Training, batch: Batch, rate: torch.Tensor) -> torch.Tensor:
+    """Forward, backward and update on one batch, at the rate in a tensor ()."""
     loss = training.forward(batch)
     (loss * training.loss_scale).backward()
     training.update(rate)
@@ -57,13 +88,52 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
         raise SystemExit(f"{problem}\n  do this: lower learning_rate, or look at the data") from None
 
 
+def warm_up(training: Training, sizes: Sequence[int]) -> None:
+    """Choose kernels, connect the ranks and capture, on noise and before the clock (MLPerf since v0.6).
+
+    The steps have rate 0, which changes nothing.
+    """
+    config, ranks = training.config, training.ranks
+    mine = [sizes[table] for table in training.tables.mine]
+    example, rate = synthetic_batch(config, mine, ranks), torch.zeros((), device=ranks.context)
+    once = partial(_on_tensors, training)
+    if config.cuda_graph:
+        steps = max(config.warm_up_steps, STEPS_BEFORE_CAPTURE)
+        training.graph = Captured(once, (*example, rate), repeated(once, steps))
+    elif config.warm_up_steps:
+        repeated(once, config.warm_up_steps)(*example, rate)
+    if config.warm_up_steps:
+        training.scores(synthetic_batch(config, mine, ranks, config.eval_batch_size))
+
+
+def _on_tensors(training: Training, *tensors: torch.Tensor) -> torch.Tensor:
+    return whole_step(training, Batch(*tensors[:-1]), tensors[-1])
+
+
+def saved_placement(saved: Mapping[str, Any], sizes: Sequence[int], ranks: Ranks) -> Placement:
+    """Return the placement of a checkpoint: what a rank saved are the tables that it had, without their names."""
+    placement = tuple(tuple(tables) for tables in saved.get("placement", ()))
+    rows = sum(sizes[table] for tables in placement[ranks.rank : ranks.rank + 1] for table in tables)
+    fits = sorted(sum(placement, ())) == list(range(len(sizes))) and rows == len(saved["tables"])
+    found = f"rank {ranks.rank} saved {len(saved['tables']):,} rows, and the recorded placement gives it {rows:,}"
+    # A rank that ended alone would leave the others in their next collective.
+    reason = pytorch.agreed("" if fits else found)
+    if reason:
+        raise SystemExit(
+            f"the checkpoint's tables do not fit: {reason}\n"
+            "  expected: a checkpoint of this version on this data set\n"
+            "  do this: remove the checkpoint, or resume with the version and the data set that wrote it"
+        )
+    return placement
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data, config, ranks.size, free_memory(ranks)))
     with run.initialization():
         training = build(config, data.table_sizes, ranks, run.saved, data.placement)
-        step = ready(partial(train_step, training), training, data.table_sizes)
+        warm_up(training, data.table_sizes)
     run.log(events.hyperparameters(config, ranks.size))
     steps_per_epoch = -(-data.train_rows // (config.batch_size * ranks.size))
     # No row is read before run_start: the clock starts before any part of the system touches the data set.
@@ -77,7 +147,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         for _ in run.blocks():
             for number in run.steps():
                 rate.fill_(learning_rate(config, number))
-                run.report(step(run.wait_for(batches.next), rate), learning_rate(config, number))
+                run.report(train_step(training, run.wait_for(batches.next), rate), learning_rate(config, number))
             if run.evaluates():
                 run.evaluated(evaluate(training, evaluation, run))
     return run.finish()

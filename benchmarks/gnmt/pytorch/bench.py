@@ -27,8 +27,7 @@ from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, shape, synthetic_batch
 from benchmarks.gnmt.pytorch.model import GNMT
-from benchmarks.gnmt.pytorch.train import train_step
-from benchmarks.gnmt.pytorch.training import Training, build
+from benchmarks.gnmt.pytorch.train import Training, build, train_step
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch, TrainingInput

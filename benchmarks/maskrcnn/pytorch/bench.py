@@ -23,8 +23,7 @@ from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, Tra
 from benchmarks.maskrcnn.pytorch.evaluation import in_images
 from benchmarks.maskrcnn.pytorch.plain import plain_step
 from benchmarks.maskrcnn.pytorch.proposals import Found
-from benchmarks.maskrcnn.pytorch.train import train_step, whole_step
-from benchmarks.maskrcnn.pytorch.training import Training, build
+from benchmarks.maskrcnn.pytorch.train import Training, build, train_step
 from benchmarks.maskrcnn.schedule import Rates
 
 TITLES = {
@@ -43,7 +42,7 @@ RATE = 1e-4
 def evaluated(training: Training, data: DataSet, batches: Iterator[EvaluationBatch]) -> None:
     """Detect, and draw the masks, of one batch."""
     batch = next(batches)
-    found, masks = training.detect(batch)
+    found, masks = training.model.detect(batch)
     in_images(data, batch, Found(*(each.cpu() for each in found)), masks.cpu().numpy(), training.config.edge)
 
 
@@ -54,7 +53,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     orders, opened = Orders(config, data.train, ranks), ExitStack()
     # Each shape takes time to compile: those that the first epochs have.
     shapes = sorted({batch.shape for epoch in range(EPOCHS) for batch in orders.of_epoch(epoch)})
-    training = build(config, classes, ranks, {}, whole_step, shapes=shapes)
+    training = build(config, classes, ranks, {}, shapes=shapes)
     real, alone, first = (opened.enter_context(closing(TrainingInput(orders, ranks, 0))) for _ in range(3))
     # A real batch: of noise the losses would have other numbers of objects.
     batch = first.next()

@@ -19,7 +19,7 @@ from benchmarks.detection.pytorch import nms
 from benchmarks.detection.pytorch import operators as of_detection
 from benchmarks.maskrcnn.pytorch import operators
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.model import BOX_BINS, MASK_SIZE
+from benchmarks.maskrcnn.pytorch.network import BOX_BINS, MASK_SIZE
 
 OPERATORS: Dict[str, Operator] = {**of_detection.OPERATORS, **operators.OPERATORS}
 

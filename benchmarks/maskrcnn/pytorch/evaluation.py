@@ -14,20 +14,20 @@ from benchmarks.detection.detections import Detections, empty, joined
 from benchmarks.detection.pytorch.gather import gathered
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, evaluation_input
 from benchmarks.maskrcnn.pytorch.masks import encoded
+from benchmarks.maskrcnn.pytorch.model import Model
 from benchmarks.maskrcnn.pytorch.proposals import Found
-from benchmarks.maskrcnn.pytorch.training import Training
 
 
-def detections(training: Training, data: DataSet, run: Any) -> Optional[Detections]:
+def detections(model: Model, data: DataSet, run: Any) -> Optional[Detections]:
     """Return the detections of all ranks on rank 0, None on the others, and where the run is to stop.
 
     Threads draw the masks of a batch while the device computes the next one.
     """
-    config, parts = training.config, []
+    config, parts = model.config, []
     with untuned(), ThreadPoolExecutor(config.threads) as pool:
         waiting: List[Future[Detections]] = []
         for batch in run.watch(evaluation_input(config, data, run.ranks)):
-            found, masks = training.detect(batch)
+            found, masks = model.detect(batch)
             moved = Found(*(each.cpu() for each in found))
             waiting.append(pool.submit(in_images, data, batch, moved, masks.cpu().numpy(), config.edge))
         if run.interrupted:

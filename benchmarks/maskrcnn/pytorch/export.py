@@ -27,10 +27,10 @@ from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, evaluation_input
 from benchmarks.maskrcnn.pytorch.evaluation import in_images
 from benchmarks.maskrcnn.pytorch.masks import THRESHOLD
+from benchmarks.maskrcnn.pytorch.model import Model
 from benchmarks.maskrcnn.pytorch.proposals import Found
 from benchmarks.maskrcnn.pytorch.served import Served
 from benchmarks.maskrcnn.pytorch.train import QUALITIES
-from benchmarks.maskrcnn.pytorch.training import Training
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 INPUTS = (
@@ -45,12 +45,12 @@ OUTPUTS = (
 )
 
 
-def trained(config: Config, saved: Mapping[str, Any], data: DataSet) -> Training:
+def trained(config: Config, saved: Mapping[str, Any], data: DataSet) -> Model:
     """Return the training code with a checkpoint's network."""
-    training = Training(config, len(data.categories) + 1, ALONE, "plain", Chosen({}), None)
-    training.network.load_state_dict(saved["network"])
-    training.network.eval()
-    return training
+    model = Model(config, len(data.categories) + 1, Chosen({}), ALONE.context)
+    model.network.load_state_dict(saved["network"])
+    model.network.eval()
+    return model
 
 
 def padded(found: Found, masks: torch.Tensor, batch: int, limit: int) -> Arrays:
@@ -73,13 +73,13 @@ def detections(outputs: Arrays) -> Tuple[Found, np.ndarray]:
     return Found(images, boxes[there], scores[there], labels[there]), masks[there].numpy()
 
 
-def original(training: Training) -> Infer:
+def original(model: Model) -> Infer:
     """Return the training code as a function of the exported model's inputs."""
 
     def infer(*inputs: np.ndarray) -> Arrays:
         images, sizes = as_tensors(inputs)
-        found, masks = training.detect(EvaluationBatch(images, sizes, np.zeros(0, np.int64)))
-        return padded(found, masks, len(images), training.config.detections)
+        found, masks = model.detect(EvaluationBatch(images, sizes, np.zeros(0, np.int64)))
+        return padded(found, masks, len(images), model.config.detections)
 
     return infer
 
@@ -102,10 +102,10 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     """Build what is exported."""
     config = on_cpu(config)
     data = open_data(folder)
-    training = trained(config, saved, data)
+    model = trained(config, saved, data)
     height, width = all_shapes(config.short_side, config.long_side, config.bucket_step)[-1]
     return Subject(
-        model=Served(training.network, config).eval(),
+        model=Served(model.network, config).eval(),
         inputs=INPUTS,
         outputs=OUTPUTS,
         # Two sides that differ: axes of one size might be taken for the same.
@@ -122,7 +122,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
             "mask_threshold": THRESHOLD,
             "classes": [each.name for each in data.categories],
         },
-        original=original(training),
+        original=original(model),
         any_size={"images": (2, 3)},
         tolerance=1e-3,
         turned=0.02,

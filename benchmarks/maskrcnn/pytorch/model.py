@@ -1,128 +1,192 @@
-"""Mask R-CNN (He et al. 2017, arXiv 1703.06870) with a ResNet and a feature pyramid, as maskrcnn_benchmark has it.
+"""The whole forward pass: images to the five losses, and images to detections with their masks.
 
-Source: maskrcnn/implementations/pytorch/maskrcnn_benchmark/modeling of mlcommons/training_results_v0.6 and v0.7.
+The layers are in network.py, what is sampled of anchors and proposals in targets.py, the losses in losses.py.
 """
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Tuple
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import nn
-from torch.nn import functional
 
-from benchmarks.maskrcnn.pytorch import backbone
+from benchmarks.common.frameworks import pytorch
+from benchmarks.maskrcnn.pytorch import anchors, losses, targets, weights
+from benchmarks.maskrcnn.pytorch.choice import Chosen
 from benchmarks.maskrcnn.pytorch.config import Config
-
-BOX_BINS, MASK_BINS, MASK_SIZE = 7, 14, 28
-"""Bins of RoIAlign for the two heads, and pixels of a mask, in each direction."""
-
-
-class Scored(NamedTuple):
-    """What the proposal head says of each level's anchors."""
-
-    scores: List[torch.Tensor]
-    """(B, A) each: logits."""
-    offsets: List[torch.Tensor]
-    """(B, A, 4) each."""
+from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch
+from benchmarks.maskrcnn.pytorch.network import BOX_BINS, MASK_BINS, MASK_SIZE, MaskRCNN, Scored
+from benchmarks.maskrcnn.pytorch.operators import POOLED_LEVELS
+from benchmarks.maskrcnn.pytorch.proposals import Found, Limits, Proposals, detect, propose, trimmed
 
 
-class ProposalHead(nn.Module):
-    """A convolution and two linear maps of each pixel, the same on all levels."""
+class Rois(NamedTuple):
+    """Sampled boxes of a batch and what the heads should say of them; see targets.Sample for the slots."""
 
-    def __init__(self, width: int, anchors: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, padding=1)
-        self.scores = nn.Conv2d(width, anchors, 1)
-        self.offsets = nn.Conv2d(width, 4 * anchors, 1)
-        for layer in (self.conv, self.scores, self.offsets):
-            _normal(layer, 0.01)
-
-    def forward(self, levels: List[torch.Tensor]) -> Scored:
-        """Of levels (B, width, h, w)."""
-        scores, offsets = [], []
-        for level in levels:
-            x = functional.relu(self.conv(level), inplace=True)
-            scores.append(self.scores(x).permute(0, 2, 3, 1).flatten(1))
-            offsets.append(self.offsets(x).permute(0, 2, 3, 1).reshape(x.shape[0], -1, 4))
-        return Scored(scores, offsets)
+    boxes: torch.Tensor
+    """(B, S, 4)"""
+    labels: torch.Tensor
+    """int64 (B, S): 0 for background."""
+    offsets: torch.Tensor
+    """(B, S, 4): of the object from the box."""
+    objects: torch.Tensor
+    """int64 (B, S): number of the object in the batch, -1 for background."""
+    filled: torch.Tensor
+    """bool (B, S)"""
 
 
-class BoxHead(nn.Module):
-    """Two layers, then a score for each class and a box for each class."""
+class Model:
+    """The network on its device, and what joins its parts."""
 
-    def __init__(self, inputs: int, width: int, classes: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(inputs * BOX_BINS**2, width)
-        self.second = nn.Linear(width, width)
-        self.scores = nn.Linear(width, classes)
-        self.offsets = nn.Linear(width, 4 * classes)
-        for layer in (self.first, self.second):
-            nn.init.kaiming_uniform_(layer.weight, a=1)
-            nn.init.zeros_(layer.bias)
-        _normal(self.scores, 0.01)
-        _normal(self.offsets, 0.001)
-
-    def forward(self, pooled: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Logits (R, classes) and offsets (R, classes, 4) of ``pooled`` (R, inputs, 7, 7)."""
-        # In the memory order of channels_last, which costs no copy.
-        x = functional.relu(self.first(pooled.permute(0, 2, 3, 1).flatten(1)), inplace=True)
-        x = functional.relu(self.second(x), inplace=True)
-        return self.scores(x), self.offsets(x).view(x.shape[0], -1, 4)
-
-
-class MaskHead(nn.Module):
-    """Convolutions, one of them transposed, then a mask for each class."""
-
-    def __init__(self, inputs: int, width: int, layers: int, classes: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Conv2d(width if number else inputs, width, 3, padding=1) for number in range(layers)
+    def __init__(
+        self, config: Config, classes: int, operators: Chosen, device: torch.device, backbone: Optional[Path] = None
+    ) -> None:
+        """Draw the weights; ``classes`` counts the background, ``backbone`` is a file with the backbone's weights."""
+        self.config, self.operators, self.device = config, operators, device
+        self.network = MaskRCNN(config, classes)
+        if backbone is not None:
+            weights.load_backbone(self.network.backbone, backbone)
+        self.network.to(device, memory_format=torch.channels_last)
+        self._forward, self._boxes, self._masks = (
+            _compiled(module, config) for module in (self.network, self.network.boxes, self.network.masks)
         )
-        self.up = nn.ConvTranspose2d(width, width, 2, 2)
-        self.masks = nn.Conv2d(width, classes, 1)
-        for layer in (*self.layers, self.up, self.masks):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
+        # On a GPU all shapes are fixed and nothing is waited for; a CPU computes what is there.
+        self._is_static = device.type == "cuda"
+        self._anchors: Callable[[Tuple[Tuple[int, int], ...]], List[torch.Tensor]] = lru_cache(maxsize=None)(
+            self._anchors_of
+        )
 
-    def forward(self, pooled: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Logits (R, 28, 28) of the class ``labels`` int64 (R,) of ``pooled`` (R, inputs, 14, 14).
+    def _anchors_of(self, shapes: Tuple[Tuple[int, int], ...]) -> List[torch.Tensor]:
+        config = self.config
+        return anchors.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, self.device)
 
-        The last layer is computed for a RoI's own class alone: no loss and no detection sees the others.
-        """
-        x = pooled
-        for layer in self.layers:
-            x = functional.relu(layer(x), inplace=True)
-        x = functional.relu(self.up(x), inplace=True)
-        weight = self.masks.weight.flatten(1)[labels].to(x.dtype)
-        flat = x.permute(0, 2, 3, 1).flatten(1, 2)
-        logits = torch.bmm(flat, weight.unsqueeze(2)).squeeze(2) + self.masks.bias[labels].to(x.dtype).unsqueeze(1)
-        return logits.view(-1, MASK_SIZE, MASK_SIZE)
+    def losses(self, batch: Batch) -> Dict[str, torch.Tensor]:
+        """Return the five losses of this rank's images by name; their sum is trained."""
+        present = batch.labels > 0
+        with pytorch.autocast(self.device, self.config.precision):
+            levels, scored = self._forward(batch.images)
+        grid = self._anchors(tuple((level.shape[2], level.shape[3]) for level in levels))
+        found = self._proposal_losses(scored, torch.cat(grid), batch, present)
+        rois = self._sampled(self._proposals(scored, grid, batch.sizes, training=True), batch, present)
+        found.update(self._box_losses(levels, rois))
+        found["mask"] = self._mask_loss(levels, rois, batch)
+        return found
+
+    def _proposal_losses(
+        self, scored: Scored, grid: torch.Tensor, batch: Batch, present: torch.Tensor
+    ) -> Dict[str, torch.Tensor]:
+        config = self.config
+        matched = self.operators.match(batch.boxes, present, grid, config.anchor_high, config.anchor_low)
+        usable = targets.inside(grid, batch.sizes)
+        sampled = targets.sample(matched, usable, batch.seeds, config.anchors_per_image, config.anchor_positive)
+        wanted = anchors.encode(
+            targets.of_objects(batch.boxes, targets.take(matched, sampled.positions)),
+            grid[sampled.positions],
+            anchors.RPN_WEIGHTS,
+        )
+        logits = targets.take(torch.cat(scored.scores, 1), sampled.positions).float()
+        offsets = targets.take(torch.cat(scored.offsets, 1), sampled.positions).float()
+        return {
+            "objectness": losses.objectness(logits, sampled.positive, sampled.filled),
+            "proposals": losses.boxes(offsets, wanted, sampled.positive, sampled.filled, losses.RPN_BETA),
+        }
+
+    def _proposals(
+        self, scored: Scored, grid: Sequence[torch.Tensor], sizes: torch.Tensor, training: bool
+    ) -> Proposals:
+        config = self.config
+        limits = Limits(config.candidates_test, config.proposals_test, False, config.proposal_overlap)
+        if training:
+            limits = Limits(config.candidates_train, config.proposals_train, True, config.proposal_overlap)
+        found = propose(scored.scores, scored.offsets, grid, sizes, limits, self.operators.suppress)
+        return found if self._is_static else trimmed(found)
+
+    @torch.no_grad()
+    def _sampled(self, proposals: Proposals, batch: Batch, present: torch.Tensor) -> Rois:
+        config = self.config
+        # The objects themselves are proposed too, so that the heads see what is right from the beginning. They come
+        # first: how many columns there are behind the last proposal changes nothing that is drawn.
+        boxes = torch.cat((batch.boxes, proposals.boxes), 1)
+        usable = torch.cat((present, proposals.valid), 1)
+        quality = targets.overlaps(batch.boxes, boxes)
+        matched = targets.match(quality, present, config.roi_overlap, config.roi_overlap, rescue=False)
+        drawn = targets.sample(matched, usable, batch.seeds + 1, config.rois_per_image, config.roi_positive)
+        boxes, matched = targets.take(boxes, drawn.positions), targets.take(matched, drawn.positions)
+        labels = targets.of_objects(batch.labels, matched).masked_fill(~drawn.positive, 0)
+        wanted = anchors.encode(targets.of_objects(batch.boxes, matched), boxes, anchors.HEAD_WEIGHTS)
+        first = torch.arange(len(boxes), device=boxes.device).unsqueeze(1) * batch.boxes.shape[1]
+        objects = (matched + first).masked_fill(~drawn.positive, -1)
+        return Rois(boxes, labels, wanted, objects, drawn.filled)
+
+    def _pooled(self, levels: List[torch.Tensor], boxes: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
+        edge = self.config.edge
+        return self.operators.roi_align(levels[:POOLED_LEVELS], anchors.sampled(boxes, edge), images, bins, edge)
+
+    def _box_losses(self, levels: List[torch.Tensor], rois: Rois) -> Dict[str, torch.Tensor]:
+        labels, filled = rois.labels.flatten(), rois.filled.flatten()
+        images = _images(rois.boxes)
+        with pytorch.autocast(self.device, self.config.precision):
+            pooled = self._pooled(levels, rois.boxes.flatten(0, 1), images, BOX_BINS)
+            logits, offsets = self._boxes(pooled)
+        of_class = targets.take(offsets.float(), labels.unsqueeze(1)).squeeze(1)
+        return {
+            "classes": losses.classes(logits.float(), labels, filled),
+            "boxes": losses.boxes(of_class, rois.offsets.flatten(0, 1), labels > 0, filled, 1.0),
+        }
+
+    def _mask_loss(self, levels: List[torch.Tensor], rois: Rois, batch: Batch) -> torch.Tensor:
+        slots = min(int(self.config.rois_per_image * self.config.roi_positive), rois.boxes.shape[1])
+        boxes, labels, objects = (each[:, :slots].flatten(0, 1) for each in (rois.boxes, rois.labels, rois.objects))
+        images = _images(rois.boxes[:, :slots])
+        if not self._is_static:
+            there = (labels > 0).nonzero().squeeze(1)
+            boxes, labels, objects, images = boxes[there], labels[there], objects[there], images[there]
+        with pytorch.autocast(self.device, self.config.precision):
+            pooled = self._pooled(levels, boxes, images, MASK_BINS)
+            logits = self._masks(pooled, labels)
+        drawn = anchors.sampled(boxes, self.config.edge)
+        wanted = self.operators.project_masks(batch.outlines, drawn, objects, MASK_SIZE)
+        return losses.masks(logits.float(), wanted, labels > 0)
+
+    @torch.no_grad()
+    def detect(self, batch: EvaluationBatch) -> Tuple[Found, torch.Tensor]:
+        """Return the detections of a batch and their masks' probabilities, float32 (D, 28, 28)."""
+        config = self.config
+        with pytorch.autocast(self.device, config.precision):
+            # Not compiled: numbers of images and detections differ, and so does what a shape would be compiled for.
+            levels, scored = self.network(batch.images)
+            grid = self._anchors(tuple((level.shape[2], level.shape[3]) for level in levels))
+            found = self._proposals(scored, grid, batch.sizes, training=False)
+            boxes = found.boxes.flatten(0, 1)
+            pooled = self._pooled(levels, boxes, _images(found.boxes), BOX_BINS)
+            logits, offsets = self.network.boxes(pooled)
+            shape = found.boxes.shape[:2]
+            detected = detect(
+                logits.view(*shape, -1),
+                offsets.view(*shape, -1, 4),
+                found,
+                batch.sizes,
+                config.score_threshold,
+                config.detection_overlap,
+                config.detections,
+                self.operators.suppress,
+            )
+            pooled = self._pooled(levels, detected.boxes, detected.images, MASK_BINS)
+            masks = self.network.masks(pooled, detected.labels)
+        return detected, masks.float().sigmoid()
 
 
-class MaskRCNN(nn.Module):
-    """The network's parts; losses.py and training.py join them."""
-
-    def __init__(self, config: Config, classes: int) -> None:
-        """``classes`` counts the background."""
-        super().__init__()
-        self.backbone = backbone.ResNet(config.stages, config.stem_width, config.stride_in_1x1, config.frozen_stages)
-        self.pyramid = backbone.Pyramid(self.backbone.widths, config.fpn_width)
-        self.proposals = ProposalHead(config.fpn_width, len(config.anchor_ratios))
-        self.boxes = BoxHead(config.fpn_width, config.box_width, classes)
-        self.masks = MaskHead(config.fpn_width, config.mask_width, config.mask_layers, classes)
-        self.register_buffer("mean", torch.tensor(config.pixel_mean).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(config.pixel_std).view(1, 3, 1, 1), persistent=False)
-
-    def forward(self, images: torch.Tensor) -> Tuple[List[torch.Tensor], Scored]:
-        """Levels and proposals of ``images`` uint8 (B, 3, H, W), whose padding is the mean colour.
-
-        H and W are multiples of 32.
-        """
-        levels = self.pyramid(self.backbone((images - self.mean) / self.std))
-        return levels, self.proposals(levels)
+def _images(boxes: torch.Tensor) -> torch.Tensor:
+    """Return the image int64 (B * S,) of each of ``boxes`` (B, S, 4)."""
+    return torch.arange(len(boxes), device=boxes.device).unsqueeze(1).expand(boxes.shape[:2]).flatten()
 
 
-def _normal(layer: nn.Module, deviation: float) -> None:
-    nn.init.normal_(layer.weight, std=deviation)
-    nn.init.zeros_(layer.bias)
+def _compiled(module: torch.nn.Module, config: Config) -> Callable[..., Any]:
+    if config.compile == "none":
+        return module
+    # Once for each shape, of which there are more than the eight after which PyTorch gives up.
+    for name in ("cache_size_limit", "recompile_limit"):
+        if hasattr(torch._dynamo.config, name):
+            setattr(torch._dynamo.config, name, 64)
+    return torch.compile(module, mode=config.compile, dynamic=False)

@@ -20,7 +20,7 @@ from benchmarks.maskrcnn.pytorch.backbone import Convolution
 from benchmarks.maskrcnn.pytorch.choice import find_torchvision
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch
-from benchmarks.maskrcnn.pytorch.model import BOX_BINS, MASK_BINS, MASK_SIZE, MaskRCNN
+from benchmarks.maskrcnn.pytorch.network import BOX_BINS, MASK_BINS, MASK_SIZE, MaskRCNN
 from benchmarks.maskrcnn.pytorch.operators import POOLED_LEVELS, SAMPLES, Outlines
 
 

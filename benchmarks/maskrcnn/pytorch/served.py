@@ -1,4 +1,4 @@
-"""Inference as one program of fixed shapes: what training.py's ``detect`` finds, without a number that waits for data.
+"""Inference as one program of fixed shapes: what model.py's ``detect`` finds, without a number that waits for data.
 
 Every image has as many proposals and detections as there may be, of which some are empty. Loops whose rounds depend on
 the data are PyTorch's while_loop, which torch.export and ONNX have too. H, W and the batch may have any size.
@@ -16,7 +16,7 @@ from torch.nn import functional
 from benchmarks.detection.pytorch import nms
 from benchmarks.maskrcnn.pytorch import anchors, operators
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.model import BOX_BINS, MASK_BINS, MASK_SIZE, MaskRCNN, Scored
+from benchmarks.maskrcnn.pytorch.network import BOX_BINS, MASK_BINS, MASK_SIZE, MaskRCNN, Scored
 from benchmarks.maskrcnn.pytorch.operators import POOLED_LEVELS, Placed
 from benchmarks.maskrcnn.pytorch.proposals import Limits, Proposals, propose
 

@@ -9,37 +9,115 @@ there resumes from it. Exit code 0: ended as planned, the last record of metrics
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import List, Optional
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
+from benchmarks.common import torch_abilities
+from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import samples
+from benchmarks.common.ranks import Ranks
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
+from benchmarks.common.torch_optimizers import Build
+from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates, unchanged
 from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.detection.detections import Detections
 from benchmarks.detection.evaluator import Evaluator
 from benchmarks.maskrcnn import events
+from benchmarks.maskrcnn.order import Shape, all_shapes
+from benchmarks.maskrcnn.pytorch.choice import Chosen, choose, is_captured
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput
+from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput, batch_of, synthetic_batch
 from benchmarks.maskrcnn.pytorch.evaluation import detections
-from benchmarks.maskrcnn.pytorch.training import Training, build, content
+from benchmarks.maskrcnn.pytorch.model import Model
+from benchmarks.maskrcnn.pytorch.network import MaskRCNN
 from benchmarks.maskrcnn.schedule import Rates, rates
 
 QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}
 """Name of the quality of each kind of comparison."""
+EDGES = 1 << 18
+"""Of a batch's outlines that a graph has room for, 5 MB; a batch with more is trained without a graph."""
 
 
-def whole_step(training: Training, batch: Batch) -> torch.Tensor:
-    """Forward, backward and update on one batch, at the rates that are set; returns the sum of this rank's losses."""
-    losses = training.losses(batch)
-    loss = torch.stack(list(losses.values())).sum()
-    training.updates.scaled(loss).backward()
-    training.update()
-    return loss.detach()
+class Training:
+    """Network, its updates, and how a batch goes through them."""
+
+    def __init__(
+        self,
+        config: Config,
+        classes: int,
+        ranks: Ranks,
+        kernel: str,
+        operators: Chosen,
+        trained: Optional[Path],
+    ) -> None:
+        """``classes`` counts the background; ``trained`` is a file with the backbone's weights."""
+        self.config, self.ranks, self.classes = config, ranks, classes
+        self.model = Model(config, classes, operators, ranks.context, trained)
+        self.network = self.model.network
+        matrices, biases = parameters(self.network)
+        rule = ScaleRule(config.loss_scale, config.loss_scale_interval)
+        candidates = sgd_candidates(config, matrices)
+        if config.cuda_graph:
+            candidates = {"fused": candidates["fused"]}  # the one that reads its rate from the device
+        self.updates = Updates(
+            [*matrices, *biases],
+            candidates,
+            kernel,
+            ranks,
+            clip=config.gradient_clip or None,
+            scale=rule if config.precision == "fp16" else None,
+        )
+        self.rates: Sequence[Union[float, torch.Tensor]] = Rates(0.0, 0.0)
+        if config.cuda_graph:
+            self.rates = [torch.zeros((), device=ranks.context) for _ in self.rates]
+        self.graphs: Dict[Shape, Captured] = {}
+
+    def set_rates(self, rates: Rates) -> None:
+        """Give the next step its learning rates."""
+        held = [each for each in self.rates if isinstance(each, torch.Tensor)]
+        for tensor, rate in zip(held, rates):
+            tensor.fill_(rate)
+        self.rates = held or rates
+
+    def graph_of(self, batch: Batch) -> Optional[Captured]:
+        """Return the captured step for ``batch``; None where there is none, or the batch is more than it holds."""
+        height, width = batch.images.shape[2:]
+        return self.graphs.get((height, width)) if len(batch.outlines.edges) <= EDGES else None
+
+
+def build(
+    config: Config,
+    classes: int,
+    ranks: Ranks,
+    saved: Mapping[str, Any],
+    trained: Optional[Path] = None,
+    shapes: Optional[Sequence[Shape]] = None,
+) -> Training:
+    """Build with what ``content`` saved, or with rank 0's fresh weights and those of the file ``trained``; warm up.
+
+    ``shapes`` are those of the images to come; default: all that there may be.
+    """
+    config, operators = settle(config, ranks, saved.get("operators", {}))
+    with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        kernel = saved.get("kernel", config.optimizer_kernel)
+        # A resumed run needs the file as well: the shifts of a given backbone are not trained.
+        training = Training(config, classes, ranks, kernel, operators, trained)
+    pytorch.broadcast(training.network.state_dict().values())
+    if config.warm_up_steps:
+        warm_up(training, shapes or all_shapes(config.short_side, config.long_side, config.bucket_step))
+    if saved:
+        training.network.load_state_dict(saved["network"])
+        training.updates.restore(saved)
+    return training
 
 
 def train_step(training: Training, batch: Batch, rates: Rates) -> torch.Tensor:
@@ -52,12 +130,98 @@ def train_step(training: Training, batch: Batch, rates: Rates) -> torch.Tensor:
     return whole_step(training, batch)
 
 
+def whole_step(training: Training, batch: Batch) -> torch.Tensor:
+    """Forward, backward and update on one batch, at the rates that are set; returns the sum of this rank's losses."""
+    losses = training.model.losses(batch)
+    loss = torch.stack(list(losses.values())).sum()
+    training.updates.scaled(loss).backward()
+    training.updates.step(training.rates, training.ranks.size)  # averaged over the ranks
+    return loss.detach()
+
+
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Detections]:
     """Return the detections of all ranks in all evaluation images on rank 0; None elsewhere or if it is to stop."""
     training.network.eval()
-    found = detections(training, data, run)
+    found = detections(training.model, data, run)
     training.network.train()
     return found
+
+
+def warm_up(training: Training, shapes: Sequence[Shape]) -> None:
+    """Take memory, compile, connect and capture on noise of each of ``shapes``, the largest first; changes nothing."""
+    config = training.config
+    once = partial(_on_tensors, training)
+    repeat = repeated(once, config.warm_up_steps)
+    # A CPU has nothing to compile or to set aside for a shape.
+    listed = sorted(shapes, key=lambda shape: -shape[0] * shape[1])
+    if training.ranks.context.type != "cuda":
+        listed = listed[-1:]
+    first: Optional[Captured] = None
+    with unchanged(training.network, training.updates):
+        for number, shape in enumerate(listed, start=1):
+            if training.ranks.rank == 0 and len(listed) > 1:
+                print(f"preparing the step for {shape[0]} x {shape[1]}, {number} of {len(listed)}", file=sys.stderr)
+            batch = synthetic_batch(config, training.classes, shape, training.ranks.context, edges=EDGES)
+            if config.compile != "none":
+                torch_abilities.compile_in_turns(partial(_own_pass, training, batch), training.ranks)
+            if config.cuda_graph:
+                training.graphs[shape] = Captured(once, batch.tensors(), repeat, first)
+                first = first or training.graphs[shape]
+            else:
+                repeat(*batch.tensors())
+    pytorch.total([0.0])
+
+
+def _own_pass(training: Training, batch: Batch) -> None:
+    """Forward and backward pass whose gradients no other rank sees."""
+    torch.stack(list(training.model.losses(batch).values())).sum().backward()
+    training.updates.gradients.zero_()
+
+
+def _on_tensors(training: Training, *tensors: torch.Tensor) -> torch.Tensor:
+    return whole_step(training, batch_of(tensors))
+
+
+def settle(config: Config, ranks: Ranks, saved: Mapping[str, str]) -> Tuple[Config, Chosen]:
+    """Choose what "auto" leaves open: compilation, graph, operators; ``saved`` are a checkpoint's operators."""
+    asked = config.cuda_graph
+    if config.optimizer_kernel == "plain" or not config.warm_up_steps:
+        config = dataclasses.replace(config, cuda_graph=False)
+    config = torch_abilities.settle(config, ranks)
+    operators = choose(config, ranks, saved)
+    if config.cuda_graph:
+        config = dataclasses.replace(config, cuda_graph=is_captured(operators, asked, ranks))
+    return config, operators
+
+
+def parameters(network: MaskRCNN) -> Tuple[List[torch.nn.Parameter], List[torch.nn.Parameter]]:
+    """Return what is trained: weights, which decay, and biases, which do not and have rates of their own."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return [each for each in trained if each.dim() > 1], [each for each in trained if each.dim() == 1]
+
+
+def sgd_candidates(config: Config, matrices: Sequence[torch.nn.Parameter]) -> Dict[str, Build]:
+    """Return SGD with momentum by implementation, for one flat tensor that begins with ``matrices``.
+
+    Its two groups are the weights and the biases, in the order of Rates.
+    """
+    border = sum(-(-each.numel() // ALIGNMENT) * ALIGNMENT for each in matrices)
+
+    def build(flat: Sequence[torch.nn.Parameter], **options: bool) -> torch.optim.Optimizer:
+        groups = []
+        for part, decay in ((slice(0, border), config.weight_decay), (slice(border, None), 0.0)):
+            piece = torch.nn.Parameter(flat[0].detach()[part])
+            piece.grad = flat[0].grad[part]
+            groups.append({"params": [piece], "weight_decay": decay})
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, **options)
+
+    return {"plain": partial(build, foreach=True), "fused": partial(build, fused=True)}
+
+
+def content(training: Training) -> Dict[str, Any]:
+    """What all ranks have in common, which is everything."""
+    names = {"operators": training.model.operators.names}
+    return {"network": training.network.state_dict(), **training.updates.content(), **names}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -66,7 +230,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     data = run.open(lambda: open_data(run.data))
     trained = run.data / config.backbone if config.backbone else None
     with run.initialization():
-        training = run.open(lambda: build(config, len(data.categories) + 1, ranks, run.saved, whole_step, trained))
+        training = run.open(lambda: build(config, len(data.categories) + 1, ranks, run.saved, trained))
     run.log(events.hyperparameters(config, ranks.size))
     orders = Orders(config, data.train, ranks)
     # No image, nor the size of one, is read before run_start.

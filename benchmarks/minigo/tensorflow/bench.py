@@ -25,9 +25,9 @@ from benchmarks.minigo.engine import Games
 from benchmarks.minigo.rules import rules_of, search_of
 from benchmarks.minigo.tensorflow import data as tensors
 from benchmarks.minigo.tensorflow.config import Config
-from benchmarks.minigo.tensorflow.data import Batch
-from benchmarks.minigo.tensorflow.train import train_step
-from benchmarks.minigo.tensorflow.training import Evaluator, build, synthetic_batch
+from benchmarks.minigo.tensorflow.data import Batch, synthetic_batch
+from benchmarks.minigo.tensorflow.evaluator import Evaluator
+from benchmarks.minigo.tensorflow.train import build, train_step
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 

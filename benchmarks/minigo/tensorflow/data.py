@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.common.ranks import Ranks
-from benchmarks.minigo import examples
+from benchmarks.minigo import examples, models
 from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.examples import Examples
 from benchmarks.minigo.schedule import share
@@ -69,3 +69,12 @@ def held_out(config: Config, games: GoGames, ranks: Ranks) -> Tuple[Iterator[Tup
 
 def _bounds(part: range) -> Tuple[int, int]:
     return part.start, part.stop
+
+
+def synthetic_batch(config: Config) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return one batch of noise, of the types of the real one."""
+    generator, size = np.random.RandomState(config.seed % 2**32), config.board_size
+    planes = generator.randint(0, 2, (config.batch_size, size, size, models.PLANES[config.features]))
+    policy = generator.dirichlet(np.ones(size**2 + 1), config.batch_size)
+    value = generator.choice([-1.0, 1.0], config.batch_size)
+    return tf.constant(planes, tf.uint8), tf.constant(policy, tf.float32), tf.constant(value, tf.float32)

@@ -24,8 +24,8 @@ from benchmarks.minigo.engine import Evaluate
 from benchmarks.minigo.selfplay import MatchWorker
 from benchmarks.minigo.tensorflow import data, model
 from benchmarks.minigo.tensorflow.config import Config
+from benchmarks.minigo.tensorflow.evaluator import Evaluator
 from benchmarks.minigo.tensorflow.generations import EVALUATIONS, open_target
-from benchmarks.minigo.tensorflow.training import Evaluator
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,10 @@ from benchmarks.minigo.records import generation_folder, read_generation
 from benchmarks.minigo.selfplay import MatchWorker, Worker
 from benchmarks.minigo.tensorflow import data, model
 from benchmarks.minigo.tensorflow.data import Batch, Positions
-from benchmarks.minigo.tensorflow.training import Evaluator, Training, load_evaluator
+from benchmarks.minigo.tensorflow.evaluator import Evaluator, load_evaluator
+
+if TYPE_CHECKING:
+    from benchmarks.minigo.tensorflow.train import Training
 
 Step = Callable[..., Any]
 EVALUATIONS = "evaluations.jsonl"

@@ -10,20 +10,131 @@ ended as planned, the last record of metrics.jsonl says how; else: failed.
 
 from __future__ import annotations
 
+import os
 from functools import partial
-from typing import Any, Dict, List, Optional, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.common import stopping
 from benchmarks.common.frameworks import tensorflow
+from benchmarks.common.ranks import Ranks
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
-from benchmarks.minigo import events
+from benchmarks.minigo import events, models
 from benchmarks.minigo.data_set import GoGames
+from benchmarks.minigo.schedule import Roles
 from benchmarks.minigo.tensorflow import data, model
+from benchmarks.minigo.tensorflow.checkpoint import read_start
 from benchmarks.minigo.tensorflow.config import Config
+from benchmarks.minigo.tensorflow.evaluator import check_planes
 from benchmarks.minigo.tensorflow.generations import Generations, open_target
-from benchmarks.minigo.tensorflow.training import Training, build, warm_up
 
-import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
+Array = Any
+# Read as Horovod starts: the ranks that train average among themselves.
+os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+
+
+class Training:
+    """All that a step works on; ``update`` is a function of TensorFlow, compiled by XLA if so configured."""
+
+    def __init__(self, network: model.Network, config: Config, ranks: Ranks) -> None:
+        self.network, self.config = network, config
+        self.roles = Roles.of(config, ranks.size)
+        self.trains = ranks.rank in self.roles.training
+        self.plays = ranks.rank in self.roles.selfplay
+        self.momenta = {name: tf.Variable(tf.zeros_like(each)) for name, each in network.trained.items()}
+        self.steps = 0
+        """Steps that are done, over all generations."""
+        every = len(self.roles.training) == ranks.size
+        self._group = None if every else tensorflow.process_set(list(self.roles.training))
+        self._functions: Dict[Callable[..., Any], Any] = {}
+        self.update = tf.function(self._update, jit_compile=config.compiles)
+
+    def compiled(self, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
+        """``function(self, *tensors)`` as a graph, traced at the first call."""
+        if function not in self._functions:
+            self._functions[function] = tf.function(partial(function, self), jit_compile=self.config.compiles)
+        return self._functions[function](*tensors)
+
+    def average(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Return the mean of each gradient over the ranks that train."""
+        if self._group is None:
+            return tensorflow.average(gradients, self.config.gradient_compression, 0)
+        compression = getattr(hvd.Compression, self.config.gradient_compression)
+        options = {"op": hvd.Average, "compression": compression, "process_set": self._group}
+        return [hvd.allreduce(g, name=f"gradient.{n}", **options) for n, g in enumerate(gradients)]
+
+    def _update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
+        """v <- momentum v + g, w <- w - rate v: tf.train.MomentumOptimizer of the submissions."""
+        for (name, variable), gradient in zip(self.network.trained.items(), gradients):
+            tf.raw_ops.ResourceApplyMomentum(
+                var=variable.handle,
+                accum=self.momenta[name].handle,
+                lr=rate,
+                grad=gradient / self.config.loss_scale,
+                momentum=self.config.momentum,
+            )
+
+    def share(self) -> None:
+        """Give all ranks the network that the training ranks have; batch-norm's statistics are those of rank 0."""
+        tensorflow.broadcast(list(self.network.variables.values()))
+
+    def content(self) -> Dict[str, Array]:
+        """Return weights, momenta and the count of steps."""
+        weights = {f"weights/{name}": each.numpy() for name, each in self.network.variables.items()}
+        momenta = {f"momenta/{name}": each.numpy() for name, each in self.momenta.items()}
+        return {**weights, **momenta, "steps": np.array(float(self.steps))}
+
+    def begin(self, start: models.Start) -> None:
+        """Take over momenta and count of steps, as tf.train.Saver restores a checkpoint whole in the submissions."""
+        for name, value in start.momenta.items():
+            self.momenta[name].assign(value)
+        self.steps = start.steps
+
+    def restore(self, saved: Mapping[str, Array]) -> None:
+        """Take over what ``content`` returned."""
+        for name, variable in self.network.variables.items():
+            variable.assign(saved[f"weights/{name}"])
+        for name, variable in self.momenta.items():
+            variable.assign(saved[f"momenta/{name}"])
+        self.steps = int(saved["steps"])
+
+    def save_model(self, path: Path) -> None:
+        """Write the network as a model file."""
+        arrays = {name: variable.numpy() for name, variable in self.network.variables.items()}
+        momenta = {f"{models.MOMENTA}{name}": variable.numpy() for name, variable in self.momenta.items()}
+        models.save(path, self.network.shape, {**arrays, **momenta, models.STEPS: np.array(self.steps)})
+
+
+def build(config: Config, ranks: Ranks, saved: Mapping[str, Array], folder: Path = Path()) -> Training:
+    """Build with what a checkpoint ``saved``, else with the initial weights, else with drawn ones, as on every rank.
+
+    Initial weights without a folder are in ``folder``, that of the data set.
+    """
+    shape = models.Shape.of(config)
+    start = models.Start(shape, models.initial_weights(shape, config.seed), {}, 0)
+    if config.initial_weights:
+        path = folder / config.initial_weights
+        start = read_start(config, path)
+        check_planes(path, start.shape, config)
+    training = Training(model.build(config, start.shape, start.arrays), config, ranks)
+    training.begin(start)
+    if saved:
+        training.restore(saved)
+    return training
+
+
+def train_step(
+    training: Training, planes: tf.Tensor, policy: tf.Tensor, value: tf.Tensor, rate: tf.Tensor
+) -> Tuple[tf.Tensor, ...]:
+    """Forward, backward, all-reduce over the training ranks and update, traced as one graph; return the losses."""
+    found, gradients = training.compiled(forward_backward, planes, policy, value)
+    training.update(training.average(gradients), rate)
+    return found
 
 
 def forward_backward(
@@ -38,20 +149,6 @@ def forward_backward(
     return found, tape.gradient(scaled, list(network.trained.values()))
 
 
-def train_step(
-    training: Training, planes: tf.Tensor, policy: tf.Tensor, value: tf.Tensor, rate: tf.Tensor
-) -> Tuple[tf.Tensor, ...]:
-    """Forward, backward, all-reduce over the training ranks and update, traced as one graph; return the losses."""
-    found, gradients = training.compiled(forward_backward, planes, policy, value)
-    training.update(training.average(gradients), rate)
-    return found
-
-
-def predict(training: Training, planes: tf.Tensor) -> tf.Tensor:
-    """The move that the network finds best in each position."""
-    return tf.argmax(training.network(planes, training=False)[0], axis=1)
-
-
 def evaluate(training: Training, games: GoGames, run: Run) -> Optional[Dict[str, float]]:
     """Share of the held-out professional moves that the network finds best (v0.5); None if the run is to stop."""
     batches, total = data.held_out(run.config, games, run.ranks)
@@ -60,6 +157,29 @@ def evaluate(training: Training, games: GoGames, run: Run) -> Optional[Dict[str,
         hits += int((training.compiled(predict, planes).numpy() == moves)[:valid].sum())
         counted += valid
     return None if run.interrupted else {"win_rate": run.total([float(hits), float(counted)], total)[0] / total}
+
+
+def predict(training: Training, planes: tf.Tensor) -> tf.Tensor:
+    """The move that the network finds best in each position."""
+    return tf.argmax(training.network(planes, training=False)[0], axis=1)
+
+
+def warm_up(training: Training, step: Callable[..., Any]) -> None:
+    """Trace, compile, choose kernels and connect the ranks, on noise and before the clock (MLPerf since v0.6).
+
+    All variables are put back to what they were.
+    """
+    config = training.config
+    if config.warm_up_steps == 0 or not training.trains:
+        return
+    variables = [*training.network.variables.values(), *training.momenta.values()]
+    kept = [tf.identity(variable) for variable in variables]
+    batch = data.synthetic_batch(config)
+    for _ in range(config.warm_up_steps):
+        step(*batch, tf.constant(0.0))
+        stopping.progress()
+    for variable, value in zip(variables, kept):
+        variable.assign(value)
 
 
 def main(argv: Optional[List[str]] = None) -> int:

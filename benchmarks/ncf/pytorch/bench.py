@@ -24,8 +24,7 @@ from benchmarks.ncf.pytorch import data
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import DataSet, Sampler
 from benchmarks.ncf.pytorch.evaluation import Candidates, score_part
-from benchmarks.ncf.pytorch.train import train_step
-from benchmarks.ncf.pytorch.training import Training, build
+from benchmarks.ncf.pytorch.train import Training, build, train_step
 
 TITLES = {
     "bare": "plain PyTorch epoch, negatives drawn by numpy",
@@ -130,7 +129,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data_set = data.load(folder, data.synthetic(passport.read(folder), ranks.context))
     sampler = Sampler(data_set, config.batch_size, config.negatives, ranks)
-    training = build(config, data_set.users, data_set.items, sampler, ranks, {}, train_step)
+    training = build(config, data_set.users, data_set.items, sampler, ranks, {})
     loops = {
         "bare": bench.repeated(plain_epoch(config, data_set, ranks.context)),
         "real": bench.repeated(training_epoch(training)),

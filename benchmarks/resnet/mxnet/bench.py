@@ -24,8 +24,7 @@ from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model
 from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.mxnet.data import Batch
-from benchmarks.resnet.mxnet.train import hits, train_step
-from benchmarks.resnet.mxnet.training import build
+from benchmarks.resnet.mxnet.train import build, hits, train_step
 
 
 def synthetic_batch(config: Config, context: mx.Context, batch_size: int = 0) -> Batch:

@@ -9,22 +9,61 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 
 from __future__ import annotations
 
+import tempfile
 from functools import lru_cache, partial
-from typing import Dict, List, Optional
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 import mxnet as mx
 from mxnet import autograd
 
+from benchmarks.common import stopping
 from benchmarks.common.frameworks import mxnet
+from benchmarks.common.frameworks.mxnet import hvd
 from benchmarks.common.mllog import samples
+from benchmarks.common.ranks import Ranks
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
 from benchmarks.resnet import events
+from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
-from benchmarks.resnet.mxnet import data
+from benchmarks.resnet.mxnet import data, model, optimizer
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.mxnet.training import Training, build, content, own_content, reported, warm_up
 from benchmarks.resnet.schedule import learning_rate
+
+
+class Training(NamedTuple):
+    """All that a step works on."""
+
+    network: mx.gluon.HybridBlock
+    loss: mx.gluon.HybridBlock
+    trainer: hvd.DistributedTrainer
+    loss_scale: mx.nd.NDArray
+    """(batch_size,): head gradient of the losses, which makes them config.loss_scale times their mean."""
+    gammas: List[mx.nd.NDArray]
+    """Of all batch-norms."""
+    config: Config
+
+
+def build(config: Config, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
+    """Build with the weights and momenta of ``saved``, or with rank 0's fresh weights on all ranks if it is empty."""
+    missing = model.missing_operators(config)
+    if missing and ranks.rank == 0:
+        print(missing, flush=True)
+    network = model.build(config)
+    model.initialize(network, config, ranks.context)
+    loss = model.SmoothedLoss(config.label_smoothing)
+    loss.hybridize(static_alloc=True, static_shape=True)
+    parameters = network.collect_params()
+    trainer = optimizer.build_trainer(parameters, config)
+    loss_scale = mx.nd.full((config.batch_size,), config.loss_scale / config.batch_size, ctx=ranks.context)
+    gammas = [parameter.data() for name, parameter in parameters.items() if name.endswith("gamma")]
+    training = Training(network, loss, trainer, loss_scale, gammas, config)
+    if saved:
+        _restore(training, saved)
+    else:
+        mxnet.broadcast(parameters)
+    return training
 
 
 def train_step(training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray, rate: float) -> mx.nd.NDArray:
@@ -37,9 +76,14 @@ def train_step(training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray,
     return reported(training, losses)
 
 
-def hits(training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray, valid: int) -> mx.nd.NDArray:
-    """Right answers for the first ``valid`` images."""
-    return (mx.nd.argmax(training.network(images), axis=1).astype("float32") == labels)[:valid].sum()
+def reported(training: Training, losses: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return the mean of ``losses``, or NaN where the step has left a gamma that is not finite.
+
+    MXNet's ReLU makes 0 of NaN: once a convolution's gradient overflows, the loss stays at the logarithm of the number
+    of classes. But the batch-norm behind that convolution has a NaN as gradient of gamma.
+    """
+    squares = mx.nd.multi_sum_sq(*training.gammas, num_arrays=len(training.gammas))
+    return losses.mean() + 0.0 * squares.sum()
 
 
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Dict[str, float]]:
@@ -56,13 +100,61 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     return {"accuracy": hits_of_all / evaluation.total}
 
 
+def hits(training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray, valid: int) -> mx.nd.NDArray:
+    """Right answers for the first ``valid`` images."""
+    return (mx.nd.argmax(training.network(images), axis=1).astype("float32") == labels)[:valid].sum()
+
+
+def warm_up(training: Training) -> None:
+    """Run config.warm_up_steps steps on zeros, and put back weights, statistics and momenta."""
+    config, context = training.config, training.loss_scale.context
+    if config.warm_up_steps == 0:
+        return
+    kept = content(training)
+    images = mx.nd.zeros(input_shape(config), ctx=context, dtype="float16" if config.precision == "fp16" else "float32")
+    labels = mx.nd.zeros((config.batch_size,), ctx=context)
+    for _ in range(config.warm_up_steps):
+        train_step(training, images, labels, config.learning_rate)
+        stopping.progress()
+    mx.nd.waitall()  # for own_content's reason
+    _restore(training, kept)
+
+
+def content(training: Training) -> Dict[str, Any]:
+    """Weights and momenta for a checkpoint."""
+    parameters = training.network.collect_params()
+    with tempfile.NamedTemporaryFile() as file:
+        training.trainer.save_states(file.name)
+        states = Path(file.name).read_bytes()
+    return {**{f"weights/{name}": p.data().asnumpy() for name, p in parameters.items()}, "trainer": states}
+
+
+def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+    """What a rank has for itself: the state of its input, and its own running statistics, with which it evaluates."""
+    # MXNet does not know that a step still writes to them: reading waits for nothing.
+    mx.nd.waitall()
+    parameters = training.network.collect_params().items()
+    statistics = {f"statistics/{name}": p.data().asnumpy() for name, p in parameters if p.grad_req == "null"}
+    return {"input": batches.checkpoint(), **statistics}
+
+
+def _restore(training: Training, saved: Mapping[str, Any]) -> None:
+    """Set what ``content`` and ``own_content`` returned."""
+    for name, parameter in training.network.collect_params().items():
+        value = saved.get(f"statistics/{name}", saved[f"weights/{name}"])
+        parameter.set_data(mx.nd.array(value, dtype=parameter.dtype))
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(saved["trainer"])
+        training.trainer.load_states(file.name)
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, mxnet, __doc__, argv, events.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
     with run.initialization():
         run.log(events.initialization(config))
         training = build(config, ranks, saved)
-        warm_up(training, train_step)
+        warm_up(training)
     train_images = lru_cache(None)(partial(count_records, run.data / "train.idx"))
     # The index is read behind run_start, like all of the data set.
     with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:

@@ -23,8 +23,7 @@ from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import model
 from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.data import Batch
-from benchmarks.resnet.tensorflow.train import count_hits, train_step
-from benchmarks.resnet.tensorflow.training import build, synthetic_batch
+from benchmarks.resnet.tensorflow.train import build, count_hits, train_step
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 
@@ -63,10 +62,10 @@ def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
-    batch = synthetic_batch(config)
+    batch = tensors.synthetic_batch(config)
     real = TrainingInput(tensors, config, data, ranks)
     training = build(config, {})
-    images, labels = synthetic_batch(config, config.eval_batch_size)
+    images, labels = tensors.synthetic_batch(config, config.eval_batch_size)
     calls: Dict[str, Callable[..., Any]] = {
         "bare": bare_step(config, batch),
         "step": partial(tf.function(partial(train_step, training)), rate=tf.constant(bench.RATE)),

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.common.ranks import Ranks
+from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.tensorflow.config import Config
 
 Batch = Tuple[tf.Tensor, tf.Tensor]
@@ -55,3 +56,11 @@ def _capsule(tensor: Any) -> Any:
 def gpu(ranks: Ranks) -> int:
     """Each rank sees a single GPU, number 0 (benchmarks/common/frameworks/tensorflow.py)."""
     return 0
+
+
+def synthetic_batch(config: Config, batch_size: int = 0) -> Batch:
+    """One batch of noise on the device, of the types of the real one; default: of a training step."""
+    generator, count = np.random.RandomState(config.seed % 2**32), batch_size or config.batch_size
+    images = generator.random_sample((count, *input_shape(config)[1:]))
+    labels = generator.randint(0, config.num_classes, count)
+    return tf.constant(images, tf.float16 if config.precision == "fp16" else tf.float32), tf.constant(labels, tf.int32)

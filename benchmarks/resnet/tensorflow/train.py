@@ -10,8 +10,11 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import tensorflow as tf
+
+from benchmarks.common import stopping
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.mllog import samples
 from benchmarks.common.run import Run
@@ -19,11 +22,48 @@ from benchmarks.common.stopping import end_process
 from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
 from benchmarks.resnet.schedule import learning_rate
-from benchmarks.resnet.tensorflow import data, model
+from benchmarks.resnet.tensorflow import data, model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
-from benchmarks.resnet.tensorflow.training import Training, accumulated, build, content, own_content, warm_up
 
-import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
+OnePass = Callable[[tf.Tensor, tf.Tensor], Tuple[tf.Tensor, List[tf.Tensor]]]
+"""Loss and gradients of images and labels."""
+
+
+class Training:
+    """All that a step works on, and its parts as functions of TensorFlow, compiled by XLA if so configured."""
+
+    def __init__(self, network: model.Network, optimizer: optimizer.Optimizer, config: Config) -> None:
+        self.network, self.optimizer, self.config = network, optimizer, config
+        self._functions: Dict[Callable[..., Any], Any] = {}
+        self.update = tf.function(optimizer.step, jit_compile=config.compiles)
+        """One step of the optimizer, from gradients and the learning rate."""
+
+    def compiled(self, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
+        """``function(self, *tensors)`` as a graph, traced at the first call."""
+        if function not in self._functions:
+            self._functions[function] = tf.function(partial(function, self), jit_compile=self.config.compiles)
+        return self._functions[function](*tensors)
+
+
+def build(config: Config, saved: Mapping[str, Any]) -> Training:
+    """Build with the weights and momenta of ``saved``, or with rank 0's fresh weights on all ranks if it is empty."""
+    network = model.build(config)
+    training = Training(network, optimizer.build(network.trained, config), config)
+    if saved:
+        for name, variable in _variables(training).items():
+            variable.assign(saved[name])
+    else:
+        tensorflow.broadcast(list(network.variables.values()))
+    return training
+
+
+def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+    """Forward, backward, all-reduce and update, traced as one graph; return this rank's mean loss."""
+    config = training.config
+    loss, gradients = training.compiled(forward_backward, images, labels)
+    gradients = tensorflow.average(gradients, config.gradient_compression, config.gradient_groups)
+    training.update(gradients, rate)
+    return training.optimizer.reported(loss)
 
 
 def forward_backward(training: Training, images: tf.Tensor, labels: tf.Tensor) -> Tuple[tf.Tensor, List[tf.Tensor]]:
@@ -41,20 +81,20 @@ def forward_backward(training: Training, images: tf.Tensor, labels: tf.Tensor) -
     return one_pass(images, labels) if passes == 1 else accumulated(one_pass, passes, images, labels, variables)
 
 
-def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-    """Forward, backward, all-reduce and update, traced as one graph; return this rank's mean loss."""
-    config = training.config
-    loss, gradients = training.compiled(forward_backward, images, labels)
-    gradients = tensorflow.average(gradients, config.gradient_compression, config.gradient_groups)
-    training.update(gradients, rate)
-    return training.optimizer.reported(loss)
+def accumulated(
+    one_pass: OnePass, passes: int, images: tf.Tensor, labels: tf.Tensor, variables: Sequence[tf.Variable]
+) -> Tuple[tf.Tensor, List[tf.Tensor]]:
+    """Sums of what ``one_pass`` finds in each part of a batch, loss and gradients, one part after the other."""
+    parts = [tf.reshape(tensor, (passes, -1, *tensor.shape[1:])) for tensor in (images, labels)]
 
+    def add_pass(number: tf.Tensor, losses: tf.Tensor, sums: List[tf.Tensor]) -> Tuple[Any, ...]:
+        loss, gradients = one_pass(parts[0][number], parts[1][number])
+        return number + 1, losses + loss, [total + gradient for total, gradient in zip(sums, gradients)]
 
-def count_hits(training: Training, images: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """How many of the first ``valid`` images of a batch are classified correctly."""
-    found = tf.argmax(training.network(images, training=False), axis=1, output_type=tf.int32)
-    counts = tf.range(tf.shape(labels)[0]) < valid
-    return tf.reduce_sum(tf.cast((found == labels) & counts, tf.float32))
+    # A loop of the graph: of passes without an order all activations may be in memory at once.
+    start = (0, 0.0, [tf.zeros_like(variable) for variable in variables])
+    _, losses, sums = tf.while_loop(lambda number, *_: number < passes, add_pass, start, parallel_iterations=1)
+    return losses, sums
 
 
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Dict[str, float]]:
@@ -71,6 +111,48 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     return {"accuracy": hits / evaluation.total}
 
 
+def count_hits(training: Training, images: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    """How many of the first ``valid`` images of a batch are classified correctly."""
+    found = tf.argmax(training.network(images, training=False), axis=1, output_type=tf.int32)
+    counts = tf.range(tf.shape(labels)[0]) < valid
+    return tf.reduce_sum(tf.cast((found == labels) & counts, tf.float32))
+
+
+def warm_up(training: Training, step: Callable[..., Any]) -> None:
+    """Trace, compile, choose kernels and connect the ranks, all on noise and before the clock (MLPerf since v0.6).
+
+    All variables are put back to what they were.
+    """
+    config = training.config
+    if config.warm_up_steps == 0:
+        return
+    variables = _variables(training).values()
+    kept = [tf.identity(variable) for variable in variables]
+    batch = data.synthetic_batch(config)
+    for _ in range(config.warm_up_steps):
+        step(*batch, tf.constant(0.0))
+        stopping.progress()
+    training.compiled(count_hits, *data.synthetic_batch(config, config.eval_batch_size), tf.constant(0))
+    for variable, value in zip(variables, kept):
+        variable.assign(value)
+
+
+def content(training: Training) -> Dict[str, Any]:
+    """Weights and momenta for a checkpoint."""
+    return {name: variable.numpy() for name, variable in _variables(training).items()}
+
+
+def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+    """State of this rank's input. Each rank has statistics of its own; only their mean is ever used: take that."""
+    tensorflow.average_variables(training.network.statistics, "statistics")
+    return {"input": batches.checkpoint()}
+
+
+def _variables(training: Training) -> Dict[str, tf.Variable]:
+    kinds = {"weights": training.network.variables, "momenta": training.optimizer.momenta}
+    return {f"{kind}/{name}": variable for kind, named in kinds.items() for name, variable in named.items()}
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, tensorflow, __doc__, argv, events.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
@@ -78,7 +160,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.log(events.initialization(config))
         training = build(config, saved)
         step_graph = tf.function(partial(train_step, training))
-        warm_up(training, step_graph, count_hits)
+        warm_up(training, step_graph)
     train_images = lru_cache(None)(partial(count_records, run.data / "train.idx"))
     # The index is read behind run_start, like all of the data set.
     with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:

@@ -25,8 +25,7 @@ from benchmarks.ssd.pytorch.coding import match
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, TrainingInput, synthetic_batch, synthetic_images
 from benchmarks.ssd.pytorch.default_boxes import default_boxes
-from benchmarks.ssd.pytorch.train import train_step, whole_step
-from benchmarks.ssd.pytorch.training import Training, build
+from benchmarks.ssd.pytorch.train import Training, build, train_step
 
 TITLES = {"bare": "plain PyTorch loop, synthetic data"}
 OBJECTS = 7
@@ -90,7 +89,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     config = torch_abilities.settle(config, ranks)
     data = open_data(folder)
     classes = len(data.categories) + 1
-    training = build(config, classes, ranks, {}, whole_step)
+    training = build(config, classes, ranks, {})
     noise = synthetic_batch(config, classes, ranks.context)
     images = synthetic_images(config, ranks.context, config.eval_batch_size)
     real, alone = (TrainingInput(config, data.train, ranks) for _ in range(2))

@@ -7,7 +7,7 @@ instead of 2: at 300 x 300 it gives 38 x 38 positions (resnet34 and SSD300 of th
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import List
+from typing import List, Sequence
 
 import torch
 from torch import nn
@@ -140,3 +140,10 @@ def memory_format(config: Config) -> torch.memory_format:
 def statistics(network: nn.Module) -> List[torch.Tensor]:
     """The running means and variances of all batch-norms: what ranks do not share."""
     return list(network.buffers())
+
+
+@torch.no_grad()
+def set_statistics(network: nn.Module, values: Sequence[torch.Tensor]) -> None:
+    """Give the batch-norm layers what ``statistics`` returned."""
+    for buffer, value in zip(statistics(network), values):
+        buffer.copy_(value)

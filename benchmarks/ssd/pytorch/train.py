@@ -10,33 +10,113 @@ there resumes from it. Exit code 0: ended as planned, the last record of metrics
 from __future__ import annotations
 
 from functools import partial
-from typing import List, Optional
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Union
 
 import torch
+from torch import nn
 
+from benchmarks.common import torch_abilities, torch_optimizers
+from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.mllog import samples
+from benchmarks.common.ranks import Ranks
 from benchmarks.common.run import Run
 from benchmarks.common.stopping import end_process
+from benchmarks.common.torch_updates import Updates, unchanged
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.detections import Detections, empty, joined
 from benchmarks.detection.evaluator import Evaluator
 from benchmarks.detection.pytorch.gather import gathered
 from benchmarks.ssd import events
+from benchmarks.ssd.pytorch import model, norms, weights
+from benchmarks.ssd.pytorch.apex_norms import PLAIN
 from benchmarks.ssd.pytorch.config import Config
-from benchmarks.ssd.pytorch.data import Batch, EvaluationInput, TrainingInput, steps_per_epoch
-from benchmarks.ssd.pytorch.detection import in_original
-from benchmarks.ssd.pytorch.model import statistics
-from benchmarks.ssd.pytorch.training import Training, backbone_file, build, content, own_content
+from benchmarks.ssd.pytorch.data import Batch, EvaluationInput, TrainingInput, steps_per_epoch, synthetic_batch
+from benchmarks.ssd.pytorch.default_boxes import default_boxes
+from benchmarks.ssd.pytorch.detection import Found, detect, in_original
+from benchmarks.ssd.pytorch.loss import multibox_loss
 from benchmarks.ssd.schedule import learning_rate
 
 
-def whole_step(training: Training, batch: Batch) -> torch.Tensor:
-    """Forward, backward and update on one batch, at the rate that is set; returns the mean loss of this rank."""
-    loss = training.loss(batch)
-    (loss * training.loss_scale).backward()
-    training.updates.step(training.rate, training.ranks.size * training.loss_scale)
-    return loss.detach()
+class NetworkWithLoss(nn.Module):
+    """What is compiled as one graph: a batch to its loss."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: torch.Tensor, offsets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return multibox_loss(self.network(images), offsets, labels)
+
+
+class Training:
+    """The network on this rank's device, the updates of its weights, and how a batch goes through them."""
+
+    def __init__(
+        self, config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], backbone: Optional[Path]
+    ) -> None:
+        """Draw or load the weights, the same on all ranks; ``classes`` count the background."""
+        self.config, self.classes, self.ranks = config, classes, ranks
+        # Of a checkpoint from before there was a choice, plain.
+        self.norm, norm = norms.choose(config, ranks, saved.get("norm", PLAIN) if saved else None)
+        network = model.build(config, classes, norm)
+        if backbone is not None:
+            weights.load_backbone(network, backbone)
+        self.network = network.to(device=ranks.context, memory_format=model.memory_format(config))
+        self.defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).float().to(ranks.context)
+        apex = None if config.cuda_graph else torch_optimizers.find_apex()
+        candidates = torch_optimizers.sgd_candidates(config.learning_rate, config.momentum, config.weight_decay, apex)
+        if config.cuda_graph:
+            candidates = {"fused": candidates["fused"]}  # the one that reads its rate from the device
+        self.updates = Updates(
+            list(self.network.parameters()), candidates, saved.get("kernel", config.optimizer_kernel), ranks
+        )
+        self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
+        self.rate: Union[float, torch.Tensor] = 0.0
+        if config.cuda_graph:
+            self.rate = torch.zeros((), device=ranks.context)
+        self.graph: Optional[Captured] = None
+        whole = NetworkWithLoss(self.network)
+        self._loss = whole if config.compile == "none" else torch.compile(whole, mode=config.compile, dynamic=False)
+
+    def set_rate(self, rate: float) -> None:
+        """Give the next step its learning rate."""
+        if isinstance(self.rate, torch.Tensor):
+            self.rate.fill_(rate)
+        else:
+            self.rate = rate
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Mean over this rank's images."""
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            loss: torch.Tensor = self._loss(*batch)
+        return loss
+
+    @torch.no_grad()
+    def detect(self, images: torch.Tensor) -> Found:
+        """Return the detections in images (N, 3 or 4, S, S); the network is to be in evaluation mode."""
+        with pytorch.autocast(self.ranks.context, self.config.precision):
+            predictions = self.network(images)
+        return detect(predictions, self.defaults, self.config)
+
+
+def build(
+    config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], backbone: Optional[Path] = None
+) -> Training:
+    """Build with what ``content`` and ``own_content`` saved, or with rank 0's first weights, and warm up."""
+    config = torch_abilities.settle(config, ranks)
+    # A checkpoint's states of the generators are set when it is read.
+    with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
+        training = Training(config, classes, ranks, saved, None if saved else backbone)
+        pytorch.broadcast(training.network.parameters())
+        if config.warm_up_steps:
+            warm_up(training)
+    if saved:
+        training.network.load_state_dict(saved["network"])
+        training.updates.restore(saved)
+        model.set_statistics(training.network, saved["statistics"])
+    return training
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
@@ -48,10 +128,18 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     return whole_step(training, batch)
 
 
+def whole_step(training: Training, batch: Batch) -> torch.Tensor:
+    """Forward, backward and update on one batch, at the rate that is set; returns the mean loss of this rank."""
+    loss = training.loss(batch)
+    (loss * training.loss_scale).backward()
+    training.updates.step(training.rate, training.ranks.size * training.loss_scale)
+    return loss.detach()
+
+
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Detections]:
     """Detections of all ranks in all validation images, each in one rank's share; None but on rank 0, or to stop."""
     if training.config.average_statistics:  # else each rank evaluates its images with its own, as v0.5 and v0.6
-        pytorch.average_tensors(statistics(training.network))
+        pytorch.average_tensors(model.statistics(training.network))
     training.network.eval()
     found = [empty()]
     for images, positions in run.watch(evaluation.one_pass()):
@@ -60,13 +148,50 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     return None if run.interrupted else gathered(joined(found), run.ranks)
 
 
+def warm_up(training: Training) -> None:
+    """Compile, choose kernels, connect the ranks and capture, all on noise and before the clock; changes nothing."""
+    config = training.config
+    batch = synthetic_batch(config, training.classes, training.ranks.context)
+    with unchanged(training.network, training.updates):
+        # Batch-norm over several ranks has collectives in the forward pass.
+        if config.compile != "none" and config.bn_group == 1:
+            torch_abilities.compile_in_turns(lambda: training.loss(batch).backward(), training.ranks)
+            training.updates.gradients.zero_()
+        once = partial(_on_tensors, training)
+        repeat = repeated(once, config.warm_up_steps)
+        if config.cuda_graph:
+            training.graph = Captured(once, batch, repeat)
+        else:
+            repeat(*batch)
+
+
+def _on_tensors(training: Training, *tensors: torch.Tensor) -> torch.Tensor:
+    return whole_step(training, Batch(*tensors))
+
+
+def backbone_file(config: Config, data: Path) -> Optional[Path]:
+    """Return the file with the first weights, which a relative path has in the data folder."""
+    return data / config.backbone if config.backbone else None
+
+
+def content(training: Training) -> Dict[str, Any]:
+    """What all ranks have in common, for a checkpoint."""
+    return {"network": training.network.state_dict(), "norm": training.norm, **training.updates.content()}
+
+
+def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+    """What a rank has for itself: the state of its input, and its own running statistics."""
+    statistics: List[torch.Tensor] = [tensor.cpu() for tensor in model.statistics(training.network)]
+    return {**batches.content(), "statistics": statistics}
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
     data = run.open(lambda: open_data(run.data))
     backbone = backbone_file(config, run.data)
     with run.initialization():
-        training = run.open(lambda: build(config, len(data.categories) + 1, ranks, saved, whole_step, backbone))
+        training = run.open(lambda: build(config, len(data.categories) + 1, ranks, saved, backbone))
     run.log(events.hyperparameters(config, ranks.size))
     # No object is counted before run_start.
     with run.timed(lambda: events.timeline(config, ranks.size, steps_per_epoch(data.train, config, ranks))):

@@ -27,8 +27,7 @@ from benchmarks.common.ranks import Ranks
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_order, noise, order_of
 from benchmarks.transformer.pytorch.model import sinusoids
-from benchmarks.transformer.pytorch.train import train_step
-from benchmarks.transformer.pytorch.training import Training, build
+from benchmarks.transformer.pytorch.train import Training, build, train_step
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.orders import MARKS, Order
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch, TrainingInput, evaluation_batches
@@ -142,7 +141,7 @@ def translation_loops(training: Training, data: DataSet, order: Order, ranks: Ra
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data = open_data(folder)
-    training = build(config, data, ranks, {}, train_step)
+    training = build(config, data, ranks, {})
     orders = order_of(config, data, ranks)
     first, lengths = orders(0), data.train.target.lengths
     tokens = round((lengths[first.sentences].sum() + len(first.sentences)) / first.steps)

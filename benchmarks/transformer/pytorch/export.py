@@ -27,7 +27,8 @@ from benchmarks.transformer.pytorch.model import (
     plain_attention,
     sinusoids,
 )
-from benchmarks.transformer.pytorch.training import score_of, search_best
+from benchmarks.transformer.pytorch.search import search_best
+from benchmarks.transformer.pytorch.train import score_of
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.pytorch import serving
 from benchmarks.translation.pytorch.batches import SourceBatch, evaluation_batches

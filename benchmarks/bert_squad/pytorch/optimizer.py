@@ -1,0 +1,55 @@
+"""Adam with decoupled weight decay and without the correction of the bias, as run_squad.py has it."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence
+
+import torch
+
+from benchmarks.bert_squad.pytorch.config import Config
+from benchmarks.common.torch_optimizers import Build
+
+MANY_STEPS = 1e6
+"""Steps after which 1 - beta ** steps is 1 in fp32, for any beta that is used."""
+
+
+def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]:
+    """Return Adam without the correction of the bias by the name of each implementation at hand.
+
+    As apex's FusedAdam of run_squad.py, with bias_correction=False: with the moments m and v,
+    w <- w - rate (m / (sqrt(v) + epsilon) + decay w). PyTorch's own always corrects, by 1 - beta ** steps:
+    ``without_correction`` starts it at so many steps that this is 1. The first ``decayed`` elements of the only
+    parameter have weight decay, the others none.
+    """
+    options: Dict[str, Any] = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon}
+
+    def groups(parameters: Sequence[torch.nn.Parameter]) -> List[Dict[str, Any]]:
+        (whole,) = parameters
+        found = []
+        for part, decay in ((slice(decayed), config.weight_decay), (slice(decayed, None), 0.0)):
+            parameter = torch.nn.Parameter(whole.detach()[part])
+            parameter.grad = whole.grad[part] if whole.grad is not None else None
+            found.append({"params": [parameter], "weight_decay": decay})
+        return found
+
+    found: Dict[str, Build] = {
+        "plain": lambda parameters: torch.optim.AdamW(groups(parameters), foreach=True, **options),
+        "fused": lambda parameters: torch.optim.AdamW(groups(parameters), fused=True, **options),
+    }
+    if apex is not None:
+        found["apex"] = lambda parameters: apex.FusedAdam(groups(parameters), bias_correction=False, **options)
+    return found
+
+
+def without_correction(optimizer: torch.optim.Optimizer) -> None:
+    """Start the moments at 0 and PyTorch's count of steps where its correction is 1; apex's needs neither."""
+    if not isinstance(optimizer, torch.optim.AdamW):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state, on_device = optimizer.state[parameter], bool(group.get("fused"))
+            if not state:
+                device = parameter.device if on_device else torch.device("cpu")
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            state["step"].fill_(MANY_STEPS)
