@@ -139,7 +139,9 @@ def open_folder(path: Path) -> Folder:
     if not (path / STUDY).is_file() or "place" not in (content := files.read_json(path / STUDY)):
         raise EncoreError(f"{path} is no folder of a study", remedy="give the path that encore study printed")
     try:
-        return Folder(path.absolute(), Study.model_validate(content["study"]), Place(**content["place"]))
+        # A folder from before there were passes has one of each point.
+        study = Study.model_validate({"passes": 1, **content["study"]})
+        return Folder(path.absolute(), study, Place(**content["place"]))
     except (ValueError, TypeError) as error:
         raise EncoreError(
             f"{path / STUDY} has other fields than this version of Encore writes", remedy="start the study again"

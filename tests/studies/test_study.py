@@ -237,8 +237,17 @@ def test_resume_and_array_hold_what_is_missing(built: tuple[measuring.Folder, pa
     assert "#SBATCH --partition=gpu" in script
     assert "#SBATCH --gpus-per-node=8" in script
     assert measuring.open_folder(folder.path) == folder
-    content = json.loads((folder.path / "study.json").read_text("utf-8"))["study"]
-    assert parse(content) == load("multi-gpu")
+    content = json.loads((folder.path / "study.json").read_text("utf-8"))
+    assert parse(content["study"]) == load("multi-gpu")
+
+
+def test_a_folder_from_before_there_were_passes_is_done(tmp_path: Path) -> None:
+    study = load("multi-gpu", small=True).model_copy(update={"passes": 1})
+    folder = made.folder(study, tmp_path, lambda point: 0.01)
+    content = json.loads((folder.path / "study.json").read_text("utf-8"))
+    del content["study"]["passes"]
+    (folder.path / "study.json").write_text(json.dumps(content), encoding="utf-8")
+    assert measuring.summary(measuring.open_folder(folder.path)) == "31 done"
 
 
 def test_a_device_of_a_cpu_is_as_large_in_each_point(tmp_path: Path) -> None:
