@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +24,8 @@ Examples:
 
   encore published --benchmark resnet --round v0.7
 
+  encore published --benchmark llama2_70b_lora --accelerator b200 --sort minutes
+
   encore published --system dgxa100 --csv > dgxa100.csv
 
   encore published --table --round v4.0
@@ -31,6 +35,11 @@ _CSV_FIELDS = (
     "fastest_minutes", "slowest_minutes", "cv", "global_batch", "last_eval_epochs", "last_quality",
     "samples_per_second", "init_seconds", "scaling_factor", "official_minutes", "division", "availability", "note",
 )  # fmt: skip
+_ORDERS: Mapping[str, Callable[[PublishedResult], Any]] = {
+    "name": lambda result: (result.name.lower(), result.benchmark or ""),
+    "minutes": lambda result: math.inf if result.official_minutes is None else result.official_minutes,
+    "accelerators": lambda result: math.inf if (count := result.hardware.accelerators) is None else count,
+}
 _TEXTS = ("submitter", "system", "accelerator", "software")
 _NAMES_WIDTH = 2 * (FOLDED + 2) + 1
 """Submitter and system, folded."""
@@ -41,6 +50,12 @@ def published(
     round_: Annotated[str | None, typer.Option("--round", help="v0.5 to v5.1.")] = None,
     submitter: Annotated[str | None, typer.Option(help="Such as NVIDIA.")] = None,
     system: Annotated[str | None, typer.Option(help="Any part of the system's name, such as dgx1.")] = None,
+    accelerator: Annotated[str | None, typer.Option(help="Any part of the accelerator's name, such as H100.")] = None,
+    division: Annotated[Literal["closed", "open"] | None, typer.Option(help="Of this division alone.")] = None,
+    sort: Annotated[
+        Literal["name", "minutes", "accelerators"] | None,
+        typer.Option(help="The list; default: by round and benchmark."),
+    ] = None,
     as_table: Annotated[
         bool, typer.Option("--table", help="As MLCommons' table: a row per system, a column per benchmark.")
     ] = False,
@@ -54,7 +69,17 @@ def published(
         raise EncoreError("--markdown without --table", remedy="add --table")
     wanted_round = options.known_round(round_)
     _known(benchmark, submitter)
-    results = select(load_published(), benchmark=benchmark, round_=wanted_round, submitter=submitter, system=system)
+    results = select(
+        load_published(),
+        benchmark=benchmark,
+        round_=wanted_round,
+        submitter=submitter,
+        system=system,
+        accelerator=accelerator,
+        division=division,
+    )
+    if sort is not None:
+        results.sort(key=_ORDERS[sort])
     if as_table:
         _write_table(result_table(results), as_json=as_json, as_csv=as_csv, as_markdown=as_markdown)
     elif as_json:

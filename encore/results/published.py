@@ -181,8 +181,10 @@ def select(
     round_: str | None = None,
     submitter: str | None = None,
     system: str | None = None,
+    accelerator: str | None = None,
+    division: str | None = None,
 ) -> list[PublishedResult]:
-    """Return those results that fit; case does not matter, and ``system`` is any part of the system's name."""
+    """Return those results that fit; case does not matter, and system and accelerator are any part of the name."""
     wanted = canonical(benchmark) or benchmark
     return [
         result
@@ -191,6 +193,8 @@ def select(
         and (round_ is None or result.round.lstrip("v") == round_.lower().lstrip("v"))
         and (submitter is None or result.submitter.lower() == submitter.lower())
         and (system is None or system.lower() in result.system.lower())
+        and (accelerator is None or accelerator.lower() in (result.hardware.accelerator or "").lower())
+        and (division is None or result.division == division)
     ]
 
 

@@ -83,7 +83,7 @@ def test_one_command_scores_checks_audits_and_packs_a_round(tmp_path: Path) -> N
     )
     tree(tmp_path / "round")
     command = ["report", str(tmp_path / "round"), "--package", "-o", str(tmp_path / "out")]
-    shown = " ".join(CliRunner().invoke(app, command).output.split())
+    shown = " ".join(CliRunner().invoke(app, command, env={"COLUMNS": "160"}).output.split())
     for part in ("verdict", "5 of 5 5 of 5 passed", "4 of 5 4 of 5 1 warning", "Lab: accepted as a package of 0.7.0"):
         assert part in shown
     assert re.search(r"Other: \d errors? as a package of 0.7.0", shown)

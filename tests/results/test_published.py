@@ -129,6 +129,31 @@ def test_command_lists_as_json_csv_and_table() -> None:
     assert "Published results: 6" in CliRunner().invoke(app, options).stdout
 
 
+def test_command_chooses_by_accelerator_and_division_and_sorts() -> None:
+    options = ["published", "--accelerator", "a100", "--division", "closed", "--json"]
+    found = {
+        order: json.loads(CliRunner().invoke(app, [*options, "--sort", order]).stdout)
+        for order in ("name", "minutes", "accelerators")
+    }
+    assert {each["division"] for each in found["minutes"]} == {"closed"}
+    assert all("A100" in each["hardware"]["accelerator"] for each in found["minutes"])
+    assert len(found["minutes"]) == len(found["name"]) > 5
+    for order, key in (("name", "name"), ("minutes", "official_minutes")):
+        values = [each[key].lower() if order == "name" else each[key] for each in found[order]]
+        assert values == sorted(values)
+    assert found["accelerators"] != found["minutes"]
+    opened = json.loads(CliRunner().invoke(app, ["published", "--division", "open", "--json"]).stdout)
+    assert {each["division"] for each in opened} == {"open"}
+    assert CliRunner().invoke(app, ["published", "--sort", "speed"]).exit_code == 2
+    completed = CliRunner().invoke(
+        app,
+        [],
+        env={"_ENCORE_COMPLETE": "complete_bash", "COMP_WORDS": "encore published --division ", "COMP_CWORD": "3"},
+        prog_name="encore",
+    )
+    assert completed.stdout.split() == ["closed", "open"]
+
+
 @pytest.mark.parametrize(
     ("options", "meant"),
     [
