@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 
 import pytest
 from typer.testing import CliRunner
@@ -139,7 +140,7 @@ def test_command_chooses_by_accelerator_and_division_and_sorts() -> None:
     assert all("A100" in each["hardware"]["accelerator"] for each in found["minutes"])
     assert len(found["minutes"]) == len(found["name"]) > 5
     for order, key in (("name", "name"), ("minutes", "official_minutes")):
-        values = [each[key].lower() if order == "name" else each[key] for each in found[order]]
+        values = [each[key].lower() if order == "name" else each[key] or math.inf for each in found[order]]
         assert values == sorted(values)
     assert found["accelerators"] != found["minutes"]
     opened = json.loads(CliRunner().invoke(app, ["published", "--division", "open", "--json"]).stdout)
