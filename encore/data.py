@@ -340,7 +340,7 @@ def _absent(directory: Path) -> EncoreError:
         )
     if (directory / PARTS).exists():
         return EncoreError(
-            f"the data set in {directory} is half-written: its preparation was interrupted",
+            f"the data set in {directory} is half-written: its preparation has not finished",
             expected="a finished preparation",
             remedy="give the same encore data prepare command again: it resumes where it stopped",
         )

@@ -97,7 +97,7 @@ def _refuse(lines: Sequence[str], expected: str, skips: bool, progress: Progress
     if not lines:
         return
     if not skips:
-        raise Problem("\n    ".join(lines), expected, SKIP)
+        raise Problem("\n    ".join(lines), expected, SKIP, keeps=True)
     for line in lines:
         progress.note(f"left out: {line}")
 

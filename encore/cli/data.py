@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,9 +97,15 @@ def prepare(
             command = [*runtimes.preparation(target, name_of_data, directory, wanted).argv]
         typer.echo(shlex.join(command))
         return
-    by = _container_of(target, name_of_data, directory, wanted) if in_container else _python_of(choice, python)
-    with shown_progress(Console(stderr=True)) as on_update:
-        passport = data.prepare(name_of_data, directory, wanted, by, on_update)
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        by = _container_of(target, name_of_data, directory, wanted) if in_container else _python_of(choice, python)
+        with shown_progress(Console(stderr=True)) as on_update:
+            passport = data.prepare(name_of_data, directory, wanted, by, on_update)
+    finally:
+        for folder in made:
+            with suppress(OSError):  # none that a refused preparation has made is left empty
+                folder.rmdir()
     typer.echo(f"{passport.directory}: {describe(passport)}")
 
 

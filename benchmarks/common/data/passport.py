@@ -131,7 +131,7 @@ def _normalized(passport: Passport) -> Passport:
 def _absent(directory: Path) -> Problem:
     if (directory / PARTS).exists():
         return Problem(
-            f"{directory} is half-written: an interrupted preparation, no {FILE_NAME}",
+            f"{directory} is half-written: an unfinished preparation, no {FILE_NAME}",
             "a finished preparation",
             "give the same prepare command again: it resumes where it stopped",
         )

@@ -226,21 +226,35 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
     except ModuleNotFoundError as error:
         remedy = "use the Python of the framework's environment, or install it into this one"
         raise Problem(f"{error.name} is not installed in this Python", str(error.name), remedy) from None
-    check_places(data_set, args.to, args.origin)
-    source = writer.list_source(args, progress)
-    if is_complete(data_set, args.to, source.fingerprint, args.overwrite):
-        return _nothing_to_do(args.to, progress)
-    with claim(args.to, progress) as (scratch, waited):
-        if waited and is_complete(data_set, args.to, source.fingerprint, overwrite=False):
+    made = [folder for folder in (args.to, *args.to.parents) if not folder.exists()]
+    try:
+        check_places(data_set, args.to, args.origin)
+        source = writer.list_source(args, progress)
+        if is_complete(data_set, args.to, source.fingerprint, args.overwrite):
             return _nothing_to_do(args.to, progress)
-        _resume_or_start_over(data_set, args.to, source.fingerprint, progress)
-        try:
-            content = writer.write(source, args, scratch, progress)
-            path = publish(data_set, content, source.fingerprint, scratch, progress)
-        finally:
-            _remove_unfinished(scratch)  # it may be what fills the disk
+        with claim(args.to, progress) as (scratch, waited):
+            if waited and is_complete(data_set, args.to, source.fingerprint, overwrite=False):
+                return _nothing_to_do(args.to, progress)
+            _resume_or_start_over(data_set, args.to, source.fingerprint, progress)
+            try:
+                content = writer.write(source, args, scratch, progress)
+                path = publish(data_set, content, source.fingerprint, scratch, progress)
+            except Problem as problem:
+                if not (problem.keeps and _finished_parts(scratch)):
+                    shutil.rmtree(scratch, ignore_errors=True)  # a preparation that waits may write a new lock
+                raise
+            finally:
+                _remove_unfinished(scratch)  # it may be what fills the disk
+    finally:
+        for folder in made:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
     progress.end(path, f"{path}: {passport.read(args.to)['name']}, {content.summary}")
     return 0
+
+
+def _finished_parts(scratch: Path) -> bool:
+    return any(path.name not in ("lock", "plan.json") for path in scratch.iterdir())
 
 
 def _nothing_to_do(to: Path, progress: Progress) -> int:
@@ -272,6 +286,7 @@ def check_room(directory: Path, needed: int) -> None:
             f"{human_bytes(free)} free on the disk of {directory}",
             f"about {human_bytes(needed)} for the data set",
             f"free {human_bytes(needed - free)} or choose another folder with --to",
+            keeps=True,
         )
 
 
@@ -310,7 +325,7 @@ def claim(to: Path, progress: Progress) -> Iterator[Tuple[Path, bool]]:
     """
     scratch, waited = to / PARTS, False
     while True:
-        scratch.mkdir(exist_ok=True)
+        scratch.mkdir(parents=True, exist_ok=True)  # the other one may have been refused, and its folder removed
         try:
             lock = (scratch / "lock").open("wb")
         except FileNotFoundError:
@@ -351,7 +366,7 @@ def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progres
             path.replace(scratch / path.name)
         return
     if before is not None:
-        progress.note("starting over: the source or the options have changed since the interruption")
+        progress.note("starting over: the source or the options have changed since the unfinished preparation")
     leftovers = [path for path in scratch.iterdir() if path.name != "lock"]
     for path in ((to / FILE_NAME), *leftovers, *finished):
         if path.is_dir():

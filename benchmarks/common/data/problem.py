@@ -20,10 +20,14 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Problem(Exception):
     """What was found, what was expected and what to do, with the exit code it leads to."""
 
-    def __init__(self, found: str, expected: str = "", remedy: str = "", code: int = REFUSED) -> None:
-        # All four go to args, so that a worker process can send the problem to its parent.
-        super().__init__(found, expected, remedy, code)
+    def __init__(
+        self, found: str, expected: str = "", remedy: str = "", code: int = REFUSED, keeps: bool = False
+    ) -> None:
+        """Make a problem; ``keeps`` if the command of its remedy resumes from the parts that are finished."""
+        # All go to args, so that a worker process can send the problem to its parent.
+        super().__init__(found, expected, remedy, code, keeps)
         self.found, self.expected, self.remedy, self.code = found, expected, remedy, code
+        self.keeps = keeps or code != REFUSED
 
     def as_dict(self) -> Dict[str, str]:
         """Return the form in which a problem crosses to the host side."""
