@@ -14,7 +14,10 @@ from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.detection.annotations import PARTS, images_folder, json_file
 
 ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
-PUBLISHED = "COCO 2017 as published: train2017, val2017 and annotations, as folders or as zips"
+LAYOUT = (
+    "train2017/ and val2017/ with the images, annotations/instances_train2017.json and instances_val2017.json: COCO "
+    "2017 as published, in folders or zips, or a set of your own"
+)
 DOWNLOAD = "download it from cocodataset.org, or name the folder that holds all of them with --from"
 AGAIN = "download it again: the published checksum shows whether it is whole"
 
@@ -78,7 +81,7 @@ def find(origin: Path) -> Source:
         Problem: a folder, a zip or a JSON file is missing, or a zip is not whole.
     """
     if not origin.is_dir():
-        raise Problem(f"{origin} is no folder", PUBLISHED, "name the folder that holds them with --from")
+        raise Problem(f"{origin} is no folder", LAYOUT, "name the folder that holds them with --from")
     annotations = {part: _find_annotations(origin, part) for part in PARTS}
     return Source({part: _find_images(origin, part) for part in PARTS}, annotations)
 
@@ -90,7 +93,7 @@ def _find_images(origin: Path, part: str) -> Images:
             return _list_folder(root / name)
         if (root / f"{name}.zip").is_file():
             return _list_zip(root / f"{name}.zip")
-    raise Problem(f"{origin} has no {name}/ and no {name}.zip", PUBLISHED, DOWNLOAD)
+    raise Problem(f"{origin} has no {name}/ and no {name}.zip", LAYOUT, DOWNLOAD)
 
 
 def _list_folder(folder: Path) -> Images:
@@ -120,7 +123,11 @@ def _find_annotations(origin: Path, part: str) -> Place:
             return Place(str(path), "", path.stat().st_size)
     path = origin / ANNOTATIONS_ZIP
     if not path.is_file():
-        raise Problem(f"{origin} has no {wanted} and no {ANNOTATIONS_ZIP}", PUBLISHED, DOWNLOAD)
+        label = next(origin.glob("**/labels/**/*.txt"), None)
+        if label is not None:
+            text = f"{origin} has YOLO's layout, labels in text files such as {label.relative_to(origin)}"
+            raise Problem(text, LAYOUT, "convert the labels to COCO's JSON, with a segmentation for Mask R-CNN")
+        raise Problem(f"{origin} has no {wanted} and no {ANNOTATIONS_ZIP}", LAYOUT, DOWNLOAD)
     with opened(path) as archive:
         found = [each for each in archive.infolist() if each.filename.endswith(Path(wanted).name)]
     if not found:

@@ -304,6 +304,11 @@ def twice(key: str) -> Callable[[Path], None]:
     return change
 
 
+def write_label(root: Path) -> None:
+    (root / "labels" / "train2017").mkdir(parents=True)
+    (root / "labels" / "train2017" / "1.txt").write_text("45 0.479 0.688 0.955 0.595\n")
+
+
 def cut_zip(root: Path) -> None:
     shutil.rmtree(root / "val2017")
     (root / "val2017.zip").write_bytes(b"PK\x03\x04 and no end")
@@ -319,6 +324,11 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
         lambda root: shutil.rmtree(root / "annotations"),
         "{root} has no annotations/instances_train2017.json and no annotations_trainval2017.zip",
         "cocodataset.org",
+    ),
+    "YOLO's labels": (
+        lambda root: (root / "annotations").rename(root / "old") and write_label(root),
+        "{root} has YOLO's layout, labels in text files such as labels/train2017/1.txt",
+        "COCO's JSON",
     ),
     "a cut zip": (cut_zip, "{root}/val2017.zip is no whole zip", "download it again"),
     "a cut JSON file": (cut_json, "instances_val2017.json cannot be read: ", "again"),
