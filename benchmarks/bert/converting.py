@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from benchmarks.bert.records import Packed
 from benchmarks.bert.sources import File
 from benchmarks.bert.stages import facts_of
 from benchmarks.bert.task import Counts, Task
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.language import wordpiece
@@ -49,7 +49,8 @@ def write(task: Task) -> Content:
     length, predictions = _width(every)
     records.refuse_equal_files([(packed.path, facts_of(packed.facts_path)) for packed in every])
     seen = np.any([np.fromfile(str(packed.seen_path), bool) for packed in train_files], axis=0)
-    common = overlap.refuse(held, entries, wanted, seen, Path(train_files[0].path).parent)
+    found = overlap.find(held, entries, wanted, seen)
+    common = source_checks.overlapping(found, len(held), "samples", task.allows_overlap, task.progress)
     return _content(
         task, len(every), task.shuffle(_stems(train_files), held), common, entries.size, length, predictions
     )
@@ -99,6 +100,6 @@ def _content(
             "tokens": {part: counts[part]["tokens"] for part in PARTS},
             "masked": {part: counts[part]["masked"] for part in PARTS},
         },
-        how={**how, "evaluation samples also in the training part": common},
+        how={**how, "in_both": common},
         tool={"version": VERSION, "numpy": np.__version__},
     )

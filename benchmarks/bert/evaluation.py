@@ -8,12 +8,14 @@ come; a text too small for 500 parts has fewer.
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from benchmarks.bert import buckets, stages
 from benchmarks.bert.stages import Block, facts_of
+from benchmarks.bert.task import Task
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.problem import Problem
 
 PARTS, ARTICLE = 500, 42
@@ -36,6 +38,8 @@ class Chosen(NamedTuple):
     copies: int
     """How many of them are copies of a document of the evaluation set."""
     rule: str
+    common: int = 0
+    """Documents of an evaluation text of its own that are trained on too."""
 
 
 def chosen_places(documents: int) -> List[int]:
@@ -48,7 +52,7 @@ def chosen_places(documents: int) -> List[int]:
     return found
 
 
-def choose(blocks: Sequence[Block], listed: Optional[Path], scratch: Path) -> Chosen:
+def choose(blocks: Sequence[Block], task: Task) -> Chosen:
     """Return what is trained on and what is evaluated.
 
     Raises:
@@ -61,11 +65,16 @@ def choose(blocks: Sequence[Block], listed: Optional[Path], scratch: Path) -> Ch
         paths = ", ".join(sorted({block.path for block in blocks}))
         raise Problem(f"{paths}: {total} documents with text", "at least two documents", "name another source")
     if test:
-        held = [digest for stem, _ in test for digest in stages.read_digests(stem)]
-        _refuse_overlap(train, set(held), test)
-        return Chosen(tuple(train), tuple(test), {}, 0, f"{len(held):,} documents of a text of its own")
-    if listed is not None:
-        return _cut_listed(train, listed, total, scratch)
+        held = [
+            (f"the one that begins: {document[0][:80]}", digest)
+            for stem, _ in test
+            for document, digest in zip(stages.read_shard(stem), stages.read_digests(stem))
+        ]
+        trained = chain.from_iterable(stages.read_digests(stem) for stem, _ in train)
+        common = source_checks.overlap(held, trained, "documents", task.allows_overlap, task.progress)
+        return Chosen(tuple(train), tuple(test), {}, 0, f"{len(held):,} documents of a text of its own", common)
+    if task.source.listed is not None:
+        return _cut_listed(train, task.source.listed, total, task.scratch)
     numbers = chosen_places(total)
     ends = list(accumulate(counts))
     places: Places = {}
@@ -74,7 +83,7 @@ def choose(blocks: Sequence[Block], listed: Optional[Path], scratch: Path) -> Ch
         places.setdefault(train[shard][0], set()).add(number - ends[shard] + counts[shard])
     share = total // len(numbers)
     rule = f"{len(numbers):,} of {total:,} documents: of each {share:,} the one at {ARTICLE} or the middle"
-    return _cut(train, places, rule, scratch)
+    return _cut(train, places, rule, task.scratch)
 
 
 def _shards(blocks: Sequence[Block], part: str) -> List[Sized]:
@@ -84,22 +93,6 @@ def _shards(blocks: Sequence[Block], part: str) -> List[Sized]:
         if block.part == part
         for number, shard in enumerate(facts_of(block.facts_path)["shards"])
     ]
-
-
-def _refuse_overlap(train: Sequence[Sized], held: Set[bytes], test: Sequence[Sized]) -> None:
-    common = {digest for stem, _ in train for digest in stages.read_digests(stem) if digest in held}
-    if common:
-        first = next(
-            document[0]
-            for stem, _ in test
-            for document, digest in zip(stages.read_shard(stem), stages.read_digests(stem))
-            if digest in common
-        )
-        raise Problem(
-            f"{len(common):,} documents are in both parts, the first one begins: {first[:80]}",
-            "an evaluation set that is not trained on",
-            "remove them from the training text, or leave out --evaluation: then the set is cut from it",
-        )
 
 
 # -- cut from the training text --------------------------------------------------------------------------------

@@ -7,12 +7,10 @@ most likely trained on; a sentence that several articles have is not enough.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Tuple
+from typing import List, Tuple
 
 import numpy as np
 
-from benchmarks.common.data.problem import Problem
 from benchmarks.language.arrays import Samples
 from benchmarks.language.wordpiece import Vocabulary
 
@@ -22,8 +20,6 @@ KEPT_BITS = 4
 """One of 16 runs is kept."""
 LEAST_RUNS = 8
 """Of a sample that is judged: about 150 tokens."""
-MOST_SHARE = 0.01
-"""Of the evaluation samples: articles repeat each other here and there."""
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _CHUNK = 1024
 """Samples looked at at once."""
@@ -65,22 +61,11 @@ def mark_seen(seen: np.ndarray, wanted: np.ndarray, samples: Samples, vocabulary
     seen[places[wanted[places] == hashes]] = True
 
 
-def refuse(test: Samples, vocabulary: Vocabulary, wanted: np.ndarray, seen: np.ndarray, origin: Path) -> int:
-    """Return how many evaluation samples have all of their runs in the training part.
-
-    Raises:
-        Problem: they are too many.
-    """
+def find(test: Samples, vocabulary: Vocabulary, wanted: np.ndarray, seen: np.ndarray) -> List[str]:
+    """Return the evaluation samples, by their numbers, that have all of their runs in the training part."""
     hashes, owners = runs_of(test, vocabulary)
     known = seen[np.searchsorted(wanted, hashes)] if len(wanted) else np.zeros(0, bool)
     runs = np.bincount(owners, minlength=len(test))
     common = np.bincount(owners, weights=known, minlength=len(test))
     overlapping = np.flatnonzero((runs >= LEAST_RUNS) & (common == runs))
-    if len(overlapping) > MOST_SHARE * len(test):
-        raise Problem(
-            f"{len(overlapping):,} of {len(test):,} evaluation samples are in the training part, the first one is "
-            f"sample {int(overlapping[0]):,}",
-            "an evaluation set that is not trained on",
-            f"remove its articles from {origin}, or name another one with --evaluation",
-        )
-    return len(overlapping)
+    return [f"sample {number:,}" for number in overlapping.tolist()]

@@ -28,6 +28,8 @@ class Task(NamedTuple):
     """Of the vocabulary to learn; 0 where the source has one."""
     most: int
     """Samples of the evaluation set, at most."""
+    allows_overlap: bool
+    """Whether an evaluation set that is trained on is accepted."""
     seed: int
     scratch: Path
     processes: int

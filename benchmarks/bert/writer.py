@@ -81,13 +81,14 @@ def _task(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     settings = Settings(length, predictions, args.duplication)
     entries = 0 if source.vocabulary else args.vocabulary_size or defaults["vocabulary"]
     most = args.evaluation_samples or defaults["evaluation"]
-    return Task(source, settings, entries, most, args.seed, scratch, args.workers, progress)
+    how = args.allow_overlap, args.seed, scratch, args.workers, progress
+    return Task(source, settings, entries, most, *how)
 
 
 def _write_text(task: Task) -> Content:
     blocks = _blocks(task)
     task.run("clean", "bytes", stages.clean, blocks, lambda block: block.end - block.begin)
-    chosen = evaluation.choose(blocks, task.source.listed, task.scratch)
+    chosen = evaluation.choose(blocks, task)
     text = sum(size for _, size in chosen.train)
     present = sum(path.stat().st_size for path in task.scratch.iterdir() if path.suffix != ".text")
     check_room(task.scratch, int(text * BYTES_PER_PASS * task.settings.duplication) - present)
@@ -162,6 +163,7 @@ def _content(task: Task, blocks: Sequence[Block], shards: Sequence[Shard], chose
             "text": text,
             "left_out": left_out,
             "evaluation": chosen.rule,
+            "in_both": chosen.common,
             "seed": task.seed,
         },
         tool={"version": VERSION, "numpy": np.__version__, "unicode": unicodedata.unidata_version},

@@ -23,6 +23,7 @@ from benchmarks.bert_squad.arrays import (
 )
 from benchmarks.bert_squad.squad import Paragraph
 from benchmarks.bert_squad.windows import Cut, Window
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
@@ -94,6 +95,12 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         paragraphs = {part: squad.read(listing.folder / files[part]) for part in PARTS}
         entries = list(wordpiece.read(listing.folder / "vocab.txt").entries)
         check_room(scratch, ROOM_FACTOR * sum((listing.folder / name).stat().st_size for name in files.values()))
+    train, held = (
+        [(each.id, (paragraph.context, each.text)) for paragraph in paragraphs[part] for each in paragraph.questions]
+        for part in PARTS
+    )
+    asked = (question for _, question in train)
+    common = source_checks.overlap(held, asked, "questions", args.allow_overlap, progress)
     wordpiece.write(scratch / VOCABULARY, entries)
     tokenizer = Tokenizer(wordpiece.read(scratch / VOCABULARY))
     written = {part: write_part(part, paragraphs[part], tokenizer, listing.cut, scratch, progress) for part in PARTS}
@@ -114,6 +121,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         how={
             "made": listing.folder is None,
             "seed": args.seed if listing.folder is None else None,
+            "in_both": common,
             **{name: {part: getattr(written[part], name) for part in PARTS} for name in Written._fields[2:]},
         },
         tool={"version": VERSION, "numpy": np.__version__},

@@ -14,7 +14,7 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Se
 import numpy as np
 import PIL
 
-from benchmarks.common.data import workers
+from benchmarks.common.data import source_checks, workers
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.passport import describe_file
 from benchmarks.common.data.prepare import Content, Split, check_room
@@ -80,13 +80,15 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     found = _write_pictures(task, missing)
     damaged = flaws.judge_pictures(found, task.skips, progress)
     left_out = {part: missing[part] | damaged[part] for part in PARTS}
+    train, val = ({name: found[part][name][1] for name in found[part] if name not in left_out[part]} for part in PARTS)
+    common = source_checks.overlap(val.items(), train.values(), "images", args.allow_overlap, progress)
     if left_out != missing:
         arrays = _write_arrays(task, left_out)
     for part in PARTS:
         _write_image_facts(task, part, found[part], left_out[part])
         _write_json(task, part, left_out[part], has_flaws=bool(arrays[part]["flaw_counts"]))
         _write_boxes(task, part)
-    return _content(task, args, arrays, left_out, _check_counts(task, arrays))
+    return _content(task, args, arrays, left_out, _check_counts(task, arrays), common)
 
 
 def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
@@ -238,6 +240,7 @@ def _content(
     arrays: Mapping[str, Mapping[str, Any]],
     left_out: Mapping[str, FrozenSet[str]],
     counts: Mapping[str, int],
+    common: int,
 ) -> Content:
     splits: Dict[str, Split] = {}
     described = []
@@ -255,7 +258,7 @@ def _content(
         summary=f"{numbers} images, {counts['objects in train']:,} + {counts['objects in val']:,} objects",
         classes=[name for _, name in categories],
         facts={"categories": [list(each) for each in categories], "counts": dict(counts)},
-        how={"flaws": flaws.summary(arrays, left_out), "seed": args.seed},
+        how={"flaws": flaws.summary(arrays, left_out), "seed": args.seed, "in_both": common},
         tool={"version": VERSION, "numpy": np.__version__, "pillow": PIL.__version__},
         described=described,
     )

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.common.data import workers
+from benchmarks.common.data import source_checks, workers
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
@@ -73,6 +73,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     task = plan(listing.source or _synthetic_source(args, scratch), args, scratch, progress)
     parse(task)
     malformed = judge_malformed(task, args.skip_corrupt)
+    common = judge_overlap(task, args.allow_overlap)
     check_labels(task.parts["val"])
     task.run(workers.Stage("tables", "tables", stages.list_values, lambda table: 1), task.tables)
     rows = shuffle(task, args.seed)
@@ -92,7 +93,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
             "malformed": malformed,
             "seed": args.seed,
         },
-        how={"made": task.source.made},
+        how={"made": task.source.made, "in_both": common},
         tool={"version": VERSION, "numpy": np.__version__},
     )
 
@@ -158,10 +159,25 @@ def judge_malformed(task: Task, skip: bool) -> int:
             found,
             f"at most {MALFORMED_SHARE:.2%}: label 0 or 1, 13 integers, 26 hexadecimal values, tabs between",
             "fix the file, or give the same command with --skip-corrupt to leave them out",
+            keeps=True,
         )
     if malformed:
         task.progress.note(f"left out: {found}")
     return malformed
+
+
+def judge_overlap(task: Task, allowed: bool) -> int:
+    """Return how many rows of a test file are rows of the training file too; days and ends of a log are other clicks.
+
+    Raises:
+        Problem: they are too many.
+    """
+    test = Path(task.source.val[0].path)
+    if test.stem != "test":
+        return 0
+    with test.open("rb") as held, open(task.source.train[0].path, "rb") as train:
+        named = ((f"line {number:,} of {test}", hash(line.rstrip())) for number, line in enumerate(held, 1))
+        return source_checks.overlap(named, (hash(line.rstrip()) for line in train), "rows", allowed, task.progress)
 
 
 def check_labels(parts: Sequence[Part]) -> None:

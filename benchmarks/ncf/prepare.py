@@ -35,6 +35,7 @@ DATA_SET = prepare.DataSet(
     files=("train_users.npy", "train_items.npy", "test_items.npy", "test_negatives.npy"),
     add_options=lambda options: None,
     writer="benchmarks.ncf.writer",
+    compares=False,
     check=check,
 )
 main = partial(prepare.main, DATA_SET)

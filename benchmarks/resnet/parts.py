@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.passport import CHUNK, File, describe_file
 from benchmarks.common.data.recordio import frame, index_line, pack
 from benchmarks.common.data.workers import Report
@@ -50,6 +51,8 @@ class Facts:
     """Key and offset of each record."""
     corrupt: List[Tuple[str, str]]
     """Name and reason of each image that could not be decoded."""
+    keys: List[str]
+    """What each record's image has in common with equal ones."""
 
 
 Finished = Dict[Path, Facts]
@@ -69,6 +72,7 @@ def write_part(part: Part, report: Report) -> Tuple[int, int]:
     temporary = part.records.with_suffix(f".{os.getpid()}")
     index: List[Tuple[int, int]] = []
     corrupt: List[Tuple[str, str]] = []
+    keys: List[str] = []
     with temporary.open("wb") as file:
         for key, item in enumerate(part.items, part.first_key):
             try:
@@ -77,13 +81,14 @@ def write_part(part: Part, report: Report) -> Tuple[int, int]:
                 corrupt.append((item.name, str(error)))
             else:
                 index.append((key, file.tell()))
+                keys.append(source_checks.key(image))
                 file.write(frame(pack(item.label, key, image)))
             report(key - part.first_key + 1, file.tell())
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()
     temporary.replace(part.records)
-    temporary.write_text(json.dumps([size, index, corrupt]), encoding="utf-8")
+    temporary.write_text(json.dumps([size, index, corrupt, keys]), encoding="utf-8")
     temporary.replace(part.facts_path)
     return len(part.items), size
 
@@ -91,9 +96,8 @@ def write_part(part: Part, report: Report) -> Tuple[int, int]:
 def _read_facts(part: Part) -> Optional[Facts]:
     """Read the facts of a part, or None when it has not been finished."""
     try:
-        size, index, corrupt = json.loads(part.facts_path.read_text(encoding="utf-8"))
-        return Facts(size, index, corrupt)
-    except (FileNotFoundError, ValueError):
+        return Facts(*json.loads(part.facts_path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):  # the last one of a part that an older version wrote
         return None
 
 

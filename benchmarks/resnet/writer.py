@@ -9,10 +9,9 @@ from typing import Dict, List, NamedTuple, Optional
 
 import PIL
 
-from benchmarks.common.data import recordio, workers
+from benchmarks.common.data import recordio, source_checks, workers
 from benchmarks.common.data.passport import File
 from benchmarks.common.data.prepare import Content, Split, check_room
-from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.resnet.images import CorruptImage, Encoding, encode
 from benchmarks.resnet.parts import Finished, Part, finished, join, plan, write_part
@@ -26,8 +25,6 @@ SAMPLED_IMAGES = 32
 """Images encoded on trial to estimate the room needed."""
 BYTES_OF_RECORD = 64
 """Record frame 8, image header 24, padding up to 3, index line and part facts: rounded up."""
-LISTED = 20
-"""Corrupt images listed by name, in a message and in the passport."""
 
 
 class Listing(NamedTuple):
@@ -74,6 +71,10 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     parts = {split: plan(items, split, scratch, encoding) for split, items in source.images.items()}
     facts = convert(listing, parts, scratch, args.workers, progress)
     skipped = judge_corrupt(source, facts, args.skip_corrupt, progress)
+    listed = source.images["val"]
+    held = [(listed[at].name, key) for fact in facts["val"].values() for (at, _), key in zip(fact.index, fact.keys)]
+    trained = (key for fact in facts["train"].values() for key in fact.keys)
+    common = source_checks.overlap(held, trained, "images", args.allow_overlap, progress)
     add = progress.counter("join", sum(fact.bytes for split in facts.values() for fact in split.values()))
     splits: Dict[str, Split] = {}
     described: List[File] = []
@@ -81,7 +82,8 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         records = scratch / f"{split}.rec"
         files = join(facts[split], records, add)
         count, first, last, _ = recordio.inspect(records, records.with_suffix(".idx"))
-        kept = {"first": first, "last": last, "skipped": len(names), "skipped_names": sorted(names)[:LISTED]}
+        shown = sorted(names)[: source_checks.LISTED]
+        kept = {"first": first, "last": last, "skipped": len(names), "skipped_names": shown}
         splits[split] = Split(count, [file["name"] for file in files], kept)
         described += files
     options = {"resize": encoding.resize, "quality": encoding.quality, "decoded": not encoding.trust}
@@ -89,7 +91,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         name=source.name,
         splits=splits,
         summary=" + ".join(f"{count:,}" for count in source.counts.values()) + " images listed",
-        how={"options": {"made": source.made, **options, "seed": args.seed}},
+        how={"options": {"made": source.made, **options, "seed": args.seed}, "in_both": common},
         tool={"version": VERSION, "pillow": PIL.__version__},
         classes=source.classes,
         described=described,
@@ -139,17 +141,7 @@ def judge_corrupt(source: Source, facts: Dict[str, Finished], skip: bool, progre
     """Names of the corrupt images in each split, when they may be skipped."""
     corrupt = {split: dict(pair for fact in facts[split].values() for pair in fact.corrupt) for split in facts}
     lines = [f"{split}: {name}: {why}" for split, images in corrupt.items() for name, why in images.items()]
-    if lines:
-        more = [f"and {len(lines) - LISTED:,} more"] if len(lines) > LISTED else []
-        listing = "\n    ".join([f"{len(lines):,} corrupt images", *lines[:LISTED], *more])
-        if not skip:
-            raise Problem(
-                listing,
-                "images that can be decoded",
-                "fix or delete them, or give the same command with --skip-corrupt: "
-                "the images already converted are kept",
-            )
-        progress.note("skipped " + listing)
+    source_checks.damaged(lines, "corrupt images", "images that can be decoded", skip, progress, keeps=True)
     left = {
         split: [item for item in items if item.name not in corrupt[split]] for split, items in source.images.items()
     }

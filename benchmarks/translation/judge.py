@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Dict, Mapping, Sequence
 
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.translation import segment, stages, wmt
@@ -30,7 +31,7 @@ def judge_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int
     for block in blocks:
         facts = stages.facts_of(block, "clean")
         if facts["first"]:
-            where = f"line {facts['first']:,} of {block.paths[0]} and {Path(block.paths[1]).name}"
+            where = f"line {facts['first']:,} of {block.names[0]} and {Path(block.names[1]).name}"
             if block.part == "test":
                 raise Problem(f"{where} is empty", "text in both: all are tested on", "remove the pair from both files")
             first = first or where
@@ -47,6 +48,18 @@ def judge_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int
     return counts
 
 
+def judge_overlap(test: Sequence[Block], train: Sequence[Block], allowed: bool, progress: Progress) -> int:
+    """Warn of pairs to test on that are trained on, or refuse them; return their number."""
+    held, trained = (
+        chain.from_iterable(block.path("clean").read_bytes().split(b"\n")[:-1] for block in each)
+        for each in (test, train)
+    )
+    # Of the test part no line is left out.
+    files = f"{test[0].names[0]} and {Path(test[0].names[1]).name}"
+    named = ((f"line {number:,} of {files}", pair) for number, pair in enumerate(held, 1))
+    return source_checks.overlap(named, trained, "pairs", allowed, progress)
+
+
 def judge_codes(codes: Path, block: Block) -> None:
     """Refuse codes that split the words of a text in another way than it is split."""
     encode = segment.bpe(codes.read_text(encoding="utf-8"))
@@ -55,8 +68,8 @@ def judge_codes(codes: Path, block: Block) -> None:
             again = encode(join_bpe(text.split()))
             if again != text.split():
                 raise Problem(
-                    f"{codes} splits {_first_difference(text.split(), again)} of {Path(block.paths[0]).name} or "
-                    f"{Path(block.paths[1]).name}",
+                    f"{codes} splits {_first_difference(text.split(), again)} of {Path(block.names[0]).name} or "
+                    f"{Path(block.names[1]).name}",
                     "the codes that the text was split by",
                     "name them by --codes, or take the file of codes out of the folder",
                 )

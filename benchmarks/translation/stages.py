@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from benchmarks.common.data.problem import Problem
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.workers import Report
 from benchmarks.translation import segment, vocabulary
 from benchmarks.translation.arrays import SIDES
@@ -44,6 +44,8 @@ class Block(NamedTuple):
 
     part: str
     paths: Tuple[str, str]
+    names: Tuple[str, str]
+    """What messages call them: where they were unpacked from."""
     begins: Tuple[int, int]
     """Bytes at which they begin."""
     first_line: int
@@ -134,14 +136,12 @@ def read_lines(block: Block, side: int) -> Iterator[str]:
     """
     with open(block.paths[side], "rb") as file:
         file.seek(block.begins[side])
-        for number in range(block.first_line, block.first_line + block.lines):
+        for _ in range(block.lines):
             line = file.readline().rstrip(b"\r\n")
             try:
                 yield line.decode("utf-8").lstrip("\ufeff")
-            except UnicodeDecodeError as error:
-                found = f"{block.paths[side]}, line {number:,}: byte {line[error.start]:#04x} at {error.start + 1}"
-                remedy = f"convert the file: iconv -f latin1 -t utf-8 {block.paths[side]}"
-                raise Problem(found, "UTF-8 text", remedy) from None
+            except UnicodeDecodeError:
+                raise source_checks.not_utf8(*zip(map(Path, block.paths), block.names)) from None
 
 
 def clean(block: Block, report: Report) -> Tuple[int, int]:

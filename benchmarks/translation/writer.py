@@ -82,6 +82,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     task = plan(source, args, scratch, progress)
     task.run("clean", stages.clean)
     left_out = judge.judge_cleaning(task.blocks, progress)
+    common = judge.judge_overlap(task.part("test"), task.part("train"), args.allow_overlap, progress)
     tokens = _split(task, args)
     task.run("encode", stages.encode)
     judge.judge_unknown(task.blocks, progress)
@@ -104,7 +105,14 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
             "detokenized": source.form in (RAW, WHOLE),
             "tokens": {part: _tokens(task.part(part)) for part in PARTS},
         },
-        how={"made": source.made, "left_out": left_out, "form": source.form, "seed": args.seed, **tokens},
+        how={
+            "made": source.made,
+            "left_out": left_out,
+            "in_both": common,
+            "form": source.form,
+            "seed": args.seed,
+            **tokens,
+        },
         tool={"version": VERSION, "numpy": np.__version__, **segment.versions()},
     )
 
@@ -138,8 +146,9 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Prog
             for first, lines, begins in _aligned(corpus, add):
                 stem = str(scratch / f"{part}-{len(blocks):05}")
                 texts = str(corpus.source.path), str(corpus.target.path)
+                names = str(corpus.source), str(corpus.target)
                 how = source.form, source.languages, cleaning, codes, str(scratch / VOCABULARY), kind
-                blocks.append(Block(part, texts, begins, first, lines, stem, *how))
+                blocks.append(Block(part, texts, names, begins, first, lines, stem, *how))
     return Task(source, kind, tuple(blocks), scratch, args.workers, progress)
 
 
@@ -148,7 +157,7 @@ def _aligned(corpus: Corpus, add: Any) -> List[Tuple[int, int, Tuple[int, int]]]
     source, target = (stages.line_offsets(item.path, BLOCK_LINES, add) for item in corpus)
     if source[0] != target[0] or not source[0]:
         raise Problem(
-            f"{corpus.source.path} has {source[0]:,} lines, {corpus.target.path} has {target[0]:,}",
+            f"{corpus.source} has {source[0]:,} lines, {corpus.target} has {target[0]:,}",
             "aligned files: line N of one is the translation of line N of the other",
             "restore both files from where they came from",
         )

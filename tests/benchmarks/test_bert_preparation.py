@@ -242,7 +242,7 @@ def test_excerpt_of_wikipedia_goes_through_the_whole_preparation(excerpt: Path, 
     [
         ("d.xml", write_dump(PAGES)[:4000], "d.xml is truncated"),
         ("d.xml", write_dump([]), "d.xml: 0 documents with text"),
-        ("t.txt", "Un café.\n".encode("latin1") * 9, "t.txt, byte 6: 0xe9 is not UTF-8"),
+        ("t.txt", "Un café.\n".encode("latin1") * 9, "t.txt: lines that are not UTF-8: 9"),
         ("readme.md", b"x", "holds none of these"),
         ("t.txt", b"One.\nTwo.\n", "1 documents with text"),
     ],
@@ -262,7 +262,7 @@ def test_options_that_contradict_each_other_are_refused(raw: Path, packed: Path,
     to = ("--to", tmp_path / "to", *SHORT)
     held = write_text(tmp_path / "held.txt", documents=3)
     told = refused(run("--from", raw, *to, "--evaluation", held))
-    assert "3 documents are in both parts, the first one begins: " in told and "--evaluation" in told
+    assert "3 of 3 evaluation documents are in the training data as well, the first is the one that begins: " in told
     assert "one of them" in refused(run("--from", raw, *to, "--vocabulary-size", 100))
     (raw / "vocab.txt").unlink()
     assert "has no vocab.txt" in refused(run("--from", raw, *to))

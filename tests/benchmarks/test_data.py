@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,7 +42,8 @@ def write_ratings(folder: Path) -> None:
 def write_pairs(folder: Path) -> None:
     for part in ("train", "test"):
         for language, word in (("en", "house"), ("de", "haus")):
-            (folder / f"{part}.{language}").write_text("".join(f"{word}@@ s {n % 7}\n" for n in range(40)))
+            lines = (f"{word}@@ s {n % 7}" + (" s" if part == "test" else "") + "\n" for n in range(40))
+            (folder / f"{part}.{language}").write_text("".join(lines))
 
 
 def write_scenes(folder: Path) -> None:
@@ -71,8 +73,8 @@ def write_questions(folder: Path) -> None:
     words = ("what", "is", "the", "town", "of", "ada", "lives", "in", "bray")
     (folder / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words)) + "\n")
     answer = {"text": "Bray", "answer_start": 13}
-    for part in ("train", "dev"):
-        asked = [{"id": f"{part}{n}", "question": "What is the town of Ada", "answers": [answer]} for n in range(9)]
+    for part, text in (("train", "What is the town of Ada"), ("dev", "Ada lives in what town")):
+        asked = [{"id": f"{part}{n}", "question": text, "answers": [answer]} for n in range(9)]
         paragraph = {"context": "Ada lives in Bray.", "qas": asked}
         (folder / f"{part}-v1.1.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": [paragraph]}]}))
 
@@ -250,6 +252,66 @@ def test_a_change_is_found(benchmark: str, source: Path, tmp_path: Path) -> None
     (tmp_path / "to" / FILES[benchmark]).write_bytes(b"")
     code, lines = run(benchmark, "--verify", tmp_path / "to", "--quick")
     assert len(lines[-1]["error"]["more"]) == 2
+
+
+COPIES = {
+    "resnet": ({"val": "train"}, "6 of 6 evaluation images", "ant/0.jpg"),
+    "dlrm": ({"test.txt": "train.txt"}, "300 of 300 evaluation rows", "line 1 of"),
+    "gnmt": ({"test.en": "train.en", "test.de": "train.de"}, "40 of 40 evaluation pairs", "line 1 of"),
+    "ssd": ({"val2017": "train2017"}, "4 of 4 evaluation images", "1.jpg"),
+    "bert": ({"../held.txt": "articles.txt"}, "9 of 9 evaluation documents", "the one that begins: the the"),
+    "bert_squad": ({"dev-v1.1.json": "train-v1.1.json"}, "9 of 9 evaluation questions", "train0"),
+}
+"""Evaluation data by what they are a copy of, and how many are reported, of which the first."""
+
+
+@pytest.mark.parametrize("benchmark", COPIES)
+def test_evaluation_data_that_are_trained_on_are_seen(benchmark: str, source: Path, tmp_path: Path) -> None:
+    files, count, first = COPIES[benchmark]
+    for held, trained in files.items():
+        shutil.rmtree(source / held, ignore_errors=True)
+        subprocess.run(["cp", "-rT", source / trained, source / held], check=True)
+    words = ("--evaluation", tmp_path / "held.txt") if benchmark == "bert" else ()
+    code, lines = prepare(benchmark, source, tmp_path / "to", *words)
+    said = f"{count} are in the training data as well, the first is "
+    assert (code, problem(lines).startswith(said), first in problem(lines)) == (2, True, True), lines[-1]
+    assert "--allow-overlap" in lines[-1]["error"]["remedy"]
+    code, lines = prepare(benchmark, source, tmp_path / "to", *words, "--allow-overlap")
+    assert (code, f"warning: {said}" in notes(lines)) == (0, True)
+    assert passport(tmp_path / "to")["how"]["in_both"] == int(count.split()[0])
+
+
+@pytest.mark.parametrize("benchmark", ["gnmt"])
+def test_a_few_that_are_trained_on_are_a_warning(source: Path, tmp_path: Path) -> None:
+    for language in ("en", "de"):
+        trained, held = source / f"train.{language}", source / f"test.{language}"
+        held.write_text(held.read_text() + trained.read_text().splitlines(keepends=True)[0] * 4)
+    code, lines = prepare("gnmt", source, tmp_path / "to")
+    assert (code, "warning: 4 of 44 evaluation pairs are" in notes(lines)) == (0, True)
+
+
+REFUSE = """
+from importlib import import_module
+from benchmarks.common.data.problem import Problem
+
+def refuse(*args):
+    if len(args) == 4:
+        (args[2] / "part").touch()
+    raise Problem("no", "", "")
+
+import_module(prepare.DATA_SET.writer).{} = refuse
+"""
+
+
+@pytest.mark.parametrize("phase", ["list_source", "write"])
+@every_benchmark
+def test_a_refused_preparation_leaves_no_folder(benchmark: str, phase: str, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for to in (tmp_path / "new" / "to", tmp_path / "there"):
+        code, lines = prepare(benchmark, source, to, before=REFUSE.format(phase))
+        assert (code, problem(lines)) == (2, "no")
+    assert [path.name for path in tmp_path.iterdir()].count("new") == 0
+    assert not [*(tmp_path / "there").iterdir()]
 
 
 OWN = {"resnet": ("--resize", "256"), "dlrm": ("--index-limit", "9"), "ssd": ("--scenes", "9")}

@@ -39,7 +39,7 @@ def picture(width, height):
 
 for number in range({IMAGES}):
     picture(80 + number, 60).save(folder / f"{{number:02}}.jpg")
-for number in range(24):
+for number in range(28):
     noise = (random.rand(700, 900, 3) * 255).astype("uint8")
     Image.fromarray(noise).save(folder / f"large{{number:02}}.jpg", quality=90)
 
@@ -82,7 +82,7 @@ DRIVER = (
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory, mxnet_python) -> Path:
-    """Folder of small JPEGs 00.jpg to 47.jpg, 24 large ones, odd ones in odd/, and a devkit's meta.mat."""
+    """Folder of small JPEGs 00.jpg to 47.jpg, 28 large ones, odd ones in odd/, and a devkit's meta.mat."""
     folder = tmp_path_factory.mktemp("images")
     subprocess.run([mxnet_python, "-c", MAKE_IMAGES, str(folder)], check=True)
     return folder
@@ -287,7 +287,7 @@ def test_odd_images_become_what_dali_decodes(tmp_path, images, prepare, mxnet_py
         shutil.copytree(images / "odd", source / split / "all")
         (source / split / "more").mkdir()
         os.link(images / "00.jpg", source / split / "more" / "00.jpg")
-    assert prepare("--from", source, "--to", tmp_path / "out")[0] == 0
+    assert prepare("--from", source, "--to", tmp_path / "out", "--allow-overlap")[0] == 0
     stored = {image for _, image in records(tmp_path / "out", "val")}
     for kept in ("progressive.jpg", "gray.jpg", "cmyk.jpg", *(f"magic{shift}.jpg" for shift in range(4))):
         assert (images / "odd" / kept).read_bytes() in stored, kept
@@ -387,11 +387,11 @@ def test_many_corrupt_images_are_counted_and_twenty_named(tmp_path, images, prep
 def slow_source(tmp_path, images) -> Path:
     """Source of 24 + 4 images that takes a while when it is re-encoded."""
     source = tmp_path / "slow"
-    for split, count in (("train", 24), ("val", 4)):
+    for split, begin, count in (("train", 0, 24), ("val", 24, 4)):
         for number in range(count):
             folder = source / split / ("more" if number == count - 1 else "all")
             folder.mkdir(parents=True, exist_ok=True)
-            os.link(images / f"large{number:02}.jpg", folder / f"{number}.jpg")
+            os.link(images / f"large{begin + number:02}.jpg", folder / f"{number}.jpg")
     return source
 
 

@@ -67,6 +67,8 @@ class DataSet:
     """Names of folders that are written, with files that the passport need not list."""
     check_unlisted: passport.CheckUnlisted = lambda directory, passport, quick, add: ()
     """Compares such files with what an array of the data set has of them."""
+    compares: bool = True
+    """Whether the writer looks for evaluation samples that are trained on, by ``source_checks.overlap``."""
     shared_with: Tuple[str, ...] = ()
     """Benchmarks that read the same data set, this one among them; its passport has the first one's name."""
 
@@ -151,7 +153,10 @@ def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
     add("--progress", choices=("plain", "json"), default="plain")
     # The host side asks so before it makes an environment or starts a container.
     add("--check-options", action="store_true", help=argparse.SUPPRESS)
-    data_set.add_options(parser.add_argument_group(f"options of {data_set.benchmark}"))
+    own = parser.add_argument_group(f"options of {data_set.benchmark}")
+    data_set.add_options(own)
+    if data_set.compares:
+        own.add_argument("--allow-overlap", action="store_true", help="accept evaluation data that are trained on")
     return parser
 
 
