@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from benchmarks.bert import sentences
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.problem import Problem
 
 SENTENCES, PARAGRAPHS, EXTRACTED, WIKITEXT = "sentences", "paragraphs", "extracted", "wikitext"
@@ -117,10 +118,8 @@ def _lines(path: Path, begin: int, end: int, report: Callable[[int], None]) -> I
                 return
             try:
                 text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                found = f"{path}, byte {place + error.start:,}: {line[error.start]:#04x} is not UTF-8"
-                remedy = f"convert the file: iconv -f latin1 -t utf-8 {path}"
-                raise Problem(found, "UTF-8 text", remedy) from None
+            except UnicodeDecodeError:
+                raise source_checks.not_utf8((path, str(path))) from None
             place += len(line)
             report(place - begin)
             yield text.lstrip("\ufeff").rstrip("\r\n")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from shlex import quote
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.problem import Problem
 from benchmarks.dlrm.blocks import COLUMNS
 from benchmarks.dlrm.criteo import NEWLINE, TAB
@@ -24,8 +24,7 @@ CHUNK = 8 << 20
 """Bytes read at once."""
 TAIL = 1 << 16
 """Bytes at the end of a file that are searched for its last row: many times a row."""
-GZIP = b"\x1f\x8b"
-"""How a compressed file begins, whatever its name (RFC 1952)."""
+UNPACKED = "text that can be read from any place"
 
 Report = Callable[[int], None]
 Note = Callable[[str], None]
@@ -76,8 +75,8 @@ def list_source(origin: Path, validation_fraction: Optional[float], report: Repo
             # Kaggle's own test.txt has no labels.
             note(f"{test} is not used: its first row has {columns} fields, and a label makes it {COLUMNS}")
             return _single(train, validation_fraction, report)
-    for path in sorted(origin.iterdir()):
-        _refuse_compressed(path)
+    for path in sorted(filter(Path.is_file, origin.iterdir())):
+        source_checks.refuse_compressed(path, UNPACKED)
     raise Problem(
         f"{origin} has no day_0 and no train.txt, train.csv or train.tsv",
         "Criteo's day_0 to day_23, or train.txt",
@@ -125,7 +124,7 @@ def _single(path: Path, fraction: Optional[float], report: Report) -> Source:
 
 def _whole(path: Path) -> Range:
     """Return all of a file but blank lines at its end; one that ends within a row was cut short."""
-    _refuse_compressed(path)
+    source_checks.refuse_compressed(path, UNPACKED)
     end, tail, rows = path.stat().st_size, b"", b""
     with path.open("rb") as file:
         while end and not rows:
@@ -146,17 +145,6 @@ def _whole(path: Path) -> Range:
     return Range(str(path), 0, end)
 
 
-def _refuse_compressed(path: Path) -> None:
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(len(GZIP)) == GZIP:
-                named = path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
-                unpack = f"gunzip {quote(str(named))}"
-                if named != path:
-                    unpack = f"mv {quote(str(path))} {quote(str(named))} && {unpack}"
-                raise Problem(f"{path} is compressed by gzip", "text that can be read from any place", unpack)
-
-
 def _chunks(whole: Range, report: Report) -> Iterator[bytes]:
     with open(whole.path, "rb") as file:
         while file.tell() < whole.end:
@@ -166,7 +154,7 @@ def _chunks(whole: Range, report: Report) -> Iterator[bytes]:
 
 
 def _columns(path: Path) -> int:
-    _refuse_compressed(path)
+    source_checks.refuse_compressed(path, UNPACKED)
     with path.open("rb") as file:
         return file.readline().count(TAB) + 1
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 from pathlib import Path
 from typing import Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from benchmarks.common.data import workers
+from benchmarks.common.data import source_checks, workers
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.translation import language, subtokens, wmt
@@ -24,7 +25,12 @@ class Item(NamedTuple):
 
     path: Path
     member: str = ""
-    """Its name in the archive, without folders; empty for a file on the disk."""
+    """Its name in the archive, without folders, or without .gz; empty for a file on the disk."""
+    origin: str = ""
+    """Where it was unpacked from, for messages."""
+
+    def __str__(self) -> str:
+        return self.origin or str(self.path)
 
 
 class Corpus(NamedTuple):
@@ -131,11 +137,11 @@ def _on_disk(item: Item, folder: Path) -> Item:
         return item
     path = item.path if item.path.name == item.member else folder / item.member
     if path.suffix != ".sgm":
-        return Item(path)
+        return Item(path, origin=str(item.path if item.path.suffix == wmt.PACKED else f"{item.member} in {item.path}"))
     folder.mkdir(exist_ok=True)
     plain = folder / f"{wmt.TEST}{Path(path.stem).suffix}"
     plain.write_text("".join(line + "\n" for line in wmt.read_sgm(path)), encoding="utf-8", newline="\n")
-    return Item(plain)
+    return Item(plain, origin=str(item.path))
 
 
 def _check_listed(paths: Collection[Path], progress: Progress) -> None:
@@ -161,7 +167,9 @@ def find_text(origin: Path, languages: Sequence[str], test: Optional[str], token
     Raises:
         Problem: files are missing, or several could be meant.
     """
-    files = {path.name: path for path in sorted(origin.iterdir()) if path.is_file()}
+    files: Dict[str, Item] = {}
+    for path in sorted(filter(Path.is_file, origin.iterdir())):  # train.en before train.en.gz
+        files.setdefault(path.stem if path.suffix == wmt.PACKED else path.name, _item(path))
     found = [name[len("train.") :] for name in files if name.startswith("train.")]
     if len(found) < 2:
         raise Problem(
@@ -172,11 +180,13 @@ def find_text(origin: Path, languages: Sequence[str], test: Optional[str], token
     pair = _pick_languages(found, languages, origin)
     parts = _test_parts(files, pair)
     chosen = _pick_test(parts, test, pair, origin)
-    train = Corpus(*(Item(files[f"train.{each}"]) for each in pair))
-    form = SPLIT if _is_split(train.source.path) or _is_split(train.target.path) else TOKENIZED if tokenized else RAW
-    codes = next((files[name] for name in CODES if name in files), None)
+    train, held = (Corpus(*(files[f"{part}.{each}"] for each in pair)) for part in ("train", chosen))
+    for item in (*train, *held):
+        if not item.member:
+            source_checks.refuse_compressed(item.path, f"text, or {item.path.name}{wmt.PACKED}")
+    form = SPLIT if _is_split(train.source) or _is_split(train.target) else TOKENIZED if tokenized else RAW
+    codes = next((files[name].path for name in CODES if name in files and not files[name].member), None)
     made = f"train.{pair[0]} and train.{pair[1]}; {chosen}.{pair[0]} and {chosen}.{pair[1]} to test"
-    held = Corpus(*(Item(files[f"{chosen}.{each}"]) for each in pair))
     return Source(origin.name, (train,), held, pair, form, codes, made)
 
 
@@ -195,7 +205,7 @@ def _pick_languages(found: Sequence[str], wanted: Sequence[str], origin: Path) -
     return first, second
 
 
-def _test_parts(files: Dict[str, Path], pair: Sequence[str]) -> List[str]:
+def _test_parts(files: Dict[str, Item], pair: Sequence[str]) -> List[str]:
     stems = [name[: -len(pair[0]) - 1] for name in files if name.endswith(f".{pair[0]}")]
     return [stem for stem in stems if stem != "train" and f"{stem}.{pair[1]}" in files]
 
@@ -212,8 +222,12 @@ def _pick_test(parts: Sequence[str], wanted: Optional[str], pair: Sequence[str],
     raise Problem(f"{origin} has {files}", f"the pairs to test on: {named or 'test'}", remedy)
 
 
-def _is_split(path: Path) -> bool:
-    with path.open("rb") as file:
+def _item(path: Path) -> Item:
+    return Item(path, path.stem if path.suffix == wmt.PACKED else "")
+
+
+def _is_split(item: Item) -> bool:
+    with wmt.undamaged(item.path), gzip.open(item.path) if item.member else item.path.open("rb") as file:
         return f"{JOIN} ".encode() in file.read(SAMPLE_BYTES)
 
 

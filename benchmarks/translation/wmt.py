@@ -13,9 +13,9 @@ import os
 import re
 import tarfile
 import zlib
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any, Dict, List, NamedTuple, Sequence, Tuple, cast
+from typing import IO, Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple, cast
 
 from benchmarks.common.data.prepare import check_room
 from benchmarks.common.data.problem import Problem
@@ -24,6 +24,8 @@ from benchmarks.common.data.workers import Report
 CHUNK = 1 << 20
 """Bytes read at once."""
 GZIP = b"\x1f\x8b"
+PACKED = ".gz"
+"""Suffix of text that is compressed by gzip and in no archive."""
 LANGUAGES = ("en", "de")
 DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 
@@ -178,32 +180,40 @@ def extract(members: Sequence[Member], report: Report) -> Tuple[int, int]:
         Problem: the archive is damaged, or lacks a member.
     """
     path, wanted = Path(members[0].archive), {member.name: member for member in members}
-    try:
-        with path.open("rb") as raw:
-            is_packed = raw.read(len(GZIP)) == GZIP
-            raw.seek(0)
-            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if is_packed else raw)
-            with closing(tarfile.open(fileobj=stream, mode="r|")) as archive:
-                for entry in archive:
-                    report(raw.tell(), 0)
-                    member = wanted.get(Path(entry.name).name) if entry.isreg() else None
-                    if member is not None:
-                        del wanted[member.name]
-                        check_room(Path(member.to).parent, entry.size)
-                        _copy(cast(IO[bytes], archive.extractfile(entry)), Path(member.to), report, raw)
-            while stream.read(CHUNK):
+    with undamaged(path), path.open("rb") as raw:
+        is_packed = path.suffix == PACKED or raw.read(len(GZIP)) == GZIP
+        raw.seek(0)
+        stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if is_packed else raw)
+        if path.suffix == PACKED:
+            _copy(stream, Path(wanted.popitem()[1].to), report, raw)
+            return path.stat().st_size, 0
+        with closing(tarfile.open(fileobj=stream, mode="r|")) as archive:
+            for entry in archive:
                 report(raw.tell(), 0)
-    except DAMAGED as error:
-        found = f"{path} is damaged: {error or type(error).__name__}"
-        raise Problem(found, "a whole tar archive", "download it again") from None
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise Problem(f"{path} is damaged: {error}", "a whole tar archive", "download it again") from None
+                member = wanted.get(Path(entry.name).name) if entry.isreg() else None
+                if member is not None:
+                    del wanted[member.name]
+                    check_room(Path(member.to).parent, entry.size)
+                    _copy(cast(IO[bytes], archive.extractfile(entry)), Path(member.to), report, raw)
+        while stream.read(CHUNK):
+            report(raw.tell(), 0)
     if wanted:
         found = f"{path} has no {', '.join(sorted(wanted))}"
         raise Problem(found, "the archive that is published under this name", "download it again")
     return path.stat().st_size, 0
+
+
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """Raise a Problem for an archive or a compressed file that cannot be read to its end."""
+    try:
+        yield
+    except (OSError, *DAMAGED) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        found = f"{path} is damaged: {error or type(error).__name__}"
+        what = "the whole file" if path.suffix == PACKED else "a whole tar archive"
+        raise Problem(found, what, "download it again") from None
 
 
 def _copy(file: IO[bytes], to: Path, report: Report, raw: IO[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -48,10 +49,15 @@ def refused(lines: list[dict[str, Any]]) -> str:
 def write_split(folder: Path, source: list[str] = EN, target: list[str] = DE) -> Path:
     """Aligned files whose words are split already, so that no package is needed to prepare them."""
     folder.mkdir(exist_ok=True)
-    for part in ("train", "test"):
-        for name, lines in (("en", source), ("de", target)):
-            (folder / f"{part}.{name}").write_text("".join(line + "\n" for line in lines))
+    for name, lines in (("en", source), ("de", target)):
+        for part, text in (("train", lines), ("test", backwards(lines))):
+            (folder / f"{part}.{name}").write_text("".join(line + "\n" for line in text))
     return folder
+
+
+def backwards(lines: list[str]) -> list[str]:
+    """Return other lines of the same words: what is tested on is not trained on."""
+    return [" ".join(line.split()[::-1]) for line in lines]
 
 
 @pytest.fixture
@@ -150,14 +156,14 @@ def test_split_text_keeps_its_tokens(split: Path, tmp_path: Path) -> None:
     assert tokens == ["it", "is", "rain@@", "ing", "3,000", "times"]
     assert found.vocabulary.text(found.train.source[3]) == EN[3]
     assert found.passport["facts"]["detokenized"] is False
-    assert found.references == DE
+    assert found.references == backwards(DE)
     assert found.train.source.tokens.dtype == np.uint16
 
 
 def test_english_is_the_source_unless_another_one_is(split: Path, tmp_path: Path) -> None:
     assert run("--from", split, "--to", tmp_path / "to", "--languages", "de", "en")[0] == 0
     found = open_data(tmp_path / "to")
-    assert (found.source_language, found.references) == ("de", EN)
+    assert (found.source_language, found.references) == ("de", backwards(EN))
 
 
 def test_pairs_that_cannot_be_trained_on_are_left_out_and_counted(split: Path, tmp_path: Path) -> None:
@@ -210,15 +216,42 @@ def test_bad_files_are_refused_with_what_to_do(kind: str, split: Path, tmp_path:
     assert not (tmp_path / "to" / "dataset.json").exists()
 
 
-def test_wrong_encoding_is_named_with_its_line(split: Path, tmp_path: Path) -> None:
-    append("train.de", b"ein gr\xfcnes haus\n")(split)
-    append("train.en", b"a green house\n")(split)
+def test_every_line_in_another_encoding_is_named(split: Path, tmp_path: Path) -> None:
+    append("train.de", b"ein gr\xfcnes haus\n" * 25)(split)
+    append("train.en", b"a green house\n" * 25)(split)
+    # DE has a letter that is UTF-8, EN none: what converts one file would spoil the other.
     code, lines = run("--from", split, "--to", tmp_path / "to")
-    assert (code, "train.de, line 5: byte 0xfc at 7" in refused(lines), "iconv -f latin1" in refused(lines)) == (
-        2,
-        True,
-        True,
-    )
+    said = refused(lines)
+    assert (code, f"{split}/train.de: lines that are not UTF-8: 25\n    line 5: byte 0xfc at 7\n" in said) == (2, True)
+    assert "line 24: byte 0xfc at 7\n    and 5 more" in said
+    assert "iconv" not in said and "do not convert the others" in said
+    (split / "train.de").write_text("".join(line + "\n" for line in [*DE, *["haus"] * 25]), encoding="latin1")
+    said = refused(run("--from", split, "--to", tmp_path / "to")[1])
+    assert "not UTF-8: 1\n    line 1: byte 0xdf at 13" in said and "iconv -f latin1" in said
+
+
+def test_compressed_text_is_read_or_refused_at_once(split: Path, tmp_path: Path) -> None:
+    assert run("--from", split, "--to", tmp_path / "plain")[0] == 0
+    packed = Path(shutil.copytree(split, tmp_path / "packed"))
+    for path in packed.iterdir():
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert run("--from", packed, "--to", tmp_path / "to")[0] == 0
+    for name in arrays.FILES:
+        assert (tmp_path / "to" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes(), name
+    train = packed / "train.de.gz"
+    whole = train.read_bytes()
+    # A message names what the user has, and not what it was unpacked to.
+    train.write_bytes(gzip.compress(b"gr\xfcn\n" * 4))
+    assert f"{train}: lines that are not UTF-8: 4" in refused(run("--from", packed, "--to", tmp_path / "bad")[1])
+    for content, told in ((whole[:-9], f"{train} is damaged"), (b"no gzip", f"{train} is damaged")):
+        train.write_bytes(content)
+        assert told in refused(run("--from", packed, "--to", tmp_path / "bad")[1])
+    train.unlink()
+    for content, kind in ((whole, "gzip"), (b"BZh9", "bzip2"), (b"PK\x03\x04", "zip")):
+        (packed / "train.de").write_bytes(content)
+        told = refused(run("--from", packed, "--to", tmp_path / "bad")[1])
+        assert f"{packed}/train.de is compressed by {kind}" in told
 
 
 def test_of_several_test_parts_one_is_chosen(split: Path, tmp_path: Path) -> None:
