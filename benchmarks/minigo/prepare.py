@@ -22,6 +22,7 @@ def add_options(options: argparse._ArgumentGroup) -> None:
     sizes, text = (5, 9, 13, 19), "games on other boards are left out; default: 5 without --from, else 19"
     options.add_argument("--board-size", type=int, choices=sizes, help=text)
     options.add_argument("--target", type=Path, metavar="FILE", help="target model; default: one that knows nothing")
+    options.add_argument("--skip-corrupt", action="store_true", help="leave out games without result or with flaws")
     options.add_argument("--held-out", type=prepare.fraction, default=0.05, help="share of games never trained on")
 
 
@@ -31,6 +32,7 @@ DATA_SET = prepare.DataSet(
     files=("moves.npy", "starts.npy", "outcomes.npy", "target.npz"),
     add_options=add_options,
     writer="benchmarks.minigo.writer",
+    compares=False,
     check=prepare.opens("benchmarks.minigo.data_set"),
 )
 main = partial(prepare.main, DATA_SET)

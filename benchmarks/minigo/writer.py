@@ -7,10 +7,11 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Split
 from benchmarks.common.data.problem import Problem
@@ -20,6 +21,8 @@ from benchmarks.minigo.engine import BLACK, Games, IllegalMove, Rules, Search
 
 VERSION = "1"
 """Raise it when the same source and options give other bytes."""
+NO_RESULT = "no result"
+FLAWLESS = "SGF with a result, such as RE[B+R], and moves that the rules allow"
 SMALL_GAMES = 400
 SMALL_KOMI = 7.5
 SMALL_SHAPE = {"features": "agz", "conv_width": 8, "trunk_layers": 1, "fc_width": 8}
@@ -55,17 +58,23 @@ def _digest(args: argparse.Namespace) -> str:
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Read or generate the games, write them, and the target model."""
     size = args.board_size or (19 if listing.paths else 5)
-    _write_target(scratch / "target.npz", args, size)
+    write_target = _target(args, size)
     left_out: Dict[str, int] = {}
     progress.note(f"reading {len(listing.paths)} files" if listing.paths else "generating the small set")
-    games = list(_read(listing.paths, size, left_out)) if listing.paths else generate(size, SMALL_GAMES, args.seed)
-    for reason, count in sorted(left_out.items()):
-        progress.note(f"left out: {count} games, {reason}")
+    games = _read(listing.paths, args, size, left_out, progress) if listing.paths else generate(size, args.seed)
     if len(games) < 2:
         raise Problem(f"{len(games)} games on {size} x {size}", "at least 2", "set --board-size, or another --from")
     held_out = max(1, int(len(games) * args.held_out))
     order = np.random.RandomState(args.seed % 2**32).permutation(len(games))
     games = [games[number] for number in order]
+    held = {moves.tobytes() for moves, _ in games[-held_out:]}
+    trained = [game for game in games[:-held_out] if game[0].tobytes() not in held]
+    left_out["copies of held-out games"] = len(games) - held_out - len(trained)
+    games = trained + games[-held_out:]
+    for reason, count in sorted(left_out.items()):
+        if count:
+            progress.note(f"left out: {count} games, {reason}")
+    write_target(scratch / "target.npz")
     lengths = [len(moves) for moves, _ in games]
     write_array(scratch / "moves.npy", np.concatenate([moves for moves, _ in games]).astype(np.int16))
     write_array(scratch / "starts.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
@@ -87,33 +96,48 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     )
 
 
-def _write_target(path: Path, args: argparse.Namespace, size: int) -> None:
+def _target(args: argparse.Namespace, size: int) -> Callable[[Path], None]:
+    """Return what writes the target model, which can be read and is one for this board."""
+    if args.target is not None and not frozen.is_archive(args.target):
+        content = frozen.read(args.target, size)
+        return lambda path: frozen.save(path, *content)
     if args.target is not None:
-        if frozen.is_archive(args.target):
-            models.save(path, *models.load(args.target, size))
-        else:
-            frozen.save(path, *frozen.read(args.target, size))
-        return
+        shape, arrays = models.load(args.target, size)
+        return lambda path: models.save(path, shape, arrays)
     shape = models.Shape(board_size=size, **SMALL_SHAPE)  # type: ignore[arg-type]
     arrays = models.initial_weights(shape, args.seed)
     # Every move is as good as any other to it, and every position even: its search sees games that end, no more.
     blind = {name: np.zeros_like(a) for name, a in arrays.items() if name.startswith(("policy_dense", "value_dense"))}
-    models.save(path, shape, {**arrays, **blind})
+    return lambda path: models.save(path, shape, {**arrays, **blind})
 
 
-def _read(paths: Sequence[Path], size: int, left_out: Dict[str, int]) -> Iterator[Game]:
-    """Yield the games of SGF files on boards of ``size``; counts what is left out, by its reason.
+def _read(
+    paths: Sequence[Path], args: argparse.Namespace, size: int, left_out: Dict[str, int], progress: Progress
+) -> List[Game]:
+    """Return the games of SGF files on boards of ``size``; counts what is left out, by its reason.
 
-    A move that no rules allow is refused. Servers that know the simple ko rule alone let positions come again: such
-    games cannot be replayed by the rules of the benchmark.
+    Raises:
+        Problem: files that are no games, or whose moves no rules allow, or without result: all of them at once.
     """
+    games: List[Game] = []
+    flaws: List[str] = []
     for path in paths:
-        record = sgf.read(path, superko=False)
+        try:
+            # Servers that know the simple ko rule alone let positions come again.
+            record = sgf.read(path, superko=False)
+        except Problem as error:
+            flaws.append(error.found)
+            continue
         reason = _reason(record, size)
-        if reason:
+        if reason == NO_RESULT:
+            flaws.append(f"{path}: {reason}" + (f", RE[{record.result}]" if record.result else ""))
+        elif reason:
             left_out[reason] = left_out.get(reason, 0) + 1
         else:
-            yield np.array(record.moves, np.int16), 1 if record.winner == BLACK else -1
+            games.append((np.array(record.moves, np.int16), 1 if record.winner == BLACK else -1))
+    source_checks.damaged(flaws, "games with flaws", FLAWLESS, args.skip_corrupt, progress, keeps=False)
+    left_out["with flaws"] = len(flaws)
+    return games
 
 
 def _reason(record: sgf.Record, size: int) -> str:
@@ -123,7 +147,7 @@ def _reason(record: sgf.Record, size: int) -> str:
     if record.black or record.white or record.to_play != BLACK or not record.moves:
         return "with stones set before the first move, white first, or no moves"
     if not record.winner:
-        return "without a winner"
+        return "drawn" if record.margin == 0 else NO_RESULT
     try:
         sgf.replay(replace(record, rules=replace(record.rules, superko=True)))
     except IllegalMove:
@@ -131,11 +155,11 @@ def _reason(record: sgf.Record, size: int) -> str:
     return ""
 
 
-def generate(size: int, count: int, seed: int) -> List[Game]:
+def generate(size: int, seed: int) -> List[Game]:
     """Return games of a search that counts stones: what the small set has in place of professionals."""
     rules = Rules(size=size, komi=SMALL_KOMI)
-    games = Games(rules, Search(readouts=64, parallel_leaves=2, soft_pick_cutoff=6), count, seed)
-    games.stop(count)
+    games = Games(rules, Search(readouts=64, parallel_leaves=2, soft_pick_cutoff=6), SMALL_GAMES, seed)
+    games.stop(SMALL_GAMES)
     planes = np.zeros((1024, size, size, rules.planes), np.uint8)
     found = []
     while games.running:

@@ -265,13 +265,11 @@ GAME = "(;GM[1]FF[4]SZ[9]KM[7.5]RE[B+R];B[ee];W[cc];B[gg])"
 @pytest.mark.parametrize(
     ("files", "options", "found"),
     [
-        ({"a.sgf": GAME, "b.sgf": GAME.replace("W[cc]", "W[ee]")}, (), "b.sgf: move 2, white E5: there is a stone"),
-        ({"a.sgf": GAME[:-20]}, (), "a.sgf"),
         ({"a.sgf": GAME, "b.sgf": GAME}, ("--target", "{}/none.npz"), "none.npz cannot be read as a model"),
         ({"a.sgf": GAME, "b.sgf": GAME}, ("--target", "{}/games/a.sgf"), "a.sgf cannot be read as a model"),
         ({"a.sgf": GAME, "b.sgf": GAME}, ("--target", "{}/five.npz"), "five.npz is a model for 5 x 5"),
     ],
-    ids=["illegal move", "damaged game", "no target", "no model", "other board"],
+    ids=["no target", "no model", "other board"],
 )
 def test_preparation_refuses_what_cannot_be_read(
     tmp_path: Path, tensorflow_python: Path, files: dict[str, str], options: tuple[str, ...], found: str
@@ -286,7 +284,43 @@ def test_preparation_refuses_what_cannot_be_read(
     with pytest.raises(EncoreError) as caught:
         data.prepare("minigo", tmp_path / "to", data.Preparation(source=source, options=options), tensorflow_python)
     assert found in str(caught.value) and caught.value.remedy and caught.value.exit_code == 2
-    assert not (tmp_path / "to" / "dataset.json").exists()
+    assert not (tmp_path / "to").exists()
+
+
+def test_games_with_flaws_are_all_named_and_left_out(tmp_path: Path, tensorflow_python: Path) -> None:
+    (tmp_path / "games").mkdir()
+    games = [GAME.replace("gg", f"g{letter}") for letter in "abcdefghi"]
+    flaws = {
+        "illegal": (GAME.replace("W[cc]", "W[ee]"), "move 2, white E5: there is a stone"),
+        "cut": (GAME[:-1], "the file ends before its game does"),
+        "none": (GAME.replace("RE[B+R]", ""), "no result"),
+        "void": (GAME.replace("RE[B+R]", "RE[Void]"), "no result, RE[Void]"),
+    }
+    # A drawn game is no flaw, it has no winner to learn from; the first game is there twenty times.
+    texts = [*games, *[games[0]] * 19, *[text for text, _ in flaws.values()], GAME.replace("RE[B+R]", "RE[Draw]")]
+    names = [*map(str, range(28)), *flaws, "drawn"]
+    for name, text in zip(names, texts, strict=True):
+        (tmp_path / "games" / f"{name}.sgf").write_text(text)
+    notes: list[str] = []
+
+    def prepare(*options: str) -> data.DataPassport:
+        wanted = data.Preparation(
+            source=tmp_path / "games", options=("--board-size", "9", "--held-out", "0.5", *options)
+        )
+        return data.prepare("minigo", tmp_path / "to", wanted, tensorflow_python, lambda news: notes.append(news.note))
+
+    with pytest.raises(EncoreError) as caught:
+        prepare()
+    assert caught.value.found.startswith("4 games with flaws\n")
+    for name, (_, why) in flaws.items():
+        assert f"games/{name}.sgf: {why}" in caught.value.found
+    assert "--skip-corrupt" in caught.value.remedy and not (tmp_path / "to").exists()
+    counts = prepare("--skip-corrupt").counts
+    said = "\n".join(notes)
+    assert "skipped 4 games with flaws" in said and "left out: 1 games, drawn" in said and "starting over" not in said
+    found = GoGames(tmp_path / "to", 9)
+    moves = [found[number].moves.tobytes() for number in range(len(found))]
+    assert counts["test"] == 14 and not {*moves[:-14]} & {*moves[-14:]}
 
 
 def games_of(folder: Path, generation: int) -> list[int]:
