@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -58,6 +59,9 @@ def test_printed_figures_stand_next_to_ours() -> None:
     assert printed["PyTorch", 3, 12] == "29.26"
     assert printed["MXNet", 1, 4] == "63.28 to 82.79"
     assert {round(row[3]) for row in gains.rows} == {70}
+    on_cpu = {name: [replace(each, on_cpu=True) for each in results] for name, results in found.items()}
+    for table in nodes.tables(study, on_cpu):
+        assert not any("GPU" in word for word in (*table.columns, table.note))
 
 
 def ended(point: GridPoint) -> Result:
