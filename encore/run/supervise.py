@@ -338,9 +338,10 @@ GPU_MEMORY = re.compile(
 )
 """PyTorch, CUDA, NCCL and MXNet before 2.0; DALI twice; cuBLAS and cuDNN; TensorFlow; MXNet 2.0."""
 CPU_MEMORY = re.compile(
-    r"\bMemoryError|ArrayMemoryError|bad_alloc|DefaultCPUAllocator: |OOM when allocating|Cannot allocate memory"
+    r"\bMemoryError|ArrayMemoryError|bad_alloc|DefaultCPUAllocator: |OOM when allocating"
+    r"|Failed to allocate CPU Memory|Cannot allocate memory"
 )
-"""Python, NumPy, C++, PyTorch, TensorFlow, the C library."""
+"""Python, NumPy, C++, PyTorch, TensorFlow, MXNet, the C library."""
 BY_KERNEL = "out of memory"
 """What ``first_failure`` says of a rank that the kernel or Slurm killed for its memory."""
 

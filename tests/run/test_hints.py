@@ -97,6 +97,7 @@ ENDINGS = [
     (f"{TRACEBACK}\nOOM when allocating tensor with shape[9] on /job:w/device:GPU:0 by GPU_0_bfc", 1, "GPU", True, ""),
     (f"{TRACEBACK}\nOOM when allocating tensor with shape[9] on /job:w/device:CPU:0 by cpu", 1, "CPU", True, "the CPU"),
     (f"{TRACEBACK}\nDefaultCPUAllocator: can't allocate memory: you tried to", 1, "CPU", True, "memory on the CPU"),
+    (f"{TRACEBACK}\nMXNetError: Failed to allocate CPU Memory", 1, "CPU", True, "out of memory on the CPU"),
     (f"{TRACEBACK}\nnumpy.core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB", 1, "CPU", True, "on the CPU"),
     (
         "terminate called after throwing an instance of 'std::bad_alloc'" + "\n  frame" * 99,
