@@ -59,11 +59,10 @@ class Checkpoints:
             if not ranks:
                 # Where none is whole all stay: what is refused once is refused again, and not begun anew.
                 for damaged in candidates[:number] if self._ranks.rank == 0 else ():
+                    print(f"checkpoint {damaged.name} is damaged: {self.damaged[damaged.name]}", file=sys.stderr)
                     _set_aside(damaged)
                 return self._take(path)
-            self.damaged[path.name] = damage or f"rank {ranks[0]} cannot read its own part"
-            if self._ranks.rank == 0:
-                print(f"checkpoint {path.name} is damaged: {self.damaged[path.name]}", file=sys.stderr)
+            self.damaged[path.name] = damage or f"rank {ranks[0]} found its own part damaged"
         if candidates:
             named = "; ".join(f"{name}: {damage}" for name, damage in self.damaged.items())
             raise SystemExit(

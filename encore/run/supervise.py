@@ -241,8 +241,9 @@ def _conclude(
         return Outcome("failed", f"rank {rank} {how}{device}", lines, is_final=True, memory=memory)
     if how == _describe_code(REFUSED):
         return Outcome("failed", f"rank {rank} refused; resumed it would refuse again", lines, is_final=True)
-    is_final = any(UNRESUMABLE in line for line in lines)
-    return Outcome("failed", f"rank {rank} {how}", lines, is_final=is_final)
+    if any(UNRESUMABLE in line for line in lines):
+        return Outcome("failed", f"no checkpoint is whole: {UNRESUMABLE}", lines, is_final=True)
+    return Outcome("failed", f"rank {rank} {how}", lines)
 
 
 def out_of_memory(text: str, how: str) -> Literal["", "GPU", "CPU"]:

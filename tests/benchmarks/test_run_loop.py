@@ -440,16 +440,15 @@ def test_a_run_whose_checkpoints_are_all_damaged_ends_with_a_remedy(
     assert left == [True, True], "a rank that just exits aborts the others"
 
 
-def test_a_log_that_changed_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_changed_is_noticed(tmp_path: Path) -> None:
     timeline = by_epochs(4, interval=2)
     Training(tmp_path, timeline, {"accuracy": 0.5}).go(NEVER)
     content = (tmp_path / "metrics.jsonl").read_bytes()
     for damage, said in ((lambda path: os.truncate(path, 10), "is shorter than"), (flip, "differs from what")):
         (tmp_path / "metrics.jsonl").write_bytes(content)
         damage(tmp_path / "metrics.jsonl")
-        with pytest.raises(SystemExit, match="cannot be resumed"):
+        with pytest.raises(SystemExit, match=f"metrics.jsonl {said} it was then"):
             Training(tmp_path, timeline, {"accuracy": 0.5})
-        assert f"metrics.jsonl {said} it was then" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:

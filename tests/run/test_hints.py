@@ -85,7 +85,7 @@ ENDINGS = [
     ("\nRuntimeError: stopped", -9, "", False, "rank 0 was killed by SIGKILL"),
     ("windows of 40 tokens\n  do this: set sequence_length=40", 2, "", True, "rank 0 refused; resumed it would refuse"),
     ("the loss is not finite at step 3", 1, "", True, "the loss is not finite; resumed it would end in the same way"),
-    ("no checkpoint is whole: this experiment cannot be resumed", 1, "", True, "rank 0 failed with exit code 1"),
+    ("no checkpoint is whole: this experiment cannot be resumed", 1, "", True, "no checkpoint is whole"),
     (
         f"{TRACEBACK}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
         1,
