@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from encore import paths
+from encore import catalogue, configuration, paths
 from encore.run import supervise
 from tools.faults import __main__ as faults
 from tools.faults.kinds import FAULTS, SHORT
-from tools.faults.trial import Bench, Done, Trial, snapshot
+from tools.faults.trial import GONE, Bench, Done, Trial, settings, snapshot
 
 
 def test_an_unknown_fault_is_refused_before_a_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +21,16 @@ def test_an_unknown_fault_is_refused_before_a_run(capsys: pytest.CaptureFixture[
         faults.parse(["dlrm", "--faults", "sigkill-rank,sigkil-rank"])
     assert refused.value.code == 2
     assert "no fault sigkil-rank; see --list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", catalogue.choices())
+def test_every_benchmark_can_be_tried_and_reaches_no_target(name: str) -> None:
+    choice = catalogue.choose(name)
+    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
+    found = configuration.resolve(choice, system, 1, 2, [*settings(name)[1::2]])
+    for quality, reachable in choice.benchmark.rounds[system.round].targets.items():
+        assert found.get(choice.benchmark.qualities[quality].config) in (1.0, 100.0)
+        assert found.get(choice.benchmark.qualities[quality].config) > reachable
 
 
 LOSSES = (0.5, 0.4, 0.3)
@@ -82,6 +92,16 @@ def test_a_refusal_says_what_to_do_and_changes_nothing(trial: Trial) -> None:
     assert "advises to resume" in trial.judged(trial.run, Done(1, f"{said}\nresume with: encore"), before).text
     (trial.run / "run.json").write_text("{ }", encoding="ascii")
     assert "refused and changed run.json" in trial.judged(trial.run, Done(2, said), before).text
+
+
+@pytest.mark.parametrize(("said", "kind"), [(f"error: it does not run: lost, {GONE}", "as unbroken"), ("no", "FAULT")])
+def test_ranks_may_end_before_they_are_cancelled(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, said: str, kind: str
+) -> None:
+    assert any(GONE in path.read_text(encoding="utf-8") for path in (paths.ROOT / "encore" / "run").glob("*.py"))
+    answers = iter([Done(2, "error: still run here\n  do this: encore cancel X"), Done(2, said), Done(3, "")])
+    monkeypatch.setattr(Trial, "do", lambda self, command: next(answers))
+    assert trial.resumed(trial.run).kind == kind
 
 
 @pytest.mark.parametrize("symptom", [*supervise.DIVERGED, supervise.UNRESUMABLE])

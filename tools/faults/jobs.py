@@ -16,8 +16,7 @@ from encore import paths
 from encore.run import hints
 from tests.cluster import slurm
 from tests.cluster.slurm import Cluster, wait_for
-from tests.conftest import TINY
-from tools.faults.trial import RANKS, Done, Trial, Verdict
+from tools.faults.trial import RANKS, Done, Trial, Verdict, settings
 
 Harm = Callable[[Cluster, str], object]
 
@@ -55,7 +54,8 @@ def job_fault(harm: str, trial: Trial) -> Verdict:
         return Verdict("not tried", f"needs root and {', '.join(missing) or 'nothing more'}")
     if not (paths.ROOT / ".venv").exists():
         return Verdict("not tried", "needs ./setup.sh: a job would run it")
-    where = ("--data", str(trial.bench.data), "--results", str(trial.results), "--seed", "7", *TINY)
+    where = ("--data", str(trial.bench.data), "--results", str(trial.results), "--seed", "7")
+    where += settings(trial.bench.name)
     _ = trial.bench.unbroken
     with _cluster(trial) as cluster:
         job = _submitted(trial, shlex.join(["encore", "submit", trial.bench.name, "--nodes", str(RANKS), *where]))
