@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
+import re
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from encore.errors import EncoreError
 
@@ -45,3 +55,80 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise EncoreError(f"{path} holds no JSON object", remedy="restore it, or start a new run")
     return loaded
+
+
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+_MOST_UNPACKED = 16 * 1024**3
+"""Bytes of the files that are unpacked: the logs of the largest round have 4 GiB."""
+_DAMAGED = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
+)  # fmt: skip
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path names an archive by its ending."""
+    return path.is_file() and path.name.lower().endswith(ARCHIVES)
+
+
+def plain_path(path: str) -> str | None:
+    """Return a path without ``.`` and double ``/``; None for one that leads out of its root."""
+    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
+    if path.startswith(("/", "\\")) or ".." in parts or any(":" in part[:2] for part in parts[:1]) or "\0" in path:
+        return None
+    return "/".join(parts)
+
+
+@contextmanager
+def archive_errors(path: Path) -> Iterator[None]:
+    """Turn what reading a damaged archive raises into an EncoreError."""
+    try:
+        yield
+    except _DAMAGED as error:
+        # tarfile lists what each of its methods says of a file that is none of its own.
+        why = "it is no archive" if isinstance(error, tarfile.ReadError) and "\n" in str(error) else error
+        raise EncoreError(
+            f"{path} cannot be read: {why}",
+            expected="a .zip or .tar file that is whole",
+            remedy="download it again, or unpack it and give the folder",
+        ) from error
+
+
+@contextmanager
+def unpacked(archive: Path, wanted: re.Pattern[str]) -> Iterator[Path]:
+    """Give a folder with those files of an archive whose names fit, until the block ends; it is called as the archive.
+
+    Links, devices and paths that lead out of the archive are left out.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        name = archive.name.lower()
+        folder = Path(scratch) / archive.name[: -len(next(end for end in sorted(ARCHIVES)[::-1] if name.endswith(end)))]
+        folder.mkdir()
+        room = _MOST_UNPACKED
+        with archive_errors(archive):
+            for member, size, file in _members(archive):
+                plain = plain_path(member)
+                if not plain or not wanted.search(plain):
+                    continue
+                room -= size
+                if room < 0:
+                    raise ValueError(f"its logs have more than {_MOST_UNPACKED // 1024**3} GiB")
+                (folder / plain).parent.mkdir(parents=True, exist_ok=True)
+                with (folder / plain).open("wb") as target:
+                    shutil.copyfileobj(file, target)
+        yield folder
+
+
+def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield name, bytes and content of each regular file; a .tar is read once, from its beginning to its end."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
+            for each in packed.infolist():
+                if not each.is_dir() and not stat.S_ISLNK(each.external_attr >> 16):
+                    with packed.open(each) as file:
+                        yield each.filename, each.file_size, file
+        return
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.isreg() else None
+            if content is not None:
+                yield member.name, member.size, content

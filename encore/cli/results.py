@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +18,7 @@ from encore.cli import options
 from encore.cli.audit import SEVERITY_STYLE, summary
 from encore.cli.layout import console, plain_table, print_fitted, reading, say, text, write_json
 from encore.errors import EncoreError, ExitCode
+from encore.files import is_archive, unpacked
 from encore.results.audit.judge import audit_score
 from encore.results.compliance import check as check_alone
 from encore.results.compliance import known_ruleset, score_and_check
@@ -48,33 +51,48 @@ Examples:
 """
 _PLACES = 3
 
+_SCORED = re.compile(r"\.(?:txt|log|out|json|csv)(?:\.gz)?$", re.IGNORECASE)
+"""Names of logs, of scaling.json and system descriptions, and of measured power."""
+
+_Shown = tuple[Score, Sequence[Finding], Energy | None]
+"""A score, what the audit found in its set, and the energy of its runs."""
+
 PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A log, a folder of logs, or a tree.")]
 
 
 def score(
-    path: PathArgument,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A log, a folder or tree of logs, or an archive.")],
     round_: Annotated[str | None, typer.Option("--round", help="Score by this round's rules, such as v0.7.")] = None,
     as_json: options.Json = False,
     as_csv: options.Csv = False,
 ) -> None:
     """Score result logs by the rules of their round; one set gives one JSON object, a tree a list of them."""
     options.one_format(json=as_json, csv=as_csv)
-    with reading() as on_read:
-        scores = score_folder(path, options.known_round(round_), on_read)
-    energies = [energy_of(each) for each in scores]
+    with unpacked(path, _SCORED) if is_archive(path) else nullcontext(path) as folder:
+        with reading() as on_read:
+            scores = score_folder(folder, options.known_round(round_), on_read)
+        # What of an archive was unpacked is gone later.
+        shown = [
+            (replace(each, folder=path / each.folder.relative_to(folder)) if folder != path else each, *_noted(each))
+            for each in scores
+        ]
     if as_csv:
-        sys.stdout.write(_as_csv(scores, energies))
+        sys.stdout.write(_as_csv(shown))
     elif as_json:
         found = [
-            {**each.as_json(audit_score(each)), "energy": energy.as_json() if energy else None}
-            for each, energy in zip(scores, energies, strict=True)
+            {**each.as_json(findings), "energy": energy.as_json() if energy else None}
+            for each, findings, energy in shown
         ]
         write_json(found[0] if len(found) == 1 else found)
     else:
-        _print_scores(scores)
-        for each, energy in zip(scores, energies, strict=True):
+        _print_scores(shown)
+        for each, _, energy in shown:
             if energy is not None:
                 _print_energy(console(), each, energy)
+
+
+def _noted(score: Score) -> tuple[Sequence[Finding], Energy | None]:
+    return audit_score(score), energy_of(score)
 
 
 def check(
@@ -122,8 +140,8 @@ def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], as
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _print_scores(scores: list[Score]) -> None:
-    screen = console()
+def _print_scores(shown: Sequence[_Shown]) -> None:
+    screen, scores = console(), [each for each, _, _ in shown]
     minutes = ("raw minutes", "official") if any(each.scaling_factor for each in scores) else ("minutes",)
     numbers = (*minutes, "runs", "converged")
     table = plain_table("Scores", "round", "benchmark", *numbers, "folder", numbers=numbers)
@@ -138,19 +156,19 @@ def _print_scores(scores: list[Score]) -> None:
             text(each.folder),
         )
     print_fitted(screen, table)
-    for each in scores:
-        _print_runs(screen, each, detail=len(scores) == 1)
+    for each, findings, _ in shown:
+        _print_runs(screen, each, findings, detail=len(scores) == 1)
 
 
-def _as_csv(scores: Sequence[Score], energies: Sequence[Energy | None]) -> str:
+def _as_csv(shown: Sequence[_Shown]) -> str:
     """Return one row per set: what the table has, unrounded, and why a score is missing."""
     columns = (
         "round", "round_is_guess", "benchmark", "folder", "runs", "required", "converged", "score_minutes",
         "scaling_factor", "official_minutes", "energy_kilojoules", "missing", "flags",
     )  # fmt: skip
     rows = []
-    for score, energy in zip(scores, energies, strict=True):
-        found: dict[str, Any] = score.as_json(audit_score(score))
+    for score, findings, energy in shown:
+        found: dict[str, Any] = score.as_json(findings)
         found["flags"] += [f"{run['file']}: {flag}" for run in found["runs"] for flag in run["flags"]]
         found |= {"runs": len(score.runs), "flags": "; ".join(found["flags"])}
         found["energy_kilojoules"] = energy.kilojoules if energy else None
@@ -171,7 +189,7 @@ def _minutes(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _print_runs(screen: Console, score: Score, *, detail: bool) -> None:
+def _print_runs(screen: Console, score: Score, findings: Sequence[Finding], *, detail: bool) -> None:
     """Print each run of the only set, else only what is odd about the set."""
     where = score.folder.name if detail else str(score.folder)
     if score.missing:
@@ -184,7 +202,7 @@ def _print_runs(screen: Console, score: Score, *, detail: bool) -> None:
         say(screen, text(f"{where}: raw score {_minutes(score.score_minutes)} minutes, {official}"))
     for flag in score.flags:
         say(screen, text(f"{where}: {flag.text}", "yellow"))
-    for line, style in summary(audit_score(score)):
+    for line, style in summary(findings):
         say(screen, text(f"{where}: {line}", style))
     if not detail:
         return

@@ -13,8 +13,9 @@ from typing import Any
 from encore import names
 from encore.containers import images
 from encore.errors import EncoreError
+from encore.files import is_archive
 from encore.reproduce import mapping
-from encore.reproduce.tree import ArchiveTree, FolderTree, Tree, is_archive
+from encore.reproduce.tree import ArchiveTree, FolderTree, Tree
 from encore.results.systems import framework_of, release_of
 from encore.run import hints
 

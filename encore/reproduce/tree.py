@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import lzma
 import stat
 import tarfile
 import zipfile
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from encore.errors import EncoreError
+from encore.files import archive_errors, plain_path
 
 LONGEST_FILE = 1024 * 1024
 """Bytes of a text: the longest script of any submission has 40 kB."""
@@ -22,10 +19,6 @@ MOST_BYTES = 32 * 1024**3
 """Of an archive before the place of a member: more would take minutes to go through."""
 MOST_HELD = 256 * 1024**2
 """Bytes of a .tar's folders that are kept to be read again: no folder of scripts has more than some."""
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
-_DAMAGED = (
-    zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
-)  # fmt: skip
 
 
 class Tree(ABC):
@@ -45,14 +38,6 @@ class Tree(ABC):
     @abstractmethod
     def folders(self, folder: str) -> list[str]:
         """Return the names of the folders in a folder, in order."""
-
-
-def plain_path(path: str) -> str | None:
-    """Return a path without ``.`` and double ``/``; None for one that leads out of its root."""
-    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
-    if path.startswith(("/", "\\")) or ".." in parts or any(":" in part[:2] for part in parts[:1]) or "\0" in path:
-        return None
-    return "/".join(parts)
 
 
 def _text(content: bytes, name: str) -> str:
@@ -112,7 +97,7 @@ class ArchiveTree(Tree):
         self._folders_read: set[str] = set()
         self._contents: dict[str, bytes] = {}
         self._held = 0
-        with self._errors():
+        with archive_errors(self._path):
             members = self._zip_members() if zipfile.is_zipfile(path) else self._tar_members()
             self._members: dict[str, str] = {}
             for member in members:
@@ -126,19 +111,6 @@ class ArchiveTree(Tree):
             self._files.setdefault(_named(parents[0]), set()).add(plain.rpartition("/")[2])
             for inner, outer in itertools.pairwise(parents):
                 self._folders.setdefault(_named(outer), set()).add(inner.name)
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except _DAMAGED as error:
-            # tarfile lists what each of its methods says of a file that is none of its own.
-            why = "it is no archive" if isinstance(error, tarfile.ReadError) and "\n" in str(error) else error
-            raise EncoreError(
-                f"{self._path} cannot be read: {why}",
-                expected="a .zip or .tar file that is whole",
-                remedy="download it again, or unpack it and give the folder",
-            ) from error
 
     def _zip_members(self) -> list[str]:
         with zipfile.ZipFile(self._path) as archive:
@@ -162,7 +134,7 @@ class ArchiveTree(Tree):
         member = self._members.get(plain)
         if member is None:
             return None
-        with self._errors():
+        with archive_errors(self._path):
             if zipfile.is_zipfile(self._path):
                 with zipfile.ZipFile(self._path) as packed, packed.open(member) as file:
                     return _text(file.read(LONGEST_FILE + 1), f"{self.name}/{path}")
@@ -201,8 +173,3 @@ def _named(path: PurePosixPath) -> str:
 def _limit(count: int) -> None:
     if count > MOST_MEMBERS:
         raise ValueError(f"it has more than {MOST_MEMBERS:,} members")
-
-
-def is_archive(path: Path) -> bool:
-    """Whether a path names an archive by its ending."""
-    return path.is_file() and path.name.lower().endswith(ARCHIVES)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import tarfile
+import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -386,3 +389,40 @@ def test_every_complete_public_set_has_its_published_score(public_logs: Path) ->
         agreeing += 1
     assert not_complete == NOT_COMPLETE
     assert agreeing == 47
+
+
+@pytest.mark.parametrize("ending", ["tar.gz", "tar.xz", "zip"])
+def test_an_archive_is_scored_as_the_folder_in_it(tmp_path: Path, ending: str) -> None:
+    """Also a place in it; no link and no path leads out of it, and nothing is left behind."""
+    folder = write_set(
+        tmp_path / "round" / "Lab" / "results" / "box" / "resnet",
+        [resnet_v07(40.0 + n, seed=n, start_ms=START_MS + 10**7 * n) for n in range(5)],
+    )
+    packed = tmp_path / f"round.{ending}"
+    outside = f"../{tmp_path.name}_escaped.txt"
+    if ending == "zip":
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr(outside, resnet_v07())
+            for file in folder.iterdir():
+                archive.write(file, file.relative_to(tmp_path))
+    else:
+        with tarfile.open(packed, f"w:{ending[4:]}") as archive:
+            archive.add(folder / "result_0.txt", outside)
+            link = tarfile.TarInfo("round/Lab/results/box/resnet/result_5.txt")
+            link.type, link.linkname = tarfile.SYMTYPE, str(folder / "result_0.txt")
+            archive.addfile(link)
+            archive.add(folder, folder.relative_to(tmp_path))
+    before = set(Path(tempfile.gettempdir()).iterdir())
+    shown = CliRunner().invoke(app, ["score", str(packed), "--json"])
+    found = json.loads(shown.stdout)
+    assert (found["score_minutes"], len(found["runs"]), found["missing"]) == (42.0, 5, "")
+    assert found["folder"] == str(packed / "round" / "Lab" / "results" / "box" / "resnet")
+    assert {**found, "folder": str(folder)} == json.loads(
+        CliRunner().invoke(app, ["score", str(folder), "--json"]).stdout
+    )
+    assert not (tmp_path.parent / f"{tmp_path.name}_escaped.txt").exists()
+    assert not [path for path in set(Path(tempfile.gettempdir()).iterdir()) - before if (path / "round").exists()]
+    packed.write_bytes(packed.read_bytes()[:300])
+    broken = CliRunner().invoke(app, ["score", str(packed)])
+    assert isinstance(broken.exception, EncoreError)
+    assert "cannot be read" in broken.exception.found
