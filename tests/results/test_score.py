@@ -393,7 +393,7 @@ def test_every_complete_public_set_has_its_published_score(public_logs: Path) ->
 
 @pytest.mark.parametrize("ending", ["tar.gz", "tar.xz", "zip"])
 def test_an_archive_is_scored_as_the_folder_in_it(tmp_path: Path, ending: str) -> None:
-    """Also a place in it; no link and no path leads out of it, and nothing is left behind."""
+    """No link and no path leads out of it, and nothing is left behind."""
     folder = write_set(
         tmp_path / "round" / "Lab" / "results" / "box" / "resnet",
         [resnet_v07(40.0 + n, seed=n, start_ms=START_MS + 10**7 * n) for n in range(5)],

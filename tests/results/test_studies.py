@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,39 @@ def test_sets_of_logs_fill_the_tables(tmp_path: Path) -> None:
     assert speed_up_table(rows).rows[0][4] == pytest.approx(42 / 26)
     assert len(quality_table(rows, "value", "epochs").rows) == 20
     assert synopsis(rows)[0].title == "Synopsis of resnet"
+
+
+def test_a_figure_is_of_one_quality_over_one_unit(tmp_path: Path) -> None:
+    """Sets of a loss that count epochs, samples, and neither in one of the logs; a set of two epochs of an accuracy."""
+
+    def logs(name: str, count: str, *texts: str) -> None:
+        write_set(tmp_path / name, [re.sub(r'"epoch_num": (\d+)', count, text) for text in texts])
+
+    loss = [
+        resnet_v07(60.0 + n, quality=(2.8, 2.68), start_ms=1_683_000_000_000, submission_benchmark="gpt3")
+        for n in (1, 2)
+    ]
+    logs("a", r'"epoch_num": \1', *loss)
+    logs("b", r'"samples_count": \g<1>000', *loss)
+    logs("c", r'"samples_count": \g<1>000', loss[0], loss[1].replace('"epoch_num"', '"other"'))
+    logs("d", r'"epoch_num": \1', resnet_v07())
+    rows = [of_side(side) for side in load_sides(tmp_path)]
+    assert [{curve.over for curve in row.curves} for row in rows] == [
+        {"epochs"},
+        {"samples"},
+        {"evaluations"},
+        {"epochs"},
+    ]
+    figures = {each.key: each for each in all_figures(rows)}
+    assert [(key, each.title) for key, each in figures.items()] == [
+        ("quality-gpt3-epochs", "Log perplexity over epochs: gpt3"),
+        ("quality-gpt3-samples", "Log perplexity over samples: gpt3"),
+        ("quality-gpt3-evaluations", "Log perplexity over evaluations: gpt3"),
+        ("quality-resnet", "Top-1 accuracy over epochs: resnet"),
+    ]
+    assert [row[3] for row in figures["quality-gpt3-samples"].table.rows] == [4000, 8000, 4000, 8000]
+    assert "log perplexity" in figures["quality-gpt3-samples"].svg
+    assert synopsis(rows[1:2])[0].columns == ("system", "batch", "samples", "minutes")
 
 
 def test_the_command_prints_the_study() -> None:
