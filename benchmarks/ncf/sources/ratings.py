@@ -28,6 +28,8 @@ CHUNK = 1 << 24
 """Bytes parsed at once."""
 EXACT_DIGITS = 15
 """Of a whole number, so many digits are exact in fp64."""
+NO_TIMES = "; without times, number the lines in a column timestamp"
+"""What to do with ratings in the order in which they were made."""
 SHOWN = 60
 """Characters of a line in a message."""
 WHOLE_NUMBER = re.compile(r"-?[0-9]+")
@@ -155,7 +157,7 @@ def _parse_rows(raw: BinaryIO, separator: str, where: str) -> Ratings:
                 f"{where}, line {number:,}: {_shown(separator.join(row))}",
                 "user, item, rating (any number above 0) and timestamp (seconds, by which the last is found); "
                 "ids not negative",
-                "mend or remove the line; turn dates into seconds (date -d DATE +%s); without times, number the lines",
+                "mend or remove the line; turn dates into seconds (date -d DATE +%s)" + NO_TIMES,
             )
         users.add(found[0])
         items.add(found[1])
@@ -199,7 +201,7 @@ def _header(row: Sequence[str], where: str) -> Sequence[int]:
         raise Problem(
             f"{where} has no column {missing[0]} in its header: {_shown(', '.join(row))}",
             f"one of {', '.join(NAMES[missing[0]])}",
-            "rename the column in the header",
+            "rename the column in the header" + NO_TIMES * (missing[0] == "timestamp"),
         )
     return [meanings.index(name) for name in NAMES]
 
