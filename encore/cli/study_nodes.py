@@ -85,7 +85,7 @@ def multi_node(
         for table in tables:
             if table.rows:
                 print_table(table)
-    if code != ExitCode.REACHED:
+    if code != ExitCode.REACHED and any(sweeps.open_study(each).may_resume() for each in folder.glob("*-sweep-*")):
         say(screen, text(f"resume with: {hints.command('study', NAME, '--resume', folder)}"))
     raise typer.Exit(code)
 

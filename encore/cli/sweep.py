@@ -213,7 +213,7 @@ def here(screen: Console, limits: Limits) -> Here:
 def _run(screen: Console, study: Study, limits: Limits, submit: bool, predict: tuple[int, ...], as_json: bool) -> None:
     screen.print(f"study folder: {study.path}")
     code = sweeps.run(study, here(screen, limits), submitter(study.grid), submit)
-    if code == ExitCode.INTERRUPTED or code == ExitCode.FAILED:
+    if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and study.may_resume():
         screen.print(
             f"resume with: {hints.command('sweep', '--resume', study.path.absolute())}", markup=False, highlight=False
         )

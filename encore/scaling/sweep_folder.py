@@ -83,6 +83,11 @@ class Study:
             return "done"
         return "failed" if "failed" in states else "running" if "running" in states else "interrupted"
 
+    def may_resume(self) -> bool:
+        """Return whether a point has not ended and would not end again as it did, such as for want of memory."""
+        left = [self.run_of(point) for point in points(self.grid) if self.state(point) != "done"]
+        return any(run is None or not any(each.state().is_final for each in run.experiments()) for run in left)
+
 
 def create(grid: Grid, results: Path) -> Study:
     """Make the study folder."""

@@ -174,6 +174,17 @@ def test_a_sweep_is_run_reported_and_not_run_again(encore: Encore, study: Study)
     assert (after, [path.stat().st_mtime_ns for path in after]) == (before, stamps)
 
 
+def test_a_sweep_whose_points_would_fail_again_is_not_to_be_resumed(tmp_path: Path) -> None:
+    study = sweep_folder.create(Grid(benchmark="resnet", gpus=(1, 2)), tmp_path)
+    first, second = points(study.grid)
+    assert study.may_resume(), "nothing was run"
+    made_point(study, first, 100.0)
+    run = run_folder.RunFolder(made_point(study, second, 100.0, "failed"))
+    assert study.may_resume()
+    run.experiments()[0].set_state(ExperimentState(status="failed", reason="out of memory", is_final=True))
+    assert (study.state(second), study.may_resume()) == ("failed", False)
+
+
 def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path: Path, study: Study) -> None:
     where = ("--data", str(digits), "--results", str(tmp_path))
     process = in_background("sweep", "resnet", "--gpus", "1", *where, *TINY, "--seed", "7")
