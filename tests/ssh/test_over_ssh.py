@@ -35,7 +35,8 @@ pytestmark = pytest.mark.skipif(
     "apt-get install openssh-server openssh-client openmpi-bin libopenmpi-dev",
 )
 
-HOSTS = "127.0.0.1:1,127.0.0.2:1"
+HOSTS = "encore-first:1,encore-second:1"
+"""Names that only ssh's configuration knows, of 127.0.0.1 and 127.0.0.2."""
 # Two ranks on two cores: with one thread each, and without OpenMPI's waiting in a loop.
 QUICK = (
     "--env", "OMP_NUM_THREADS=1", "--env", "OMPI_MCA_mpi_yield_when_idle=1",
@@ -66,7 +67,8 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         encoding="utf-8",
     )
     (folder / "ssh_config").write_text(
-        f"Host 127.0.0.2\n  Port {port}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  LogLevel ERROR\n"
+        "Host encore-first\n  HostName 127.0.0.1\nHost encore-second 127.0.0.2\n"
+        f"  HostName 127.0.0.2\n  Port {port}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  LogLevel ERROR\n"
         f"  UserKnownHostsFile {folder}/known_hosts\n  StrictHostKeyChecking accept-new\n",
         encoding="utf-8",
     )
@@ -146,7 +148,7 @@ def test_mpirun_trains_on_two_hosts(by_mpirun: Path, sshd: Sshd) -> None:
     beats = processes.heartbeats(by_mpirun / "experiment_0" / "heartbeat")
     assert [beat.host for beat in beats] == [os.uname().nodename, sshd.host]
     assert len(records(by_mpirun / "experiment_0" / "metrics.jsonl", "step")) == 24
-    assert (by_mpirun / "experiment_0" / "hosts").read_text() == "127.0.0.1 slots=1\n127.0.0.2 slots=1\n"
+    assert (by_mpirun / "experiment_0" / "hosts").read_text() == "127.0.0.1 slots=1\nencore-second slots=1\n"
     assert {path.name for path in (by_mpirun / "experiment_0" / "ranks").iterdir()} >= {"rank.0", "rank.1"}
     assert "hush" not in (by_mpirun / "run.json").read_text(encoding="utf-8")
     assert not ssh_sessions(sshd)
