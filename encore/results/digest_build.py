@@ -13,6 +13,7 @@ import csv
 import json
 import lzma
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -141,6 +142,7 @@ def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
         "benchmark": side.benchmark,
         "folder": where,
         "division": side.division,
+        "platform": _platform(runs),
         "required": side.required,
         "missing": side.missing,
         "score_minutes": _short(side.score.estimate, _TIMES) if side.score and side.score_is_official else None,
@@ -166,6 +168,12 @@ def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
         "train_samples": side.train_samples,
         "hyperparameters": dict(sorted(side.hyperparameters.items())),
     }
+
+
+def _platform(runs: Sequence[RunLog]) -> str | None:
+    """Return the platform that most of the logs name, the first of several."""
+    named = Counter(run.platform for run in runs if run.platform)
+    return named.most_common(1)[0][0] if named else None
 
 
 def _length(run: RunLog, unit: str) -> float | None:
