@@ -13,14 +13,14 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from encore.results.audit.judge import audit_path, audit_score
 from encore.results.audit.rates import FILE
 from encore.results.audit.rules import RULES
-from encore.results.run_log import RunLog
+from encore.results.run_log import Phase, Quality, RunLog, Stated
 from encore.results.score import Score, score_runs
 
 EXAMPLES = 3
@@ -28,7 +28,9 @@ LEAST_RUNS = 3
 LATE_S = 600.0
 STRETCH = 1.18
 EVERY = 10
-"""One set in so many is faked: a set has some 25 fakes."""
+"""One set in so many is faked: a set has some 30 fakes."""
+RENAMED = "the logs of another system, in a folder of one's own"
+LOOKED_UP = frozenset(rule.name for rule in RULES if rule.in_digests)
 
 Change = Callable[[float], float]
 
@@ -46,7 +48,7 @@ def late_and_cut(run: RunLog) -> RunLog:
     start = moved.start_s or 0.0
     phases = tuple(phase for phase in run.phases if phase.time_s >= start or phase.name.startswith(("init", "run")))
     quality = tuple(point for point in run.quality if point.time_s is None or point.time_s >= start)
-    return replace(moved, phases=phases, quality=quality)
+    return replace(moved, phases=phases, quality=quality, stated=tuple(e for e in run.stated if e.time_s >= start))
 
 
 def retimed(run: RunLog, number: int, change: Change) -> RunLog:
@@ -64,6 +66,7 @@ def retimed(run: RunLog, number: int, change: Change) -> RunLog:
         minutes=(stop - start) / 60,
         phases=tuple(type(each)(each.name, at(each.time_s), each.epoch, each.line) for each in run.phases),
         quality=tuple(replace(each, time_s=at(each.time_s)) if each.time_s else each for each in run.quality),
+        stated=tuple(each._replace(time_s=at(each.time_s)) for each in run.stated),
     )
 
 
@@ -82,8 +85,10 @@ def stopped_before(run: RunLog) -> RunLog:
     end = before.time_s or 0.0
     quality = (*run.quality[:-2], replace(before, values=last.values))
     phases = tuple(phase for phase in run.phases if phase.time_s <= end)
+    stated = tuple(each for each in run.stated if each.time_s <= end)
     minutes = (end - (run.start_s or 0.0)) / 60
-    return replace(run, quality=quality, phases=phases, stop_s=end, minutes=minutes, elapsed_minutes=minutes)
+    ended = replace(run, quality=quality, phases=phases, stated=stated)
+    return replace(ended, stop_s=end, minutes=minutes, elapsed_minutes=minutes)
 
 
 def cut(run: RunLog) -> RunLog:
@@ -94,8 +99,30 @@ def cut(run: RunLog) -> RunLog:
         run,
         phases=tuple(phase for phase in run.phases if not one < phase.time_s < two),
         quality=tuple(point for point in run.quality if not one < (point.time_s or 0.0) < two),
+        stated=tuple(each for each in run.stated if not one < each.time_s < two),
     )
     return retimed(kept, _number(run), lambda t: t - (two - one) if t >= two else t)
+
+
+def shuffled(run: RunLog) -> RunLog:
+    """The log with its lines from run_start to run_stop in another order."""
+    events: list[Phase | Quality | Stated] = [*run.phases, *run.quality, *run.stated]
+    inside = [event for event in events if (run.start_s or 0.0) < (event.time_s or 0.0) < (run.stop_s or 0.0)]
+    lines = [event.line for event in inside]
+    random.Random(len(lines)).shuffle(lines)
+    new = {id(event): line for event, line in zip(inside, lines, strict=True)}
+    return replace(
+        run,
+        phases=tuple(sorted((e._replace(line=new.get(id(e), e.line)) for e in run.phases), key=lambda e: e.line)),
+        quality=tuple(sorted((replace(e, line=new.get(id(e), e.line)) for e in run.quality), key=lambda e: e.line)),
+        stated=tuple(sorted((e._replace(line=new.get(id(e), e.line)) for e in run.stated), key=lambda e: e.line)),
+    )
+
+
+def jumped(run: RunLog) -> RunLog:
+    """The log whose clock goes back by a twentieth of the run in its middle."""
+    start, stop = run.start_s or 0.0, run.stop_s or 0.0
+    return retimed(run, _number(run), lambda t: t - 0.05 * (stop - start) if t > (start + stop) / 2 else t)
 
 
 def jittered(run: RunLog, number: int, noise: float = 0.0) -> RunLog:
@@ -107,6 +134,13 @@ def jittered(run: RunLog, number: int, noise: float = 0.0) -> RunLog:
         for point in copy.quality
     )
     return replace(copy, quality=quality if noise else copy.quality, seeds=(number,))
+
+
+def restated(run: RunLog, factor: float) -> RunLog:
+    """The log with the figures of its own speed as they are once all times are multiplied."""
+    return replace(
+        run, stated=tuple(e._replace(value=e.value * factor ** (1 if "time" in e.name else -1)) for e in run.stated)
+    )
 
 
 def _number(run: RunLog) -> int:
@@ -148,12 +182,18 @@ def fakes(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
         f"one log for all runs, each with all times multiplied by {STRETCH:g}": stretched,
         "one log for all runs, each time up to a second away": [jittered(first, n) for n in range(count)],
         "the same, and qualities up to 0.1 % away": [jittered(first, n, 0.001) for n in range(count)],
+        "the same, and the speeds that the logs state too": [
+            restated(jittered(first, n, 0.001), 1 + 0.001 * n) for n in range(count)
+        ],
         "the fastest run stretched over the slowest": [
             *rest, retimed(fast, _number(slow), lambda t: (slow.start_s or 0.0) + (t - (fast.start_s or 0.0)) * 1.02)
         ],
         "a run more than the round scores": [*runs, jittered(fast, 90 + count, 0.001)],
         "the slowest run left out": rest,
         "all times of all runs multiplied by 0.9": [scaled(run, 0.9) for run in runs],
+        "the same, and the speeds that the logs state changed to match": [
+            restated(scaled(run, 0.9), 0.9) for run in runs
+        ],
         "all times of each run multiplied by a factor of its own": [
             scaled(run, 0.9 + 0.01 * n) for n, run in enumerate(runs)
         ],
@@ -161,6 +201,8 @@ def fakes(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
         "another platform in one log": [replace(first, platform="another"), *others],
         "another platform in all logs": [replace(run, platform="another") for run in runs],
         "a fifth cut out of the middle of each run": [cut(run) for run in runs],
+        "a clock that goes back by a twentieth of the run": [jumped(run) for run in runs],
+        "the lines of each log in another order": [shuffled(run) for run in runs],
         "all times whole seconds": whole(1.0),
         "all times multiples of 30 s": whole(30.0),
         "one seed in all logs": [replace(run, seeds=(1,)) for run in runs],
@@ -184,10 +226,21 @@ def _minutes(run: RunLog) -> float:
     return run.minutes or 0.0
 
 
-def errors(score: Score, runs: Sequence[RunLog]) -> set[str]:
+def errors(folder: Path, runs: Sequence[RunLog]) -> set[str]:
     """The rules for errors and warnings that find something, once the runs of the set are these."""
-    found = audit_score(score_runs(score.folder, runs), in_digests=True)
+    found = audit_score(score_runs(folder, runs), in_digests=True)
     return {each.rule for each in found if each.severity != "note"}
+
+
+def tries(score: Score) -> Iterator[tuple[str, bool, bool]]:
+    """Yield each fake of the set, whether the audit finds it, and whether it does without the look-up."""
+    runs = [run for run in score.converged if run.starts]
+    before = errors(score.folder, runs)
+    made = [(what, score.folder, fake) for what, fake in fakes(runs).items()]
+    made.append((RENAMED, Path("results", "another", score.folder.name), runs))
+    for what, folder, fake in made:
+        new = errors(folder, fake) - before
+        yield what, bool(new), bool(new - LOOKED_UP)
 
 
 def main() -> None:
@@ -199,6 +252,7 @@ def main() -> None:
     files: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     of: Counter[str] = Counter()
+    alone: Counter[str] = Counter()
     for folder in folders:
         for audit in audit_path(folder):
             sets, logs = sets + 1, logs + len(audit.score.runs)
@@ -210,15 +264,20 @@ def main() -> None:
             runs = [run for run in audit.score.converged if run.starts]
             if len(runs) >= LEAST_RUNS and sets % EVERY == 0:
                 tried += 1
-                before = errors(audit.score, runs)
-                made = fakes(runs)
-                of.update(made.keys())
-                seen.update({what: bool(errors(audit.score, fake) - before) for what, fake in made.items()})
+                for what, is_found, without in tries(audit.score):
+                    of[what] += 1
+                    seen[what] += is_found
+                    alone[what] += without
     rules = {
         name: {"sets": len(found), "logs": files[name], "examples": found[:EXAMPLES]}
         for name, found in with_finding.items()
     }
-    counts = {"sets": sets, "logs": logs, "rules": rules, "fakes": {"sets": tried, "of": dict(of), "found": dict(seen)}}
+    counts = {
+        "sets": sets,
+        "logs": logs,
+        "rules": rules,
+        "fakes": {"sets": tried, "of": dict(of), "found": dict(seen), "alone": dict(alone)},
+    }
     content = {"from": [folder.name for folder in folders], **counts}
     FILE.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     print(f"{sets} sets, {logs} logs")

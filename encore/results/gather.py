@@ -25,6 +25,8 @@ _EARLIEST_S, _LATEST_S = 1_483_228_800, 4_102_444_800
 """The years 2017 and 2100. MLPerf began in 2018; a time outside is in another unit, or no time."""
 _HUGECTR = "format_ctr_output.py"
 """HugeCTR's converter of v0.7 adds milliseconds to the seconds since 1970: the differences alone are right."""
+STATED = frozenset({"throughput", "imgs_sec", "train_step_time", "validation_time"})
+"""What logs state of their own speed: samples per second, and seconds of a step and of a validation."""
 _DECIDING = frozenset({"run_start", "run_stop", "eval_result"})
 _NO_HYPERPARAMETER = re.compile(
     r"submission_|(?:init|run|epoch|block|eval|train)_(?:start|stop|epoch|loop|final|iteration)|eval_accuracy"
@@ -39,6 +41,15 @@ class Phase(NamedTuple):
     name: str
     time_s: float
     epoch: float | None = None
+    line: int = 0
+
+
+class Stated(NamedTuple):
+    """A speed or a duration that the log states of itself, such as ``throughput``."""
+
+    name: str
+    value: float
+    time_s: float
     line: int = 0
 
 
@@ -78,6 +89,7 @@ class Gathered:
     eval_samples: float | None = None
     hyperparameters: dict[str, object] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
+    stated: list[Stated] = field(default_factory=list)
     first_init_s: float | None = None
     init_seconds: float | None = None
     damaged: list[tuple[int, str]] = field(default_factory=list)
@@ -177,6 +189,14 @@ def _eval_result(found: Gathered, event: Event) -> None:
         found.status = found.status or "success"
 
 
+def _note_stated(found: Gathered, event: Event) -> None:
+    values = event.value if isinstance(event.value, dict) else {event.key: event.value}
+    for name, value in values.items():
+        number = number_of(value) if name in STATED else None
+        if number is not None and number > 0 and event.time_s is not None and len(found.stated) < _LIMIT:
+            found.stated.append(Stated(name, number, event.time_s, event.line))
+
+
 def _init_start(found: Gathered, event: Event) -> None:
     if found.first_init_s is None:
         found.first_init_s = event.time_s
@@ -237,6 +257,8 @@ _HANDLERS: dict[str, Callable[[Gathered, Event], None]] = {
     "run_stop": _stop,
     "eval_accuracy": _eval_accuracy,
     "eval_result": _eval_result,
+    "tracked_stats": _note_stated,
+    "throughput": _note_stated,
     "init_start": _init_start,
     "init_stop": _init_stop,
     "seed": _seed,

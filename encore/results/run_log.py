@@ -15,12 +15,12 @@ from os import PathLike
 from pathlib import Path
 
 from encore.results.evaluations import Quality
-from encore.results.gather import Gathered, Phase, Untimely, gather
+from encore.results.gather import Gathered, Phase, Stated, Untimely, gather
 from encore.results.reader import Dialect, ReadEvents, read_events
 from encore.results.rules import BLEU_BENCHMARKS, Target, canonical, targets_of
 from encore.results.words import apart
 
-__all__ = ["Phase", "Quality", "Reason", "RunLog", "read_run"]
+__all__ = ["Phase", "Quality", "Reason", "RunLog", "Stated", "read_run"]
 
 _LARGEST_FRACTION = 1.0
 _LONGEST_DAYS = 60
@@ -79,6 +79,8 @@ class RunLog:
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     init_seconds: float | None = None
     phases: tuple[Phase, ...] = ()
+    stated: tuple[Stated, ...] = ()
+    """What the log states of its own speed, in file order."""
     starts: tuple[tuple[int, float], ...] = ()
     """Line and time of every run_start; the first one counts, as of the stops."""
     stops: tuple[tuple[int, float], ...] = ()
@@ -166,6 +168,7 @@ def _described(run: RunLog, gathered: Gathered) -> RunLog:
         hyperparameters=gathered.hyperparameters,
         init_seconds=gathered.init_seconds,
         phases=tuple(gathered.phases),
+        stated=tuple(gathered.stated),
         starts=tuple(gathered.starts),
         stops=tuple(gathered.stops),
         untimely_line=gathered.untimely.line if gathered.untimely else None,

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.errors import ExitCode
 from encore.results.audit import rates
-from encore.results.audit.clocks import implausible_time
+from encore.results.audit.clocks import clock_backwards, implausible_time
 from encore.results.audit.judge import Audit, audit_path
 from encore.results.audit.rules import RULES
+from encore.results.audit.stated import faster_than_stated
 from encore.results.compare import compare_path
 from encore.results.digest import digests
-from encore.results.run_log import RunLog
+from encore.results.run_log import Phase, RunLog, Stated
 from encore.results.sides import load_side
 from tests.results.mutants import mutate
 from tests.results.result_logs import START_MS, mll, mllog, resnet_v07, write_set
@@ -152,13 +154,16 @@ def renamed(old: str, new: str) -> Files:
 ROUND = START_MS - START_MS % 100_000
 
 
-def public(change: Callable[[float], float] = lambda minutes: minutes, evenly: bool = False) -> Files:
+def public(
+    change: Callable[[float], float] = lambda minutes: minutes, evenly: bool = False, platform: str = "1xNF5488"
+) -> Files:
     """Return logs with the times and qualities of a public set's runs, the times changed."""
     side = next(each for each in digests("v0.7") if each.label == "v0.7/Inspur/nf5488_mxnet")
-    texts = []
+    texts: list[str] = []
     for minutes, curve in zip(side.minutes, side.curves, strict=True):
         qualities = curve.values["value"]
-        text = resnet_v07(change(minutes), quality=qualities, seed=len(texts), start_ms=START_MS + len(texts) * HOUR)
+        own = {"seed": len(texts), "submission_platform": platform}
+        text = resnet_v07(change(minutes), quality=qualities, start_ms=START_MS + len(texts) * HOUR, **own)  # type: ignore[arg-type]
         start, step = START_MS + len(texts) * HOUR, change(minutes) * 60_000 / len(qualities)
         edges = [0.0, *curve.minutes]
 
@@ -183,11 +188,59 @@ def without_middle(text: str) -> str:
     return retimed(rest, lambda t, _: t - (two - one) if t >= two else t)
 
 
+IMAGES = 1_281_167
+
+
+def speeds(text: str) -> list[float]:
+    """Return the images per second of each four epochs of a log, by its clock."""
+    at: dict[str, list[int]] = {"epoch_start": [], "epoch_stop": []}
+    for line in text.splitlines():
+        event = json.loads(line[9:])
+        at.get(event["key"], []).append(event["time_ms"])
+    return [4000 * IMAGES / (end - begin) for begin, end in zip(at["epoch_start"], at["epoch_stop"], strict=True)]
+
+
+def stating(number: int, factor: float = 1.0, of: int | None = None, step_time: bool = False) -> str:
+    """Return a log that states its speed at the end of each epoch, ``factor`` times as fast; ``of``: another log's."""
+    figures = iter(speeds(genuine(number if of is None else of)))
+    lines = []
+    for line in genuine(number).splitlines(keepends=True):
+        if '"epoch_stop"' in line:
+            speed = next(figures) * factor
+            value = {"train_step_time": 1664 / speed} if step_time else {"throughput": speed}
+            lines.append(mllog("tracked_stats", value, json.loads(line[9:])["time_ms"]))
+        lines.append(line)
+    return "".join(lines)
+
+
+def seldom_evaluated(number: int, first: int) -> str:
+    """Return a log with its first evaluation after so many blocks, one of a minute after each later block, unmarked."""
+    noise = random.Random(number)
+    quality = (*(round(0.3 + 0.02 * step + noise.uniform(-0.01, 0.01), 5) for step in range(15)), 0.7605)
+    lines, done = [], 0
+    for line in resnet_v07(40.0, quality=quality, seed=number, start_ms=START_MS + number * HOUR).splitlines():
+        event = json.loads(line[9:])
+        done += event["key"] == "eval_accuracy"
+        event["time_ms"] += 60_000 * max(done - first, 0)
+        if not event["key"].startswith("eval_") or (event["key"] == "eval_accuracy" and done >= first):
+            lines.append(f":::MLLOG {json.dumps(event)}\n")
+    return "".join(lines)
+
+
 CASES: dict[str, tuple[Callable[[], Files], Callable[[], Files]]] = {
     "late_start": (lambda: each(later(600, "run_start")), lambda: each(later(0.5, "run_start"))),
     "missing_epochs": (lambda: each(epochs_from(5)), lambda: each(epochs_from(1))),
     "fast_beginning": (lambda: each(short_first(200)), lambda: each(short_first(-200))),
     "fast_middle": (lambda: each(without_middle), honest),
+    "faster_than_stated": (lambda: last(stating(4, 0.9)), lambda: last(stating(4, 0.98))),
+    "equal_statements": (
+        lambda: files(*(stating(n) for n in range(4)), stating(4, of=0)),
+        lambda: files(*(stating(n) for n in range(5))),
+    ),
+    "similar_curves": (
+        lambda: last(percent(genuine(4, curve=0), 1.001)),
+        lambda: last(percent(genuine(4, curve=0), 1.004)),
+    ),
     "published_run": (public, lambda: public(lambda minutes: 0.9 * minutes)),
     "altered_published_run": (lambda: public(lambda minutes: 0.9 * minutes), public),
     "published_curve": (lambda: public(lambda minutes: 1.1 * minutes, evenly=True), honest),
@@ -280,6 +333,33 @@ def test_all_starts_ten_minutes_late(tmp_path: Path) -> None:
     line = next(n for n, text in enumerate(genuine(0).splitlines(), 1) if '"run_start"' in text)
     assert found[0].place == f"result_0.txt line {line}"
     assert "600 s after block_start" in found[0].found
+
+
+def test_figures_in_other_units_and_of_validations(tmp_path: Path) -> None:
+    audit = audited(tmp_path / "steps", files(*(stating(n, 0.9, step_time=True) for n in range(5))))
+    assert [finding.rule for finding in audit.findings] == ["faster_than_stated"] * 5
+    assert "1.111 times as fast by its clock" in audit.findings[0].found
+    run = RunLog(path=Path("result_0.txt"), phases=(Phase("eval_start", 100.0),))
+    for stated, texts in ((103.0, []), (110.0, ["110 s of validation by the log itself, 100 s by its clock"])):
+        noted = replace(
+            run, stated=(Stated("validation_time", stated, 200.0, 7), Stated("validation_time", 9.0, 99.0, 8))
+        )
+        assert [oddity.found for oddity in faster_than_stated(noted)] == texts
+    (back,) = clock_backwards(noted)
+    assert (back.found, back.line) == ("validation_time 101 s before validation_time in line 7", 8)
+
+
+def test_evaluations_without_a_length_are_no_fast_beginning(tmp_path: Path) -> None:
+    """Google's 3D U-Net of v1.0: the first evaluation after 875 epochs, then one every 18, none with an eval_start."""
+    for first, found in ((10, False), (3, True)):
+        audit = audited(tmp_path / str(first), files(*(seldom_evaluated(number, first) for number in range(5))))
+        assert ("fast_beginning" in {finding.rule for finding in audit.findings}) is found
+
+
+def test_the_runs_of_a_public_set_on_another_platform(tmp_path: Path) -> None:
+    audit = audited(tmp_path / "logs", public(platform="1xMINE"))
+    (found,) = [finding.found for finding in audit.findings if finding.rule == "altered_published_run"]
+    assert found == "the runs of v0.7/Inspur/nf5488_mxnet on 1xNF5488, here on 1xMINE"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def a100_run(
     texts = [
         resnet_v07(
             minutes + spread * (n - (runs - 1) / 2),
-            quality=(*(0.3 + 0.01 * k + 0.0001 * n for k in range(epochs // 4 - 1)), 0.7605),
+            quality=(*(0.3 + 0.01 * k + 0.001 * n for k in range(epochs // 4 - 1)), 0.7605),
             start_ms=START_MS + 10**7 * n,
             **{"seed": 100 + n, **settings},  # type: ignore[arg-type]
         )

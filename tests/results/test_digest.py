@@ -172,7 +172,7 @@ def test_digests_are_what_the_logs_say(public_logs: Path) -> None:
 
 # --- every round and benchmark --------------------------------------------------------------------------------
 
-MAY_2023 = 1_683_000_000_000
+MAY_2023 = 1_683_000_012_345
 
 
 def _gpt3(folder: Path, longer: float = 1.0) -> Path:

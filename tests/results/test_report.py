@@ -48,7 +48,7 @@ def runs(folder: Path) -> list[Path]:
         texts = [
             resnet_v07(
                 minutes + 0.3 * n,
-                quality=(*(0.3 + 0.01 * k + 0.0001 * n for k in range(9)), 0.7605),
+                quality=(*(0.3 + 0.01 * k + 0.001 * n for k in range(9)), 0.7605),
                 seed=100 + n,
                 start_ms=START_MS + 10**7 * n,
                 submission_org="NVIDIA",

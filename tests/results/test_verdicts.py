@@ -249,7 +249,7 @@ def set_of(folder: Path, minutes: list[float], moved: Callable[[int, str], str] 
     texts = [
         resnet_v07(
             each,
-            quality=(*(0.3 + 0.01 * k + 0.0001 * n for k in range(9)), 0.7605),
+            quality=(*(0.3 + 0.01 * k + 0.001 * n for k in range(9)), 0.7605),
             start_ms=START_MS + 10**7 * n,
             seed=100 + n,
             global_batch_size=3264,

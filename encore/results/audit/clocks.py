@@ -14,7 +14,7 @@ from encore.results.run_log import Reason, RunLog
 from encore.results.timing import intervals_of, length_of
 from encore.results.words import count_of
 
-_Span = tuple[float, float, float]
+Span = tuple[float, float, float]
 """From one evaluation to the next: begin, end, and the epochs or samples in between."""
 _FIRST_ROUND_S = calendar.timegm((2017, 1, 1, 0, 0, 0))
 _DAY_S = 86400.0
@@ -24,6 +24,7 @@ _IDLE_S = 120.0
 _FASTER = 1.2
 _MUCH_FASTER = 1.5
 _LEAST_EVALUATIONS = 3
+_LONG_FIRST = 5.0
 _ROUND_MS = 100_000
 _LEAST_TIMES = 6
 _TRAINING = frozenset(
@@ -61,9 +62,12 @@ def missing_epochs(run: RunLog) -> Iterator[Oddity]:
 def fast_beginning(run: RunLog) -> Iterator[Oddity]:
     """Yield a log that trained faster up to its first evaluation than between any two of the others.
 
-    With and without the evaluations' own seconds: some train while they evaluate, others wait.
+    With and without the evaluations' own seconds: some train while they evaluate, others wait. Where the log does
+    not say when they are, a long first part with one evaluation compares with no short ones of one each.
     """
-    spans = _spans(run)
+    spans = spans_of(run)
+    if spans and spans[0][2] > _LONG_FIRST * max(length for _, _, length in spans[1:]) and not _has_evaluations(run):
+        return
     if spans and (ratio := _above_others(run, spans, 0)) > _FASTER:
         length = length_of(run)
         unit = "samples" if run.quality[0].samples is not None or length is None else length.unit
@@ -76,9 +80,13 @@ def fast_beginning(run: RunLog) -> Iterator[Oddity]:
         )
 
 
+def _has_evaluations(run: RunLog) -> bool:
+    return any(phase.name == "eval_start" for phase in run.phases)
+
+
 def fast_middle(run: RunLog) -> Iterator[Oddity]:
     """Yield a log that trained faster between two evaluations than in any other part, the first one aside."""
-    spans = _spans(run)
+    spans = spans_of(run)
     if run.benchmark in OFF_THE_CLOCK or len(spans) <= _LEAST_EVALUATIONS:
         return
     for number in range(1, len(spans)):
@@ -93,32 +101,32 @@ def fast_middle(run: RunLog) -> Iterator[Oddity]:
             return
 
 
-def _spans(run: RunLog) -> list[_Span]:
+def spans_of(run: RunLog, least: int = _LEAST_EVALUATIONS) -> list[Span]:
     """Return run_start to the first evaluation, and from each to the next; none where times or lengths are missing."""
     points = [(point.time_s, point.samples if point.samples is not None else point.epoch) for point in run.quality]
     known = [(at, length) for at, length in points if at is not None and length is not None]
-    if run.start_s is None or run.stop_s is None or len(known) != len(points) or len(known) < _LEAST_EVALUATIONS:
+    if run.start_s is None or run.stop_s is None or len(known) != len(points) or len(known) < least:
         return []
     edges = [(run.start_s, 0.0), *known]
     spans = [(one, two, after - before) for (one, before), (two, after) in itertools.pairwise(edges)]
     if any(two <= one or length <= 0 for one, two, length in spans[1:]) or known[0][0] <= run.start_s:
         return []
-    if known[0][1] >= 1 and max(length for _, _, length in spans[1:]) < 1:
+    if known[0][1] >= 1 and max((length for _, _, length in spans[1:]), default=1) < 1:
         # DLRM's logs count the epoch that is under way.
         spans[0] = (*spans[0][:2], known[0][1] - 1)
     return spans
 
 
-def _above_others(run: RunLog, spans: Sequence[_Span], number: int) -> float:
+def _above_others(run: RunLog, spans: Sequence[Span], number: int) -> float:
     """Return how many times as fast one span is as the fastest other one, with or without evaluations: the less."""
     ratio = _to_fastest(spans, [end - begin for begin, end, _ in spans], number)
     if ratio <= _FASTER:
         return ratio
     evaluations = list(intervals_of(run.phases, "eval", run.stop_s or math.inf))
-    return min(ratio, _to_fastest(spans, list(_without(evaluations, spans)), number))
+    return min(ratio, _to_fastest(spans, list(seconds_without(evaluations, spans)), number))
 
 
-def _to_fastest(spans: Sequence[_Span], times: Sequence[float], number: int) -> float:
+def _to_fastest(spans: Sequence[Span], times: Sequence[float], number: int) -> float:
     rates = [
         length / seconds if seconds > 0 else math.inf for (_, _, length), seconds in zip(spans, times, strict=True)
     ]
@@ -126,11 +134,11 @@ def _to_fastest(spans: Sequence[_Span], times: Sequence[float], number: int) -> 
     return rates[number] / fastest if 0 < fastest < math.inf else 0.0
 
 
-def _without(evaluations: Sequence[tuple[float, float]], spans: Sequence[_Span]) -> Iterator[float]:
-    """Yield the seconds of each span without those of the evaluations in it; both are in order and do not overlap."""
-    begins = [begin for begin, _ in evaluations]
+def seconds_without(intervals: Sequence[tuple[float, float]], spans: Sequence[Span]) -> Iterator[float]:
+    """Yield the seconds of each span without those of the intervals in it; both are in order and do not overlap."""
+    begins = [begin for begin, _ in intervals]
     for begin, end, _ in spans:
-        inside = evaluations[max(bisect.bisect_right(begins, begin) - 1, 0) : bisect.bisect_left(begins, end)]
+        inside = intervals[max(bisect.bisect_right(begins, begin) - 1, 0) : bisect.bisect_left(begins, end)]
         yield end - begin - math.fsum(max(min(end, stop) - max(begin, start), 0.0) for start, stop in inside)
 
 
@@ -171,18 +179,22 @@ def clock_backwards(run: RunLog) -> Iterator[Oddity]:
     """Yield the first event in the file that is older than one above it, by its own time."""
     if run.benchmark in OFF_THE_CLOCK:
         return
-    latest = None
-    for phase in run.phases:
-        if phase.name == "run_stop":
+    events = [(phase.line, phase.time_s, phase.name) for phase in run.phases]
+    if run.benchmark != "dlrm":
+        # HugeCTR's converter writes the throughput of DLRM's epochs behind their end.
+        events += [(each.line, each.time_s, each.name) for each in run.stated]
+    latest: tuple[int, float, str] | None = None
+    for line, at, name in sorted(events):
+        if name == "run_stop":
             # Rank 0 may write it first, and what others buffered comes after it.
             continue
-        if latest is not None and phase.time_s < latest.time_s - _SLACK_S:
-            back = in_words(latest.time_s - phase.time_s)
-            yield Oddity(f"{phase.name} {back} before {latest.name} in line {latest.line}", run.path, phase.line)
+        if latest is not None and at < latest[1] - _SLACK_S:
+            back = in_words(latest[1] - at)
+            yield Oddity(f"{name} {back} before {latest[2]} in line {latest[0]}", run.path, line)
             return
         # What comes before run_start is for late_start to find.
-        if phase.name != "run_start" and (latest is None or phase.time_s > latest.time_s):
-            latest = phase
+        if name != "run_start" and (latest is None or at > latest[1]):
+            latest = line, at, name
 
 
 def round_start(run: RunLog) -> Iterator[Oddity]:

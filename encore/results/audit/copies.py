@@ -13,6 +13,11 @@ from encore.results.score import Score
 
 _LEAST_EVALUATIONS = 4
 _LEAST_EQUAL_TIMES = 3
+_LEAST_FIGURES = 3
+_NEARLY = 0.0022
+_NEARLY_OF_CHANGE = 0.003
+_LITTLE_NOISE = frozenset({"llama31_405b"})
+"""Its honest runs differ by a thousandth."""
 _LEAST_BOUNDARIES = 6
 _NEIGHBOURS = 50
 _TOLERANCE_S = 0.0016
@@ -57,6 +62,34 @@ def equal_curves(score: Score) -> Iterator[Oddity]:
         first = seen.setdefault(curve, run.path.name)
         if first != run.path.name:
             yield Oddity(f"all {len(curve)} evaluations as in {first}", run.path, run.quality[0].line)
+
+
+def equal_statements(score: Score) -> Iterator[Oddity]:
+    """Yield a log that states the same figures of its speed as another one, to the last digit."""
+    seen: dict[tuple[float, ...], str] = {}
+    for run in score.runs:
+        values = tuple(each.value for each in run.stated)
+        if len(set(values)) >= _LEAST_FIGURES and (first := seen.setdefault(values, run.path.name)) != run.path.name:
+            yield Oddity(f"all {len(values)} figures of its speed as in {first}", run.path, run.stated[0].line)
+
+
+def similar_curves(score: Score) -> Iterator[Oddity]:
+    """Yield a log whose evaluations are those of another one but for little, much less than they change by."""
+    if score.benchmark in _LITTLE_NOISE:
+        return
+    curves = [(run, [each for point in run.quality for each in point.values.values()]) for run in score.runs]
+    long = [(run, curve) for run, curve in curves if len(set(curve)) >= _LEAST_EVALUATIONS and min(curve) > 0]
+    for number, (run, curve) in enumerate(long):
+        most = min(_NEARLY, _NEARLY_OF_CHANGE * (max(curve) / min(curve) - 1))
+        for other, theirs in long[:number]:
+            if len(theirs) == len(curve) and theirs != curve and _all_within(most, curve, theirs):
+                found = f"all {len(run.quality)} evaluations within {100 * most:.2g} % of {other.path.name}"
+                yield Oddity(found, run.path, run.quality[0].line)
+                break
+
+
+def _all_within(most: float, one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(abs(first / second - 1) < most for first, second in zip(one, other, strict=True))
 
 
 def equal_times(score: Score) -> Iterator[Oddity]:

@@ -38,10 +38,10 @@ _Key = tuple[str | None, _Values]
 
 @dataclass(frozen=True)
 class _PublicSet:
-    """One public set: its name, such as ``v0.7/NVIDIA/dgxa100_ngc20.06_mxnet``, and the sorted minutes of its runs."""
+    """One public set: its name, as ``v0.7/NVIDIA/dgxa100_ngc20.06_mxnet``, platform and sorted minutes of its runs."""
 
     name: str
-    benchmark: str | None
+    platform: str | None
     minutes: tuple[float, ...]
 
 
@@ -63,7 +63,7 @@ def _public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[_Publ
         for line in lines_of(round_)[1:]:
             entry = json.loads(line)
             name, benchmark = entry["name"], entry["benchmark"]
-            sets[benchmark].append(_PublicSet(name, benchmark, tuple(sorted(filter(None, entry["minutes"])))))
+            sets[benchmark].append(_PublicSet(name, entry["platform"], tuple(sorted(filter(None, entry["minutes"])))))
             for minutes, values in entry["curves"]:
                 rounded = _rounded(values)
                 key = _key(benchmark, rounded)
@@ -87,16 +87,18 @@ def _key(benchmark: str | None, values: _Values) -> _Key | None:
 
 def published_run(score: Score) -> Iterator[Oddity]:
     """Yield the public set that all runs are of, unless its folder says so itself."""
-    for name, (ratio, runs) in _sets_of(score).items():
-        if abs(ratio - 1) < _SAME_FACTOR and not _names(score, name):
-            yield Oddity(f"{count_of(runs, 'run')} of {name}")
+    for public, ratio, runs in _sets_of(score):
+        if abs(ratio - 1) < _SAME_FACTOR and not _names(score, public.name):
+            yield Oddity(f"{count_of(runs, 'run')} of {public.name}")
 
 
 def altered_published_run(score: Score) -> Iterator[Oddity]:
-    """Yield the public set whose runs these are with all times multiplied, and single runs of that kind."""
-    scaled = {name: found for name, found in _sets_of(score).items() if abs(found[0] - 1) >= _SAME_FACTOR}
-    for name, (ratio, runs) in scaled.items():
-        yield Oddity(f"{count_of(runs, 'run')} of {name}, all times multiplied by {ratio:.4f}")
+    """Yield the public set whose runs these are on another platform or with all times multiplied, and such runs."""
+    found = _sets_of(score)
+    yield from _on_another_platform(score, [public for public, ratio, _ in found if abs(ratio - 1) < _SAME_FACTOR])
+    scaled = [each for each in found if abs(each[1] - 1) >= _SAME_FACTOR]
+    for whole, ratio, runs in scaled:
+        yield Oddity(f"{count_of(runs, 'run')} of {whole.name}, all times multiplied by {ratio:.4f}")
     if scaled:
         return
     for run in score.runs:
@@ -104,6 +106,13 @@ def altered_published_run(score: Score) -> Iterator[Oddity]:
             if ratios and _apart(ratios) <= _SAME_FACTOR <= abs(ratios[-1] - 1):
                 yield Oddity(f"a run of {public.name}, all times multiplied by {ratios[-1]:.4f}", run.path)
                 break
+
+
+def _on_another_platform(score: Score, same: Sequence[_PublicSet]) -> Iterator[Oddity]:
+    """Yield the platform of the logs, where no public set with these runs names it."""
+    platform = Counter(run.platform for run in score.runs if run.platform).most_common(1)
+    if platform and same and platform[0][0] not in {public.platform for public in same}:
+        yield Oddity(f"the runs of {same[0].name} on {same[0].platform}, here on {platform[0][0]}")
 
 
 def published_curve(score: Score) -> Iterator[Oddity]:
@@ -141,12 +150,12 @@ def _names(score: Score, name: str) -> bool:
     return set(name.split("/")[1:]) <= set(score.folder.absolute().parts)
 
 
-def _sets_of(score: Score) -> dict[str, tuple[float, int]]:
+def _sets_of(score: Score) -> list[tuple[_PublicSet, float, int]]:
     """Return the public sets whose run times these are but for one factor, with it and the number of such runs."""
     mine = [run.elapsed_minutes for run in score.runs if run.elapsed_minutes]
     if len(mine) < _LEAST_RUNS:
-        return {}
-    found = {}
+        return []
+    found = []
     for public in _public()[1].get(score.benchmark, []):
         ratios: Counter[float] = Counter()
         for theirs in public.minutes:
@@ -157,7 +166,7 @@ def _sets_of(score: Score) -> dict[str, tuple[float, int]]:
                     ratios[ratio] = matched
         if ratios:
             (ratio, matched), *_ = ratios.most_common(1)
-            found[public.name] = (ratio, matched)
+            found.append((public, ratio, matched))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from encore.results.audit import clocks, copies, files, outliers, published_runs, quality, systems
+from encore.results.audit import clocks, copies, files, outliers, published_runs, quality, stated, systems
 from encore.results.audit.oddities import Rule, per_log
 
 _ONE_CLOCK = "take every time from the clock of the process that logs it, in milliseconds since 1970"
@@ -42,6 +42,15 @@ RULES = (
         expected="one pace from evaluation to evaluation",
         remedy=_KEEP,
         check=per_log(clocks.fast_middle),
+    ),
+    Rule(
+        name="faster_than_stated",
+        meaning="training or validation more than 1.04 times as fast by the clock as by the throughput, step time or "
+        "validation time in the same log",
+        severity="error",
+        expected="the speed that the log states of itself",
+        remedy=_KEEP,
+        check=per_log(stated.faster_than_stated),
     ),
     Rule(
         name="idle_before_start",
@@ -140,6 +149,22 @@ RULES = (
         check=copies.equal_curves,
     ),
     Rule(
+        name="equal_statements",
+        meaning="two logs that state the same throughputs, step and validation times, at least 3 of them different",
+        severity="error",
+        expected="figures of a run of its own",
+        remedy=_OWN_RUN,
+        check=copies.equal_statements,
+    ),
+    Rule(
+        name="similar_curves",
+        meaning="two logs whose qualities differ by less than 0.22 % in each evaluation, though they change much",
+        severity="error",
+        expected="evaluations of a run of its own",
+        remedy=_OWN_RUN,
+        check=copies.similar_curves,
+    ),
+    Rule(
         name="equal_times",
         meaning="three or more runs of the same time, to the millisecond",
         severity="error",
@@ -172,7 +197,8 @@ RULES = (
     ),
     Rule(
         name="altered_published_run",
-        meaning="the same with all times multiplied, or a run with the evaluations of a public one and such times",
+        meaning="the same with all times multiplied or on another platform, or a run with the evaluations of a public "
+        "one and such times",
         severity="error",
         expected="runs of one's own",
         remedy=_OWN_RUN,
