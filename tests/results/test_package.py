@@ -96,6 +96,7 @@ def test_one_command_scores_checks_audits_and_packs_a_round(tmp_path: Path) -> N
     page, text = ((tmp_path / "out" / f"report.{kind}").read_text("utf-8") for kind in ("html", "md"))
     assert '<td class="n" data-name="check">4 of 5</td>' in page
     assert "systems/box.json: not there" in page
+    assert re.search(r"Other: 0.7.0, 1 error</summary>", page)
     assert "systems/box.json: not there" in text
 
 
