@@ -32,6 +32,10 @@ SILENT_SECONDS = 15.0
 """A run on this machine writes telemetry once a second; one that is silent for so long has ended."""
 SILENT_SECONDS_ELSEWHERE = 90.0
 """The same for another machine, whose files are seen late over the network (NFS: up to 60 s)."""
+CLOCKS_APART_SECONDS = 3600.0
+"""Clocks of two machines differ by less: a run that seems silent for less is watched."""
+WATCH_SECONDS = 3.0
+"""A living rank renews its heartbeat in less."""
 UNSUPERVISED = "its encore run was killed and its ranks still run: encore cancel ends them"
 JOB_MARK = re.compile(r"-job(\d+)(?:-\d+)?$")
 """End of a run folder's name in a Slurm job; a job with several runs numbers them."""
@@ -212,11 +216,15 @@ def _owner(path: Path) -> str:
 
 def last_activity(experiment: Experiment) -> float:
     """Return the Unix time of the last heartbeat or record; 0 if there was none."""
+    return max(_activities(experiment), default=0.0)
+
+
+def _activities(experiment: Experiment) -> list[float]:
     times = [max(beat.time, beat.alive) for beat in processes.heartbeats(experiment.folder / "heartbeat")]
     for name in ("telemetry.jsonl", "state.json", "metrics.jsonl"):
         with contextlib.suppress(OSError):
             times.append((experiment.folder / name).stat().st_mtime)
-    return max(times, default=0.0)
+    return times
 
 
 def is_alive(experiment: Experiment) -> bool:
@@ -225,8 +233,14 @@ def is_alive(experiment: Experiment) -> bool:
     if processes.rank_processes(folder):
         return True
     hosts = {beat.host for beat in processes.heartbeats(folder)}
-    limit = SILENT_SECONDS if hosts == {platform.node()} else SILENT_SECONDS_ELSEWHERE
-    return time.time() - last_activity(experiment) < limit
+    is_here, seen = hosts == {platform.node()}, _activities(experiment)
+    silent = abs(time.time() - max(seen, default=0.0))
+    if is_here or silent < SILENT_SECONDS_ELSEWHERE or silent > CLOCKS_APART_SECONDS:
+        return silent < (SILENT_SECONDS if is_here else SILENT_SECONDS_ELSEWHERE)
+    end = time.monotonic() + WATCH_SECONDS
+    while _activities(experiment) == seen and time.monotonic() < end:
+        time.sleep(WATCH_SECONDS / 10)
+    return _activities(experiment) != seen
 
 
 def _progress(row: Row) -> Row:

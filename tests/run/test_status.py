@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -237,6 +240,27 @@ def test_state_by_state_file_and_queue(
 ) -> None:
     (experiment,) = made(tmp_path, [state], "-job12", "12").experiments()
     assert status.verdict(experiment, found, answers) == expected
+
+
+@pytest.mark.parametrize(("ahead", "renews"), [(120, True), (-120, True), (120, False), (7200, True)])
+def test_a_run_elsewhere_is_watched_where_clocks_may_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, renews: bool
+) -> None:
+    """The heartbeat and the file server are so many seconds behind the clock here, or before it."""
+    (experiment,) = made(tmp_path, [replace(RUNNING, job="")]).experiments()
+    record = experiment.folder / "heartbeat" / "rank_0"
+    record.parent.mkdir(exist_ok=True)
+
+    def written(seconds: float) -> None:
+        now = time.time() - ahead + seconds
+        record.write_text(f"1 elsewhere 5 {now} {now}", encoding="ascii")
+        os.utime(experiment.folder / "state.json", (now, now))
+
+    written(0)
+    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=written if renews else time.sleep)
+    monkeypatch.setattr(status, "time", clock)
+    monkeypatch.setattr(status, "WATCH_SECONDS", 0.1)
+    assert status.is_alive(experiment) is (renews and abs(ahead) < status.CLOCKS_APART_SECONDS)
 
 
 def test_run_is_as_the_experiment_that_matters(tmp_path: Path) -> None:
