@@ -356,6 +356,17 @@ def test_evaluations_without_a_length_are_no_fast_beginning(tmp_path: Path) -> N
         assert ("fast_beginning" in {finding.rule for finding in audit.findings}) is found
 
 
+def test_a_run_on_a_small_data_set_has_no_pace(tmp_path: Path) -> None:
+    """A busy machine adds more to a part of some seconds than 1.2 times."""
+
+    def small(_: int, event: Event) -> None:
+        event.update(value=1500 if event["key"] == "train_samples" else event["value"])
+
+    logs = {name: changed(text, small) for name, text in each(short_first(200)).items()}
+    assert "train_samples" in logs["result_0.txt"]
+    assert "fast_beginning" not in {finding.rule for finding in audited(tmp_path, logs).findings}
+
+
 def test_the_runs_of_a_public_set_on_another_platform(tmp_path: Path) -> None:
     audit = audited(tmp_path / "logs", public(platform="1xMINE"))
     (found,) = [finding.found for finding in audit.findings if finding.rule == "altered_published_run"]

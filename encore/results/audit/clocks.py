@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, in_words, milliseconds, starting_line
+from encore.results.extra_rules import small_data_findings
 from encore.results.run_log import Reason, RunLog
 from encore.results.timing import intervals_of, length_of
 from encore.results.words import count_of
@@ -102,7 +103,12 @@ def fast_middle(run: RunLog) -> Iterator[Oddity]:
 
 
 def spans_of(run: RunLog, least: int = _LEAST_EVALUATIONS) -> list[Span]:
-    """Return run_start to the first evaluation, and from each to the next; none where times or lengths are missing."""
+    """Return run_start to the first evaluation, and from each to the next; none where times or lengths are missing.
+
+    Nor are there any of a run on a small data set: its parts are shorter than what a busy machine adds to one of them.
+    """
+    if small_data_findings(run):
+        return []
     points = [(point.time_s, point.samples if point.samples is not None else point.epoch) for point in run.quality]
     known = [(at, length) for at, length in points if at is not None and length is not None]
     if run.start_s is None or run.stop_s is None or len(known) != len(points) or len(known) < least:
