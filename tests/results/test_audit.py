@@ -364,7 +364,7 @@ def test_a_run_on_a_small_data_set_has_no_pace(tmp_path: Path) -> None:
 
     logs = {name: changed(text, small) for name, text in each(short_first(200)).items()}
     assert "train_samples" in logs["result_0.txt"]
-    assert "fast_beginning" not in {finding.rule for finding in audited(tmp_path, logs).findings}
+    assert "fast_beginning" not in {finding.rule for finding in audited(tmp_path / "logs", logs).findings}
 
 
 def test_the_runs_of_a_public_set_on_another_platform(tmp_path: Path) -> None:
