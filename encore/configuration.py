@@ -155,7 +155,7 @@ def _load(path: Path, name: str) -> Any:
 def config_class(folder: Path) -> type[Any]:
     """Return the Config dataclass of an implementation, loaded from its file: host code imports no benchmark."""
     *shared, own = _config_files(folder)
-    for path in (paths.BENCHMARKS / "common" / "checks.py", *shared):
+    for path in (paths.BENCHMARKS / "common" / "config_checks.py", *shared):
         # By the name under which the implementation imports it, so that no package has to be imported.
         _load(path, f"benchmarks.{path.parent.name}.{path.stem}")
     found: type[Any] = _load(own, f"_config_of_{folder.parent.name}_{folder.name}").Config

@@ -15,9 +15,9 @@ from encore import environment, paths
 
 
 def main(arguments: list[str]) -> int:
-    """Run benchmarks/common/compile_kernels.py there, with Triton's cache next to the environments."""
+    """Run benchmarks/common/checks/compile_kernels.py there, with Triton's cache next to the environments."""
     python = environment.ensure_environment("kernels", lambda text: print(text, file=sys.stderr))
-    command = [str(python), "-m", "benchmarks.common.compile_kernels", *arguments]
+    command = [str(python), "-m", "benchmarks.common.checks.compile_kernels", *arguments]
     variables = {"TRITON_CACHE_DIR": str(paths.cache_folder() / "triton"), **os.environ}
     return subprocess.run(command, cwd=paths.ROOT, env=variables, check=False).returncode
 

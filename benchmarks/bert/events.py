@@ -10,8 +10,8 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
-from benchmarks.common.mllog import Wording
-from benchmarks.common.timeline import Timeline
+from benchmarks.common.run.mllog import Wording
+from benchmarks.common.run.timeline import Timeline
 
 WORDING = Wording("bert", accuracy_first=True)
 

@@ -7,7 +7,7 @@ from typing import Dict, Tuple
 
 import numpy as np
 
-from benchmarks.common.selftest import write_passport
+from benchmarks.common.checks.selftest import write_passport
 from benchmarks.language import arrays
 from benchmarks.language.wordpiece import SPECIAL
 

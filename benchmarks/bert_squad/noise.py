@@ -9,7 +9,7 @@ from typing import Dict, Tuple
 import numpy as np
 
 from benchmarks.bert_squad import arrays
-from benchmarks.common.selftest import write_passport
+from benchmarks.common.checks.selftest import write_passport
 from benchmarks.language.wordpiece import SPECIAL
 
 WINDOWS = {"train": 1 << 13, "test": 512}

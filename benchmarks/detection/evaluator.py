@@ -1,4 +1,4 @@
-"""Average precision in processes of its own, next to training: rank 0's side of ``benchmarks/common/pending.py``."""
+"""Average precision in processes of its own, next to training: rank 0's side of ``common/run/pending.py``."""
 
 from __future__ import annotations
 

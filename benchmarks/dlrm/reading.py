@@ -9,7 +9,7 @@ from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple, TypeVar
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.dlrm.blocks import BLOCK_BYTES, BLOCK_ROWS, COLUMNS, FIRST_TABLE, NUMBERS
 
 A = TypeVar("A", bound=Any)

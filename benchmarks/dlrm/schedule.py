@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.common.schedules import decay_factor, warmup_factor
+from benchmarks.common.run.schedules import decay_factor, warmup_factor
 
 
 def learning_rate(config: Any, step: int) -> float:

@@ -10,8 +10,8 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
-from benchmarks.common.mllog import Wording
-from benchmarks.common.timeline import Timeline, by_epochs
+from benchmarks.common.run.mllog import Wording
+from benchmarks.common.run.timeline import Timeline, by_epochs
 
 WORDING = Wording("maskrcnn", accuracy_first=True, names={"box_ap": "BBOX", "mask_ap": "SEGM"})
 """The names as in the logs' eval_accuracy, which the checker compares with the targets."""

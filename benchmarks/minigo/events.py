@@ -10,8 +10,8 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
-from benchmarks.common.mllog import Noted, Wording
-from benchmarks.common.timeline import Timeline, by_epochs
+from benchmarks.common.run.mllog import Noted, Wording
+from benchmarks.common.run.timeline import Timeline, by_epochs
 from benchmarks.minigo.schedule import Roles
 
 WORDING = Wording("minigo", off_clock=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from benchmarks.common.mllog import Wording
-from benchmarks.common.timeline import Timeline, by_epochs
+from benchmarks.common.run.mllog import Wording
+from benchmarks.common.run.timeline import Timeline, by_epochs
 
 WORDING = Wording("ncf")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, fraction, refuse
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, refuse
 
 
 @dataclass(frozen=True)

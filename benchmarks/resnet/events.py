@@ -11,8 +11,8 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
-from benchmarks.common.mllog import Wording
-from benchmarks.common.timeline import Timeline, by_epochs
+from benchmarks.common.run.mllog import Wording
+from benchmarks.common.run.timeline import Timeline, by_epochs
 
 WORDING = Wording(
     "resnet",

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional, Tuple
 
-from benchmarks.common import bench
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.checks import bench
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet import pipeline
 from benchmarks.resnet.config import Hyperparameters
 

@@ -12,8 +12,8 @@ from typing import Any, Dict, Optional, Tuple
 
 from nvidia.dali import backend, fn, pipeline_def, types
 
-from benchmarks.common.dali import EXECUTOR, resampling
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.data.dali import EXECUTOR, resampling
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.config import Hyperparameters
 
 # Mean and standard deviation of ImageNet's training images, per colour, on the scale 0..255. The means are

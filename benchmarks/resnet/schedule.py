@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.common import schedules
+from benchmarks.common.run import schedules
 
 
 def learning_rate(config: Any, step: int, steps_per_epoch: int) -> float:
-    """Learning rate of ``step`` (counted from 0) by config.schedule; see benchmarks/common/schedules.py."""
+    """Learning rate of ``step`` (counted from 0) by config.schedule; see benchmarks/common/run/schedules.py."""
     base, warmup = config.learning_rate, int(config.warmup_epochs * steps_per_epoch)
     if config.schedule == "pow2":
         end, total = config.end_learning_rate, config.epochs * steps_per_epoch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from benchmarks.common.agreement import Tolerance
+from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.data import prepare
 from benchmarks.common.data.photographs import photographs
 from benchmarks.resnet.prepare import DATA_SET

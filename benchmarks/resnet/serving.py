@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict
 import numpy as np
 
 from benchmarks.common.data import passport
-from benchmarks.common.export import Infer, Subject, Value
+from benchmarks.common.export.export import Infer, Subject, Value
 from benchmarks.resnet.config import Hyperparameters
 from benchmarks.resnet.inputs import EvaluationInput
 from benchmarks.resnet.pipeline import MEAN, STD

@@ -9,8 +9,8 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
-from benchmarks.common.mllog import Wording
-from benchmarks.common.timeline import Timeline, by_epochs
+from benchmarks.common.run.mllog import Wording
+from benchmarks.common.run.timeline import Timeline, by_epochs
 from benchmarks.ssd.schedule import REFERENCE_BATCH, base_rate, boundaries
 
 WORDING = Wording("ssd", accuracy_first=True)

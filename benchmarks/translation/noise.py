@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.selftest import write_passport
+from benchmarks.common.checks.selftest import write_passport
 from benchmarks.translation import arrays, vocabulary
 
 PAIRS = 1 << 16

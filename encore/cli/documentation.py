@@ -256,7 +256,7 @@ def checks() -> dict[str, list[str]]:
     for choice in catalogue.choices().values():
         system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
         small[choice.implementation.module] = configuration.resolve(choice, system, 1, 1, []).plain()
-    command = [sys.executable, "-m", "benchmarks.common.selftest"]
+    command = [sys.executable, "-m", "benchmarks.common.checks.selftest"]
     listed = json.loads(subprocess.check_output(command, input=json.dumps(small), text=True, cwd=paths.ROOT))
     return {name: listed[choice.implementation.module] for name, choice in catalogue.choices().items()}
 

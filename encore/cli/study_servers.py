@@ -126,7 +126,9 @@ def measure_roofline(
         )  # fmt: skip
         with shown_progress(screen) as on_update:
             what = ("--steps", str(steps), "--peaks", device)
-            result = benching.run_program(request, "benchmarks.common.roofline {module}", what, screen.print, on_update)
+            result = benching.run_program(
+                request, "benchmarks.common.checks.roofline {module}", what, screen.print, on_update
+            )
         _keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
         _keep(folder, f"{name}.json", result)
     _show(servers_report.roofline_report(roofline.load(from_ or folder)), output, as_json)

@@ -102,7 +102,7 @@ class Progress:
         return (self.total_steps - self.step) * (self._times[-1][0] - time) / (self.step - step)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take in one record of the stream; see benchmarks/common/metrics.py."""
+        """Take in one record of the stream; see benchmarks/common/run/metrics.py."""
         kind = record["kind"]
         if kind == "start":
             if record["resumed_step"] == 0:

@@ -56,7 +56,7 @@ def _write_mllog(path: Path, events: dict[str, Any]) -> None:
 
 
 def _write_v05(path: Path, benchmark: str, events: dict[str, Any]) -> None:
-    """Write events as the ranks write theirs: benchmarks/common/mllog.py."""
+    """Write events as the ranks write theirs: benchmarks/common/run/mllog.py."""
     with path.open("a", encoding="utf-8") as file:
         for key, value in events.items():
             place = f"{time.time():.9f} (log_header.py:0)"
@@ -64,7 +64,7 @@ def _write_v05(path: Path, benchmark: str, events: dict[str, Any]) -> None:
 
 
 def _write_v06(path: Path, events: dict[str, Any]) -> None:
-    """Write events as the ranks write theirs: benchmarks/common/mllog.py."""
+    """Write events as the ranks write theirs: benchmarks/common/run/mllog.py."""
     with path.open("a", encoding="utf-8") as file:
         for key, value in events.items():
             content = {"value": value, "metadata": {"file": "log_header.py", "lineno": 0}}

@@ -1,6 +1,6 @@
 """Check every implementation on this machine, each check in a process of its own: what ``encore selftest`` does.
 
-The checks are programs of the training code (``benchmarks/common/selftest.py``) and bench.py; they run where a
+The checks are programs of the training code (``benchmarks/common/checks/selftest.py``) and bench.py; they run where a
 training would: in an image, in a Python of the user's, or in the framework's own environment on a CPU.
 """
 

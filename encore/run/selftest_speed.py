@@ -77,7 +77,9 @@ def all_reduce_row(place: Place, server: Server, machine: Node, seconds: float, 
         return replace(row, found="one GPU: there is no other to exchange with")
     framework, file = place.choice.implementation.framework, place.work / "all_reduce.json"
     what = ("--framework", framework, "--device", place.request.device, "--output", str(file))
-    command = place.render(*place.launch(place.all_ranks).inner, "python", "-m", "benchmarks.common.all_reduce", *what)
+    command = place.render(
+        *place.launch(place.all_ranks).inner, "python", "-m", "benchmarks.common.checks.all_reduce", *what
+    )
     ended = execute(command, place.work, seconds)
     if ended.code != 0 or not file.is_file():
         return judged(ended, place.work, seconds, row)

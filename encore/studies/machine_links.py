@@ -42,7 +42,7 @@ class Machine:
 
     server: Server
     speeds: Mapping[str, Any] = field(default_factory=dict)
-    """What benchmarks/common/link_speeds.py wrote; empty where nothing was measured."""
+    """What benchmarks/common/checks/link_speeds.py wrote; empty where nothing was measured."""
     by_tool: Mapping[str, list[list[float]]] = field(default_factory=dict)
     """Bytes and bus bandwidth in bytes per second by nccl-tests, by kind."""
 
@@ -87,7 +87,7 @@ def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: P
         result = Path(folder) / "links.json"
         where = ("--device", "gpu" if machine.gpus else "cpu", "--output", str(result))
         job = Job(
-            argv=(*launch.inner, "python", "-m", "benchmarks.common.link_speeds", *where),
+            argv=(*launch.inner, "python", "-m", "benchmarks.common.checks.link_speeds", *where),
             environment={"PYTHONUNBUFFERED": "1", **launch.environment, **threads},
             mounts=(),
             ranks=ranks,

@@ -1,4 +1,4 @@
-"""Rooflines and kernel tables of training steps, from the JSON that benchmarks/common/roofline.py prints.
+"""Rooflines and kernel tables of training steps, from the JSON that benchmarks/common/checks/roofline.py prints.
 
     from encore.studies.roofline import load, roofline_table
     print(roofline_table(load(Path("roofline"))).as_markdown())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.common import bench
+from benchmarks.common.checks import bench
 
 
 def nothing() -> None:

@@ -53,7 +53,7 @@ def test_kernel_that_does_not_compile_fails(kernels_python: Path, tmp_path: Path
     program.write_text(
         "import sys, triton, triton.language as tl\n"
         "from benchmarks.common import compile_kernels\n"
-        "from benchmarks.common.kernels import Specification\n"
+        "from benchmarks.common.torch.kernels import Specification\n"
         "@triton.jit\n"
         "def wrong(pointer, N: tl.constexpr):\n"
         "    tl.store(pointer + tl.arange(0, N), unknown)\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.mllog import log_of, samples
+from benchmarks.common.run.mllog import log_of, samples
 from encore import catalogue
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration, resolve

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import timeline as timelines
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.mllog import Wording
-from benchmarks.common.run import Run
-from benchmarks.common.timeline import Timeline
+from benchmarks.common.run import timeline as timelines
+from benchmarks.common.run.mllog import Wording
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.timeline import Timeline
 from tests.benchmarks.test_run_loop import FRAMEWORK, START, Config, handlers, keys
 from tests.conftest import records
 
@@ -26,7 +26,7 @@ EPOCHS, STEPS = 4, 5
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two looks at an evaluator."""
-    monkeypatch.setattr("benchmarks.common.run.pause", lambda: None)
+    monkeypatch.setattr("benchmarks.common.run.run.pause", lambda: None)
 
 
 class Evaluator:

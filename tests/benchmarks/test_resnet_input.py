@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.input_wait import InputWait
+from benchmarks.common.run.input_wait import InputWait
 from encore import catalogue, configuration
 from tests.conftest import Encore
 from tests.trainings import InFramework, result

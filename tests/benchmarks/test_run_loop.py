@@ -17,13 +17,13 @@ from typing import Any, get_args
 
 import pytest
 
-from benchmarks.common import checkpoints, choices
-from benchmarks.common import timeline as timelines
-from benchmarks.common.input_wait import InputWait
-from benchmarks.common.mllog import MLLog, Wording
-from benchmarks.common.ranks import Lagged, Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.timeline import Timeline
+from benchmarks.common.run import checkpoints, choices
+from benchmarks.common.run import timeline as timelines
+from benchmarks.common.run.input_wait import InputWait
+from benchmarks.common.run.mllog import MLLog, Wording
+from benchmarks.common.run.ranks import Lagged, Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.timeline import Timeline
 from benchmarks.dlrm import events as dlrm
 from benchmarks.resnet import events as resnet
 from encore import catalogue, configuration

@@ -16,11 +16,11 @@ import pytest
 
 from benchmarks.bert_squad import arrays as squad_arrays
 from benchmarks.bert_squad import noise as squad_noise
-from benchmarks.common import selftest, speed_checks, trainings
-from benchmarks.common.agreement import Losses, Result, Tolerance, held_against, read_losses
+from benchmarks.common.checks import selftest, speed_checks, trainings
+from benchmarks.common.checks.agreement import Losses, Result, Tolerance, held_against, read_losses
+from benchmarks.common.checks.selftest import Bench, Suite
+from benchmarks.common.checks.trainings import Failed, Skipped
 from benchmarks.common.data import passport
-from benchmarks.common.selftest import Bench, Suite
-from benchmarks.common.trainings import Failed, Skipped
 from benchmarks.dlrm import blocks
 from encore import catalogue, configuration
 

@@ -14,7 +14,7 @@ from encore import paths
 PROGRAM = """
 import atexit, os, sys
 from pathlib import Path
-from benchmarks.common.stopping import Heartbeat, end_process
+from benchmarks.common.run.stopping import Heartbeat, end_process
 
 class HeldByAThread:
     "Stands for what a framework's thread gives back: Python is gone when its turn comes."

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from mlperf_logging import compliance_checker
 
-from benchmarks.common.mllog import Noted, log_of
+from benchmarks.common.run.mllog import Noted, log_of
 from benchmarks.transformer import events, schedule
 from encore import catalogue, configuration, data
 from encore.results.compliance import check

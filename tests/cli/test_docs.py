@@ -227,10 +227,10 @@ def find_module(words: list[str], ground: Ground) -> str:
         return ""
     text = path.read_text(encoding="utf-8")
     # train.py, bench.py and prepare.py share their command lines.
-    if "benchmarks.common.run import" in text:
-        text += (paths.BENCHMARKS / "common" / "configuration.py").read_text(encoding="utf-8")
+    if "benchmarks.common.run.run import" in text:
+        text += (paths.BENCHMARKS / "common" / "run" / "configuration.py").read_text(encoding="utf-8")
     for shared in re.findall(
-        r"^from benchmarks\.common(?:\.data)? import (\w+)|^from benchmarks\.common\.(run) ", text, re.M
+        r"^from benchmarks\.common(?:\.\w+)? import (\w+)|^from benchmarks\.common\.run\.(run) ", text, re.M
     ):
         for found in paths.BENCHMARKS.glob(f"common/**/{shared[0] or shared[1]}.py"):
             text += found.read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import torch
 
-from benchmarks.common import kernels, torch_abilities, torch_optimizers
 from benchmarks.common.frameworks import pytorch
+from benchmarks.common.torch import abilities, kernels, optimizers
 from benchmarks.language.pytorch import attention
 from benchmarks.maskrcnn.pytorch import choice as maskrcnn
 from benchmarks.maskrcnn.pytorch.config import Config
@@ -55,7 +55,7 @@ def optimizer(wanted: str) -> str:
     candidates = {"plain": candidates["plain"]} if lacks else candidates
     times = {id(candidates["plain"]): 1.0}
     given = [torch.nn.Parameter(torch.ones(2))]
-    return torch_optimizers.choose(candidates, given, wanted, lambda build, _: times.get(id(build), 0.5))[0]
+    return optimizers.choose(candidates, given, wanted, lambda build, _: times.get(id(build), 0.5))[0]
 
 
 def on_gpu(wanted: str) -> str:
@@ -63,9 +63,9 @@ def on_gpu(wanted: str) -> str:
     return attention.choose(wanted, SimpleNamespace(type="cuda"), torch.float16, 64, ranks.rank)
 
 
-def abilities(wanted: str) -> str:
-    torch_abilities.LACKS["compile"] = lambda _: "no Triton" if lacks else None
-    return torch_abilities._choose("compile", wanted, "default", "none", ranks)
+def compiler(wanted: str) -> str:
+    abilities.LACKS["compile"] = lambda _: "no Triton" if lacks else None
+    return abilities._choose("compile", wanted, "default", "none", ranks)
 
 
 @contextlib.contextmanager
@@ -98,8 +98,8 @@ with contextlib.redirect_stderr(reported):
         "fused Adam wanted": attempt(lambda: optimizer("fused")),
         "no flash": on_gpu("auto"),
         "flash wanted": attempt(lambda: on_gpu("flash")),
-        "no compiler": abilities("auto"),
-        "compiler wanted": attempt(lambda: abilities("default")),
+        "no compiler": compiler("auto"),
+        "compiler wanted": attempt(lambda: compiler("default")),
         "no apex": with_apex(),
         "torchvision wanted": attempt(with_torchvision),
     }

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import torch
 
-from benchmarks.common import kernels
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
 from benchmarks.language.pytorch import kernels as triton_kernels
 from benchmarks.language.pytorch import operators
 from benchmarks.language.pytorch.pieces import add_norm, bias_gelu

@@ -21,7 +21,7 @@ from benchmarks.bert.pytorch.optimizer import updates_of
 from benchmarks.bert.pytorch.train import Training, train_part, train_step
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.language import arrays
 from benchmarks.language.pytorch import fp8
 from benchmarks.language.pytorch.graphs import captured

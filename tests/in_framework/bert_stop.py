@@ -4,7 +4,7 @@ import signal
 import sys
 
 from benchmarks.bert.pytorch import train
-from benchmarks.common.stopping import end_process
+from benchmarks.common.run.stopping import end_process
 
 WANTED, CONFIG, DATA, OUTPUT = sys.argv[1:]
 counted, plain = [0], train.train_part

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.common.mllog import MLLog
+from benchmarks.common.run.mllog import MLLog
 
 name, config, data, output = sys.argv[1:]
 framework = importlib.import_module(f"benchmarks.common.frameworks.{name}")

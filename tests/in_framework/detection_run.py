@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import Wording, samples
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
-from benchmarks.common.timeline import by_epochs
+from benchmarks.common.run.mllog import Wording, samples
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.common.run.timeline import by_epochs
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.detections import empty, joined
 from benchmarks.detection.evaluator import Evaluator

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.common.mllog import MLLog
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.mllog import MLLog
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.dlrm import blocks, criteo, reading
 from benchmarks.dlrm.pytorch import train
 from benchmarks.dlrm.pytorch.config import Config

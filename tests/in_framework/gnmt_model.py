@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import synthetic_batch

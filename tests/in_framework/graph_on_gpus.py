@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from nvidia.dali import backend
 
-from benchmarks.common import dali
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.data import dali
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet import pipeline
 from benchmarks.resnet.config import Hyperparameters
 

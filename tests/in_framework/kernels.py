@@ -11,8 +11,9 @@ import os
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-from benchmarks.common import compare_kernels, kernels
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.checks import compare_kernels
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.pytorch import config as dlrm_config
 from benchmarks.dlrm.pytorch import operators

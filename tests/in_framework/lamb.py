@@ -6,9 +6,9 @@ import math
 import numpy as np
 import torch
 
-from benchmarks.common import torch_lamb
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.torch_updates import ScaleRule, Updates
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import lamb
+from benchmarks.common.torch.updates import ScaleRule, Updates
 
 SHAPES = {"table.weight": (10, 64), "layer.qkv.weight": (96, 32), "layer.qkv.bias": (96 * 2,), "norm.weight": (5,)}
 ZERO = "zero.weight"
@@ -67,10 +67,10 @@ def expected(skipped=()):
 def trained(kernel, skipped=()):
     """The same by Updates; a skipped step has a gradient that is not finite."""
     named = [(name, torch.nn.Parameter(torch.tensor(w, dtype=torch.float32))) for name, w in start().items()]
-    pieces = torch_lamb.pieces_of(named, decay_of, parts_of)
+    pieces = lamb.pieces_of(named, decay_of, parts_of)
     updates = Updates(
         [parameter for _, parameter in named],
-        torch_lamb.lamb_candidates(pieces, torch_lamb.Options(BETAS, EPSILON), None),
+        lamb.lamb_candidates(pieces, lamb.Options(BETAS, EPSILON), None),
         kernel,
         Ranks(0, 1, 0, 1, torch.device("cpu")),
         clip=CLIP,

@@ -2,6 +2,6 @@
 
 import sys
 
-from benchmarks.common import link_speeds
+from benchmarks.common.checks import link_speeds
 
 sys.exit(link_speeds.main(["--device", "cpu", "--most-bytes", "20000", "--output", sys.argv[1]]))

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from benchmarks.common.export import largest_difference
-from benchmarks.common.export_torch import inferring
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export.export import largest_difference
+from benchmarks.common.export.torch import inferring
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.pytorch.nms import nms
 from benchmarks.maskrcnn import order
 from benchmarks.maskrcnn.pytorch import backbone, choice, export, operators

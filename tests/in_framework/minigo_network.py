@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import configuration
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
+from benchmarks.common.run import configuration
 from benchmarks.minigo import frozen, models, schedule
 from benchmarks.minigo.tensorflow import model
 from benchmarks.minigo.tensorflow.config import Config

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.common.run import Run
+from benchmarks.common.run.run import Run
 from benchmarks.minigo import shown
 from benchmarks.minigo.records import GameFile, encode
 from benchmarks.minigo.selfplay import MatchWorker

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import configuration
 from benchmarks.common.frameworks import tensorflow
+from benchmarks.common.run import configuration
 from benchmarks.minigo.tensorflow import evaluator, generations, train
 from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.generations import Generations

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.data import passport
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.ncf.pytorch import data, evaluation
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.model import NeuMF

@@ -8,9 +8,9 @@ import json
 import numpy as np
 import torch
 
-from benchmarks.common import torch_optimizers
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import optimizers
 from benchmarks.ncf.pytorch import data, model, train
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.train import assemble, build, content, train_step
@@ -136,7 +136,7 @@ def resumed_capture(kernel: str) -> dict:
     for step in range(3):
         train_step(whole, step)
     saved = copy.deepcopy(content(whole))
-    candidates, assembled = torch_optimizers.adam_candidates, train.assemble
+    candidates, assembled = optimizers.adam_candidates, train.assemble
 
     def assemble_and_watch(*arguments):
         made = assembled(*arguments)
@@ -145,10 +145,10 @@ def resumed_capture(kernel: str) -> dict:
 
     train.Captured, train.assemble = HeldCapture, assemble_and_watch
     # PyTorch refuses a capturable optimizer on a CPU.
-    torch_optimizers.adam_candidates = lambda *options, capturable: candidates(*options)
+    optimizers.adam_candidates = lambda *options, capturable: candidates(*options)
     fresh = build(graphed, USERS, ITEMS, sampler, CPU, {})
     resumed = build(graphed, USERS, ITEMS, sampler, CPU, saved)
-    torch_optimizers.adam_candidates, train.assemble = candidates, assembled
+    optimizers.adam_candidates, train.assemble = candidates, assembled
     sampler.draw_epoch(2)
     for step in range(3):
         train_step(whole, step)

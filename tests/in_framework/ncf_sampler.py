@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.ncf.pytorch import data, evaluation
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.sources.interactions import draw_negatives

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from benchmarks.common.frameworks import mxnet
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet import weights
 from benchmarks.resnet.inputs import TrainingInput
 from benchmarks.resnet.mxnet import data as tensors

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.inputs import TrainingInput
 from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model, optimizer

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.inputs import TrainingInput
 from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import model, optimizer

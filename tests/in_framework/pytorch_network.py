@@ -11,11 +11,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import choices, torch_abilities
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import autocast
-from benchmarks.common.metrics import MetricsStream, StepReports
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run import choices
+from benchmarks.common.run.metrics import MetricsStream, StepReports
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import abilities
 from benchmarks.resnet import memory
 from benchmarks.resnet.architecture import STAGES, input_shape
 from benchmarks.resnet.pytorch import distributed, model, optimizer, train
@@ -201,10 +202,10 @@ def settled(**changes):
     said = StringIO()
     config = dataclasses.replace(BASE, device="gpu")
     gpu = Ranks(0, 1, 0, 1, torch.device("cuda", 0))
-    with mock.patch.multiple(torch_abilities, LACKS={**torch_abilities.LACKS, **changes}), redirect_stderr(said):
-        chosen = torch_abilities.settle(config, gpu)
+    with mock.patch.multiple(abilities, LACKS={**abilities.LACKS, **changes}), redirect_stderr(said):
+        chosen = abilities.settle(config, gpu)
         try:
-            torch_abilities.settle(dataclasses.replace(config, compile="default", cuda_graph=True), gpu)
+            abilities.settle(dataclasses.replace(config, compile="default", cuda_graph=True), gpu)
         except choices.UnavailableError as error:  # on which Run and bench leave the other ranks
             said.write(f"; {error}")
     return chosen.compile, chosen.cuda_graph, said.getvalue()
@@ -233,9 +234,9 @@ print(
             "capturable": capturable_error(),
             "overflow": [end_of_overflow("fp32", float("inf")), end_of_overflow("fp16", 2.0**40)],
             "settled": [settled(**NOTHING), settled(**LACKING)],
-            "cpu": dataclasses.astuple(torch_abilities.settle(BASE, ALONE))
+            "cpu": dataclasses.astuple(abilities.settle(BASE, ALONE))
             == dataclasses.astuple(dataclasses.replace(BASE, compile="none", cuda_graph=False)),
-            "lacks": [torch_abilities.lack_of_graphs(CPU), torch_abilities.lack_of_compiler(CPU)],
+            "lacks": [abilities.lack_of_graphs(CPU), abilities.lack_of_compiler(CPU)],
             "group": {kind: str(pytorch.group_options(torch.device(kind, 0))) for kind in ("cpu", "cuda")},
         }
     )

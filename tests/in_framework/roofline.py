@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.bert.pytorch import model as bert
 from benchmarks.bert.pytorch.config import Config as BertConfig
-from benchmarks.common import kernel_table, measured_peaks, step_cost
+from benchmarks.common.checks import kernel_table, measured_peaks, step_cost
 from benchmarks.language.pytorch.encoder import Rows, shape_of
 from benchmarks.resnet.pytorch import model as resnet
 from benchmarks.resnet.pytorch.config import Config as ResNetConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from benchmarks.common.mllog import Wording
-from benchmarks.common.run import Run
+from benchmarks.common.run.mllog import Wording
+from benchmarks.common.run.run import Run
 
 
 def some_run(config, framework, output=None) -> Run:

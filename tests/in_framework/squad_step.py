@@ -23,8 +23,8 @@ from benchmarks.bert_squad.pytorch.model import Network, in_tables, loss_sum
 from benchmarks.bert_squad.pytorch.train import Training, train_batch, train_step
 from benchmarks.bert_squad.schedule import learning_rate
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.torch_generators import drawn_from
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch.generators import drawn_from
 from benchmarks.language.pytorch.checkpoint import places_of
 from benchmarks.language.pytorch.graphs import captured
 from tests.in_framework.held import Held

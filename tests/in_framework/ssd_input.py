@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import open_data
 from benchmarks.ssd.pytorch.coding import decode, match
 from benchmarks.ssd.pytorch.config import Config

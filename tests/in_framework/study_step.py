@@ -7,7 +7,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
-from benchmarks.common import configuration
+from benchmarks.common.run import configuration
 from benchmarks.study.mxnet import data
 from benchmarks.study.mxnet.config import Config
 from benchmarks.study.mxnet.measure import train_step

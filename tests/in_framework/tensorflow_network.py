@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from unittest import mock
 
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.common.metrics import MetricsStream, StepReports
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.metrics import MetricsStream, StepReports
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet import weights
 from benchmarks.resnet.architecture import STAGES
 from benchmarks.resnet.tensorflow import model, optimizer, train

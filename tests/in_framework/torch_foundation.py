@@ -20,10 +20,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import cuda_graphs, torch_abilities, torch_optimizers
-from benchmarks.common.checkpoints import Checkpoints
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.checkpoints import Checkpoints
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import abilities, cuda_graphs, optimizers
 
 
 def apex_stand_in() -> object:
@@ -115,7 +115,7 @@ def turns(folder: Path, first_dies: bool) -> list[str]:
 
     def run(rank: int) -> None:
         with mock.patch.object(pytorch, "barrier", everyone.wait):
-            torch_abilities.compile_in_turns(lambda: compiles(rank), Ranks(rank, 3, rank, 3, torch.device("cpu")))
+            abilities.compile_in_turns(lambda: compiles(rank), Ranks(rank, 3, rank, 3, torch.device("cpu")))
 
     processes = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in range(3)]
     for process in processes:
@@ -165,18 +165,18 @@ def main() -> None:
         found["arithmetic"].append(pytorch.arithmetic(gpu))
 
     parameters = list(layer.parameters())
-    candidates = torch_optimizers.adam_candidates(0.1, (0.9, 0.999), 1e-8, torch_optimizers.find_apex())
+    candidates = optimizers.adam_candidates(0.1, (0.9, 0.999), 1e-8, optimizers.find_apex())
     found["candidates"] = sorted(candidates)
-    found["chosen"] = torch_optimizers.choose(candidates, parameters)[0]
-    with_apex = torch_optimizers.adam_candidates(0.1, (0.9, 0.999), 1e-8, apex_stand_in())
+    found["chosen"] = optimizers.choose(candidates, parameters)[0]
+    with_apex = optimizers.adam_candidates(0.1, (0.9, 0.999), 1e-8, apex_stand_in())
     times = {"apex": 1.0, "fused": 2.0, "plain": 3.0}
     builds = {id(build): name for name, build in with_apex.items()}
     for winner in ("apex", "fused"):
         times[winner] = 0.5 - 0.1 * (winner == "fused")
-        name, _ = torch_optimizers.choose(with_apex, parameters, measure=lambda build, _: times[builds[id(build)]])
+        name, _ = optimizers.choose(with_apex, parameters, measure=lambda build, _: times[builds[id(build)]])
         found[f"{winner} measured best"] = name
     try:
-        torch_optimizers.choose(candidates, parameters, "apex")
+        optimizers.choose(candidates, parameters, "apex")
     except ValueError as error:
         found["refusal"] = str(error)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import torch_optimizers
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.torch_updates import LossScale, Rates, ScaleRule, Updates
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import optimizers
+from benchmarks.common.torch.updates import LossScale, Rates, ScaleRule, Updates
 
 STEPS, ROWS, CLIP = 6, 8, 0.1
 RULE = ScaleRule(1024, 2, 4096)
@@ -53,7 +53,7 @@ def expected(ranks: Ranks, clip: float | None) -> list[torch.Tensor]:
 
 
 def updates(layers: torch.nn.Module, kernel: str, ranks: Ranks, **options: Any) -> Updates:
-    candidates = torch_optimizers.adam_candidates(1.0, (0.9, 0.98), 1e-9, None)
+    candidates = optimizers.adam_candidates(1.0, (0.9, 0.98), 1e-9, None)
     return Updates(list(layers.parameters()), candidates, kernel, ranks, **options)
 
 

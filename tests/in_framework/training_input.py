@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from benchmarks.common.data.recordio import read_index, read_record, unpack
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet import pipeline
 from benchmarks.resnet.config import Hyperparameters
 from benchmarks.resnet.inputs import TrainingInput

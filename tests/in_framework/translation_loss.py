@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.common import kernels
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
 from benchmarks.translation.pytorch import loss, operators
 
 ROWS, VOCABULARY, WIDTH, CHUNK = 50, 301, 24, 7

@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from benchmarks.common import torch_files
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.torch import files
 from benchmarks.maskrcnn.pytorch import backbone
 from benchmarks.maskrcnn.pytorch import weights as maskrcnn
 from benchmarks.maskrcnn.pytorch.config import Config as MaskConfig
@@ -94,7 +94,7 @@ def in_ssd(folder: Path) -> dict:
     network = model.build(SsdConfig(), 81, norms.norm_of(None, CPU))
     ssd.load_backbone(network, path)
     state = network.backbone.state_dict()
-    read = torch_files.tensors_of(torch_files.load(path, "", ""))
+    read = files.tensors_of(files.load(path, "", ""))
     pad = state["conv1.weight"][:, 3:]
     return {
         "names": list(read) == list(given),
@@ -201,7 +201,7 @@ def hostile(folder: Path) -> list:
                 entry.size = len(part)
                 tar.addfile(entry, io.BytesIO(part))
         try:
-            torch_files.load(folder / "bad.pth", "weights", "give others")
+            files.load(folder / "bad.pth", "weights", "give others")
         except Problem as problem:
             said.append(str(problem))
     return [*said, (folder / "ran").exists()]

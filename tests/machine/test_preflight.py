@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.configuration import refuse_misfits
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.run.configuration import refuse_misfits
 from encore import catalogue, paths
 from encore.configuration import Configuration, config_class, resolve
 from encore.errors import EncoreError

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.common import export
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.export import export
 from encore import data
 from encore.errors import EncoreError
 from encore.run import exporting

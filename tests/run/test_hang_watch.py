@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import stopping
+from benchmarks.common.run import stopping
 from encore import paths
 from encore.job import Command
 from encore.machine import processes
@@ -76,7 +76,7 @@ def test_progress_within_a_step_is_a_sign_of_it(tmp_path: Path, monkeypatch: pyt
 
 RANK = """
 import os, pathlib, sys, time
-from benchmarks.common.stopping import Heartbeat
+from benchmarks.common.run.stopping import Heartbeat
 Heartbeat(pathlib.Path("heartbeat"), int(sys.argv[1])).beat(3)
 time.sleep(0.5)
 while sys.argv[1] == "0":
@@ -101,7 +101,7 @@ def test_ranks_that_wait_without_end_for_a_lost_one_are_ended(tmp_path: Path, mo
 def test_a_rank_that_waits_shows_its_last_step_and_that_it_is_alive(tmp_path: Path) -> None:
     program = (
         "import sys, time, pathlib\n"
-        "from benchmarks.common.stopping import Heartbeat\n"
+        "from benchmarks.common.run.stopping import Heartbeat\n"
         "beat = Heartbeat(pathlib.Path(sys.argv[1]), 3)\n"
         f"[beat.beat(step) for step in range({STEP + 1})]\n"
         "time.sleep(600)\n"

@@ -131,7 +131,7 @@ def test_all_reduce_has_a_floor_by_the_links(
     text = (paths.ROOT / "tests" / "samples" / "topology" / "dgx-a100.txt").read_text(encoding="utf-8")
 
     def execute(command: Command, work: Path, seconds: float) -> Ended:
-        assert f"--nproc-per-node={gpus}" in command.argv and "benchmarks.common.all_reduce" in command.argv
+        assert f"--nproc-per-node={gpus}" in command.argv and "benchmarks.common.checks.all_reduce" in command.argv
         if rate is None:
             return Ended(1, (), None)
         (work / "all_reduce.json").write_text(json.dumps({"rate": rate}), encoding="utf-8")

@@ -19,7 +19,7 @@ from encore.run.supervise import Outcome, Signals
 STOP_SECONDS = 3.0
 RANK = f"""
 import pathlib, signal, time
-from benchmarks.common.stopping import Heartbeat
+from benchmarks.common.run.stopping import Heartbeat
 
 def save(number, frame):
     writing = pathlib.Path("checkpoint/writing_00000001")

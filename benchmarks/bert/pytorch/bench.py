@@ -24,10 +24,11 @@ from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Batch, Part, TrainingInput, noise
 from benchmarks.bert.pytorch.train import Training, build, train_step
-from benchmarks.common import bench, torch_lamb
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.torch_updates import ALIGNMENT
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import lamb
+from benchmarks.common.torch.updates import ALIGNMENT
 from benchmarks.language.arrays import DataSet, open_data
 from benchmarks.language.pytorch.attention import pad
 from benchmarks.language.pytorch.pieces import NORM_EPSILON
@@ -107,8 +108,8 @@ def plain_step(
 def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
     """Update a copy of the weights by each implementation."""
     named = list(training.network.named_parameters())
-    pieces = torch_lamb.pieces_of(named, lambda name: model.decay_of(name, training.config), model.parts_of)
-    candidates = torch_lamb.lamb_candidates(pieces, torch_lamb.Options((0.9, 0.999), 1e-6), None)
+    pieces = lamb.pieces_of(named, lambda name: model.decay_of(name, training.config), model.parts_of)
+    candidates = lamb.lamb_candidates(pieces, lamb.Options((0.9, 0.999), 1e-6), None)
     size = max(-(-(piece.begin + piece.size) // ALIGNMENT) for piece in pieces) * ALIGNMENT
     loops = {}
     for title, name in LAMBS.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, fraction, refuse, too_few
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, refuse, too_few
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Config:
     token_bucket: int = 512  # rows are filled up to a multiple of so many tokens, where cuda_graph or fp8 needs it
     prefetch: int = 4  # batches built ahead by threads
 
-    # The optimizer (You et al. 2020, arXiv 1904.00962; see benchmarks/common/torch_lamb.py)
+    # The optimizer (You et al. 2020, arXiv 1904.00962; see benchmarks/common/torch/lamb.py)
     optimizer: Literal["lamb"] = "lamb"  # as apex's FusedLAMB computes it
     optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
     split_optimizer: bool = False  # each rank updates its share of the weights, by optimizer_kernel=fused

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.read_ahead import read_ahead
+from benchmarks.common.data.read_ahead import read_ahead
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.arrays import Samples
 from benchmarks.language.pytorch.encoder import Rows, fill_up
 

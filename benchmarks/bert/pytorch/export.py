@@ -17,10 +17,10 @@ from torch.nn import functional
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import EvaluationInput, Part
 from benchmarks.bert.pytorch.model import Network
-from benchmarks.common import export
-from benchmarks.common.export import Arrays, Infer, Subject, Value
-from benchmarks.common.export_torch import TOOLS
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Arrays, Infer, Subject, Value
+from benchmarks.common.export.torch import TOOLS
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.arrays import DataSet, open_data
 from benchmarks.language.pytorch import serving
 from benchmarks.language.pytorch.encoder import shape_of

@@ -1,12 +1,12 @@
-"""What `encore selftest` checks of BERT in PyTorch; see benchmarks/common/selftest.py."""
+"""What `encore selftest` checks of BERT in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
 from benchmarks.bert import noise
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.common import selftest
-from benchmarks.common.agreement import Tolerance
-from benchmarks.common.selftest import Suite
+from benchmarks.common.checks import selftest
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite
 
 ROUNDED = Tolerance(0.005, 0.01)
 SUITE = Suite(

@@ -23,14 +23,15 @@ from benchmarks.bert.pytorch.data import Batch, EvaluationInput, Part, TrainingI
 from benchmarks.bert.pytorch.model import Network
 from benchmarks.bert.pytorch.optimizer import updates_of
 from benchmarks.bert.schedule import learning_rate
-from benchmarks.common import kernels, stopping, torch_abilities
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import samples
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
-from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
-from benchmarks.common.torch_updates import Rate, Rates
+from benchmarks.common.run import stopping
+from benchmarks.common.run.mllog import samples
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.common.torch import abilities, kernels
+from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
+from benchmarks.common.torch.updates import Rate, Rates
 from benchmarks.language.arrays import DataSet, open_data
 from benchmarks.language.pytorch import attention, checkpoint, fp8, operators
 from benchmarks.language.pytorch.encoder import shape_of
@@ -209,7 +210,7 @@ def warm_up(training: Training) -> None:
     with without_trace(training.updates, training.ranks):
         if config.compile and (config.cuda_graph or config.warm_up_steps):
             part = noise(config, training.vocabulary, training.ranks)[0]
-            torch_abilities.compile_in_turns(lambda: training.run_part(part), training.ranks)
+            abilities.compile_in_turns(lambda: training.run_part(part), training.ranks)
             training.updates.gradients.zero_()
         if config.cuda_graph:
             training.run_part = captured(

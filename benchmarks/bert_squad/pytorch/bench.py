@@ -28,9 +28,9 @@ from benchmarks.bert_squad.pytorch.data import (
     steps_per_epoch,
 )
 from benchmarks.bert_squad.pytorch.train import build, train_step
-from benchmarks.common import bench
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 
 TITLES = {
     "bare": "plain PyTorch loop on padded windows, sequences/s",

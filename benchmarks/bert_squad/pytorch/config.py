@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, refuse, too_few
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, refuse, too_few
 
 
 @dataclass(frozen=True)

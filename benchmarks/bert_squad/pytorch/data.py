@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.bert_squad.arrays import DataSet, Windows
 from benchmarks.bert_squad.pytorch.config import Config
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.read_ahead import read_ahead
+from benchmarks.common.data.read_ahead import read_ahead
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.pytorch.encoder import Rows, fill_up
 
 

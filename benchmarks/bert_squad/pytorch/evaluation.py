@@ -18,7 +18,7 @@ from benchmarks.bert_squad.arrays import DataSet
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 
 PREDICTIONS, BEST = "predictions.json", "nbest_predictions.json"
 FIELDS = 4

@@ -19,10 +19,10 @@ from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch, evaluation_batches
 from benchmarks.bert_squad.pytorch.evaluation import answer, quality
 from benchmarks.bert_squad.pytorch.model import Network
-from benchmarks.common import export
-from benchmarks.common.export import Arrays, Infer, Subject, Value
-from benchmarks.common.export_torch import TOOLS
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Arrays, Infer, Subject, Value
+from benchmarks.common.export.torch import TOOLS
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.pytorch import serving
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence
 import torch
 
 from benchmarks.bert_squad.pytorch.config import Config
-from benchmarks.common.torch_optimizers import Build
+from benchmarks.common.torch.optimizers import Build
 
 MANY_STEPS = 1e6
 """Steps after which 1 - beta ** steps is 1 in fp32, for any beta that is used."""

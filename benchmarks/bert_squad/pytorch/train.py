@@ -32,15 +32,16 @@ from benchmarks.bert_squad.pytorch.evaluation import answer, quality
 from benchmarks.bert_squad.pytorch.model import Network, loss_sum
 from benchmarks.bert_squad.pytorch.optimizer import adam_candidates, without_correction
 from benchmarks.bert_squad.schedule import learning_rate
-from benchmarks.common import kernels, stopping, torch_optimizers
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import samples
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
-from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
-from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates
+from benchmarks.common.run import stopping
+from benchmarks.common.run.mllog import samples
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.common.torch import kernels, optimizers
+from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
+from benchmarks.common.torch.updates import ALIGNMENT, ScaleRule, Updates
 from benchmarks.language.pytorch import attention, operators
 from benchmarks.language.pytorch.checkpoint import load_weights
 from benchmarks.language.pytorch.graphs import captured
@@ -86,7 +87,7 @@ class Training:
         decayed = sum(-(-each.numel() // ALIGNMENT) * ALIGNMENT for each in parameters if each.dim() >= 2)
         self.updates = Updates(
             parameters,
-            adam_candidates(config, decayed, torch_optimizers.find_apex()),
+            adam_candidates(config, decayed, optimizers.find_apex()),
             kernel,
             ranks,
             clip=config.gradient_clip or None,

@@ -8,9 +8,9 @@ import mxnet as mx
 import nvidia.dali.plugin.mxnet  # noqa: F401
 from mxnet.gluon.parameter import ParameterDict
 
-from benchmarks.common.checkpoints import load_arrays, save_arrays
-from benchmarks.common.input_wait import InputWait
-from benchmarks.common.ranks import CONNECTING, Lagged, Ranks
+from benchmarks.common.run.checkpoints import load_arrays, save_arrays
+from benchmarks.common.run.input_wait import InputWait
+from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
 
 # Horovod opens its library with global symbols. DALI carries a C++ runtime of its own: opened after
 # Horovod, it takes some of Horovod's templates for its own and corrupts the heap. So import DALI first,

@@ -34,8 +34,8 @@ from typing import (
 import torch
 import torch.distributed as dist
 
-from benchmarks.common.input_wait import InputWait
-from benchmarks.common.ranks import CONNECTING, Lagged, Ranks
+from benchmarks.common.run.input_wait import InputWait
+from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
 
 T = TypeVar("T")
 TIMEOUT = datetime.timedelta(minutes=40)

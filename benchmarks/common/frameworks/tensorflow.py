@@ -14,9 +14,9 @@ import nvidia.dali.types  # noqa: F401  # isort: skip
 import horovod.tensorflow as hvd  # isort: skip
 import tensorflow as tf
 
-from benchmarks.common.checkpoints import load_arrays, save_arrays
-from benchmarks.common.input_wait import InputWait
-from benchmarks.common.ranks import CONNECTING, Lagged, Ranks
+from benchmarks.common.run.checkpoints import load_arrays, save_arrays
+from benchmarks.common.run.input_wait import InputWait
+from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
 
 save, load = save_arrays, load_arrays
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.detections import DTYPES, Detections, from_arrays, joined
 
 WIDTH = {name: np.dtype(dtype).itemsize * (4 if name == "boxes" else 1) for name, dtype in DTYPES.items()}

@@ -1,11 +1,11 @@
-"""Operators that both detectors use, with their Triton kernels: see benchmarks/common/kernels.py."""
+"""Operators that both detectors use, with their Triton kernels: see benchmarks/common/torch/kernels.py."""
 
 from __future__ import annotations
 
 import torch
 
-from benchmarks.common import kernels
-from benchmarks.common.kernels import Operator
+from benchmarks.common.torch import kernels
+from benchmarks.common.torch.kernels import Operator
 from benchmarks.detection.pytorch import nms
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import bench
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.dlrm.blocks import NUMBERS
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch, TrainingInput, free_memory, open_data, synthetic_batch

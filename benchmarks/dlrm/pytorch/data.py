@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from benchmarks.common.data import passport
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.read_ahead import read_ahead
+from benchmarks.common.data.read_ahead import read_ahead
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, NUMBERS, TABLES
 from benchmarks.dlrm.placement import Placement, place

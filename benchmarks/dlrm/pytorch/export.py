@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common import export
-from benchmarks.common.export import Arrays, Infer, Subject, Value
-from benchmarks.common.export_torch import TOOLS, as_tensors
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Arrays, Infer, Subject, Value
+from benchmarks.common.export.torch import TOOLS, as_tensors
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.dlrm.blocks import NUMBERS
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config

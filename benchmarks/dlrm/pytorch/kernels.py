@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.common.kernels import OPTIONS, Specification, power_of_two
+from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 from benchmarks.dlrm.pytorch.operators import ALIGNMENT, Layout
 
 LOOKUP_ROWS, LOOKUP_WARPS = 16, 4

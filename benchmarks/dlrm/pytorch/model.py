@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from benchmarks.common.cuda_graphs import Captured
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import GradientBuffer
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch.cuda_graphs import Captured
 from benchmarks.dlrm.blocks import NUMBERS
 from benchmarks.dlrm.placement import Placement, place
 from benchmarks.dlrm.pytorch import operators

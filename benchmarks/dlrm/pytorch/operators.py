@@ -1,6 +1,6 @@
 """What dominates a step of DLRM besides the MLPs: lookup, interaction and update of the tables.
 
-Each function here is PyTorch's own operators; its Triton kernels are in kernels.py, and benchmarks/common/kernels.py
+Each function here is PyTorch's own operators; its Triton kernels are in kernels.py, and common/torch/kernels.py
 compares and chooses.
 """
 
@@ -10,10 +10,10 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 
-from benchmarks.common import kernels
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.kernels import Operator
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
+from benchmarks.common.torch.kernels import Operator
 from benchmarks.dlrm.pytorch.config import Config
 
 ALIGNMENT = 8

@@ -1,4 +1,4 @@
-"""What `encore selftest` checks of DLRM in PyTorch; see benchmarks/common/selftest.py."""
+"""What `encore selftest` checks of DLRM in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import selftest
-from benchmarks.common.agreement import Tolerance
-from benchmarks.common.selftest import Suite, write_passport
+from benchmarks.common.checks import selftest
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite, write_passport
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, COLUMNS, FIRST_TABLE, NUMBERS, TABLES
 from benchmarks.dlrm.pytorch.config import Config
@@ -49,7 +49,7 @@ SUITE = Suite(
         "kernels": ROUNDED,
         "shuffle": Tolerance(0.2, 0.05),
     },
-    programs={"kernels": "benchmarks.common.compare_kernels"},  # of all benchmarks
+    programs={"kernels": "benchmarks.common.checks.compare_kernels"},  # of all benchmarks
     real_sizes=real_sizes,
     no_cpu_evaluation="the tables take 6.7 GB of memory",
     shares_gpu="Gloo has no all-to-all of GPU tensors, and NCCL takes one rank per GPU",

@@ -16,12 +16,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch.nn import functional
 
-from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import samples
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
+from benchmarks.common.run.mllog import samples
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.common.torch.cuda_graphs import Captured, repeated
 from benchmarks.dlrm import events
 from benchmarks.dlrm.placement import Placement
 from benchmarks.dlrm.pytorch.auc import area_under_curve

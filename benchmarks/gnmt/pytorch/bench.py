@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common import bench
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, shape, synthetic_batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 
-from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse, too_few
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse, too_few
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Callable, Iterator
 
 import torch
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.translation import orders
 from benchmarks.translation.arrays import DataSet

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import export
-from benchmarks.common.export import Arrays, Infer, Parts, Subject, Value
-from benchmarks.common.export_torch import TOOLS, as_tensors, inferring
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Arrays, Infer, Parts, Subject, Value
+from benchmarks.common.export.torch import TOOLS, as_tensors, inferring
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input

@@ -1,12 +1,12 @@
-"""What `encore selftest` checks of GNMT in PyTorch; see benchmarks/common/selftest.py."""
+"""What `encore selftest` checks of GNMT in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.common import selftest
-from benchmarks.common.agreement import Tolerance
-from benchmarks.common.selftest import Suite
+from benchmarks.common.checks import selftest
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.translation import noise
 
@@ -24,7 +24,7 @@ SUITE = Suite(
     varied={"precision": ROUNDED, "optimizer_kernel": ROUNDED, "split_optimizer": ROUNDED},
     left_out=("optimizer_kernel=apex",),
     real_sizes=partial(noise.write, benchmark="gnmt", entries=ENTRIES),
-    programs={"optimizers": "benchmarks.common.compare_optimizers"},
+    programs={"optimizers": "benchmarks.common.checks.compare_optimizers"},
 )
 
 if __name__ == "__main__":

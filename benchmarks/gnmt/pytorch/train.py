@@ -16,14 +16,15 @@ from typing import Any, Dict, List, Mapping, Optional
 
 import torch
 
-from benchmarks.common import stopping, torch_optimizers
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import samples
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
-from benchmarks.common.torch_generators import seed_dropout
-from benchmarks.common.torch_updates import Rate, Rates, ScaleRule, Updates
+from benchmarks.common.run import stopping
+from benchmarks.common.run.mllog import samples
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.common.torch import optimizers
+from benchmarks.common.torch.generators import seed_dropout
+from benchmarks.common.torch.updates import Rate, Rates, ScaleRule, Updates
 from benchmarks.gnmt import events
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, synthetic_batch, training_input
@@ -49,8 +50,8 @@ class Training:
         dtype = pytorch.DTYPES[config.precision]
         self.kernels, chosen = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}))
         self._of_rows = chosen["loss"]
-        candidates = torch_optimizers.adam_candidates(
-            config.learning_rate, (config.beta1, config.beta2), config.epsilon, torch_optimizers.find_apex()
+        candidates = optimizers.adam_candidates(
+            config.learning_rate, (config.beta1, config.beta2), config.epsilon, optimizers.find_apex()
         )
         rule = ScaleRule(config.loss_scale, config.loss_scale_interval, config.loss_scale_limit)
         self.updates = Updates(

@@ -17,8 +17,8 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch.nn import functional
 
-from benchmarks.common import choices
 from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import choices
 
 Attention = Callable[..., torch.Tensor]
 """(queries, keys, values, offsets, longest, dropout) -> (T, heads, size)."""

@@ -15,8 +15,8 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from benchmarks.common import torch_files
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.torch import files
 from benchmarks.language.pytorch.encoder import Encoder
 from benchmarks.language.tensorflow_bundle import Bundle
 
@@ -83,10 +83,10 @@ def read(path: Path) -> Tensors:
     """Return the weights in a file by Hugging Face's names. Raises Problem where it is no file of weights."""
     if path.suffix == ".index":
         return dict(_of_tensorflow(Bundle(path)))
-    content = torch_files.load(path, *_expected())
+    content = files.load(path, *_expected())
     for wrapper in ("content", "network", "model", "state_dict"):
         content = content[wrapper] if isinstance(content.get(wrapper), dict) else content
-    tensors = torch_files.tensors_of(content)
+    tensors = files.tensors_of(content)
     if not tensors:
         raise Problem(f"{path} holds no weights", *_expected())
     return dict(_renamed(tensors))

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Protocol, Sequence, Tuple, TypeVar
 
 import torch
 
-from benchmarks.common.cuda_graphs import Captured, repeated
+from benchmarks.common.torch.cuda_graphs import Captured, repeated
 
 STEPS_BEFORE_CAPTURE = 3
 """At least, as PyTorch's documentation of CUDA graphs asks."""

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from benchmarks.common.kernels import OPTIONS, Specification, power_of_two
+from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 from benchmarks.language.pytorch.pieces import NORM_EPSILON
 
 COLUMNS, ROWS = 512, 2

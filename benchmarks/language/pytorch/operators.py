@@ -1,7 +1,7 @@
 """What is between BERT's products: PyTorch's operators, those that torch.compile makes of them, or Triton kernels.
 
 Equal results, chosen by measuring on the sizes of a step; rank 0 prints the choice and a checkpoint holds it. See
-benchmarks/common/kernels.py.
+benchmarks/common/torch/kernels.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 
 import torch
 
-from benchmarks.common import choices, kernels
-from benchmarks.common.kernels import Operator
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run import choices
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
+from benchmarks.common.torch.kernels import Operator
 from benchmarks.language.pytorch.pieces import add_norm, bias_gelu, compiled
 
 

@@ -14,9 +14,9 @@ from typing import Dict, Iterator, List
 
 import torch
 
-from benchmarks.common import bench
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, TrainingInput, evaluation_input

@@ -11,10 +11,11 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 
-from benchmarks.common import choices, kernels
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.kernels import Operator
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run import choices
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
+from benchmarks.common.torch.kernels import Operator
 from benchmarks.detection.pytorch import nms
 from benchmarks.detection.pytorch import operators as of_detection
 from benchmarks.maskrcnn.pytorch import operators

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.read_ahead import read_ahead
+from benchmarks.common.data.read_ahead import read_ahead
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import DataSet, Part
 from benchmarks.maskrcnn import order
 from benchmarks.maskrcnn.order import ImageBatch, Shape, Share

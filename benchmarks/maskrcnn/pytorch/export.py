@@ -14,10 +14,10 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 import numpy as np
 import torch
 
-from benchmarks.common import export
-from benchmarks.common.export import Arrays, Infer, Subject, Value, on_cpu
-from benchmarks.common.export_torch import TOOLS, as_tensors
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Arrays, Infer, Subject, Value, on_cpu
+from benchmarks.common.export.torch import TOOLS, as_tensors
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.detection.detections import empty, joined
 from benchmarks.detection.evaluation import coco_ap

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.common.kernels import OPTIONS, Specification, power_of_two
+from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 from benchmarks.maskrcnn.pytorch.operators import SAMPLES, Outlines, pixels, placed
 
 ALIGN_WARPS, DRAW_WARPS, MATCH_WARPS = 4, 4, 4

@@ -1,6 +1,6 @@
 """What is made of sampled points: RoIAlign of a pyramid, and masks of polygons. PyTorch's operators alone.
 
-The Triton kernels are in kernels.py; benchmarks/common/kernels.py compares and chooses.
+The Triton kernels are in kernels.py; benchmarks/common/torch/kernels.py compares and chooses.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 import torch
 from torch.nn import functional
 
-from benchmarks.common import kernels
-from benchmarks.common.kernels import Operator
+from benchmarks.common.torch import kernels
+from benchmarks.common.torch.kernels import Operator
 from benchmarks.maskrcnn.pytorch import targets
 
 SAMPLES = 2

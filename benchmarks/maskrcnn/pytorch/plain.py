@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.maskrcnn.pytorch import anchors, losses, operators, targets
 from benchmarks.maskrcnn.pytorch.backbone import Convolution
 from benchmarks.maskrcnn.pytorch.choice import find_torchvision

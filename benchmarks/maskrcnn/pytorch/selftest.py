@@ -1,10 +1,10 @@
-"""What `encore selftest` checks of Mask R-CNN in PyTorch; see benchmarks/common/selftest.py."""
+"""What `encore selftest` checks of Mask R-CNN in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
-from benchmarks.common import selftest
-from benchmarks.common.agreement import Tolerance
-from benchmarks.common.selftest import Suite
+from benchmarks.common.checks import selftest
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite
 from benchmarks.detection.selftest import real_images
 from benchmarks.maskrcnn.pytorch.config import Config
 
@@ -27,7 +27,7 @@ SUITE = Suite(
         "optimizer_kernel": ROUNDED,
     },
     left_out=("kernels=torchvision", "compile=max-autotune-no-cudagraphs"),  # the second tunes for minutes
-    programs={"kernels": "benchmarks.common.compare_kernels"},
+    programs={"kernels": "benchmarks.common.checks.compare_kernels"},
 )
 
 if __name__ == "__main__":

@@ -18,15 +18,15 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
-from benchmarks.common import torch_abilities
-from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import samples
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
-from benchmarks.common.torch_optimizers import Build
-from benchmarks.common.torch_updates import ALIGNMENT, ScaleRule, Updates, unchanged
+from benchmarks.common.run.mllog import samples
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.common.torch import abilities
+from benchmarks.common.torch.cuda_graphs import Captured, repeated
+from benchmarks.common.torch.optimizers import Build
+from benchmarks.common.torch.updates import ALIGNMENT, ScaleRule, Updates, unchanged
 from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.detection.detections import Detections
 from benchmarks.detection.evaluator import Evaluator
@@ -163,7 +163,7 @@ def warm_up(training: Training, shapes: Sequence[Shape]) -> None:
                 print(f"preparing the step for {shape[0]} x {shape[1]}, {number} of {len(listed)}", file=sys.stderr)
             batch = synthetic_batch(config, training.classes, shape, training.ranks.context, edges=EDGES)
             if config.compile != "none":
-                torch_abilities.compile_in_turns(partial(_own_pass, training, batch), training.ranks)
+                abilities.compile_in_turns(partial(_own_pass, training, batch), training.ranks)
             if config.cuda_graph:
                 training.graphs[shape] = Captured(once, batch.tensors(), repeat, first)
                 first = first or training.graphs[shape]
@@ -187,7 +187,7 @@ def settle(config: Config, ranks: Ranks, saved: Mapping[str, str]) -> Tuple[Conf
     asked = config.cuda_graph
     if config.optimizer_kernel == "plain" or not config.warm_up_steps:
         config = dataclasses.replace(config, cuda_graph=False)
-    config = torch_abilities.settle(config, ranks)
+    config = abilities.settle(config, ranks)
     operators = choose(config, ranks, saved)
     if config.cuda_graph:
         config = dataclasses.replace(config, cuda_graph=is_captured(operators, asked, ranks))

@@ -16,9 +16,9 @@ from typing import Any, Callable, List
 
 import numpy as np
 
-from benchmarks.common import bench
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.minigo import models
 from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.engine import Games

@@ -7,7 +7,7 @@ from typing import Any, Iterator, NamedTuple, Tuple
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.minigo import examples, models
 from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.examples import Examples

@@ -14,10 +14,10 @@ from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 
-from benchmarks.common import export
-from benchmarks.common.export import Infer, Subject, Value, on_cpu
-from benchmarks.common.export_tensorflow import TOOLS, Evaluating
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Infer, Subject, Value, on_cpu
+from benchmarks.common.export.tensorflow import TOOLS, Evaluating
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.minigo import models
 from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.engine import Evaluate

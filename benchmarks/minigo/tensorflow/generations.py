@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.common.run import Run
+from benchmarks.common.run.run import Run
 from benchmarks.minigo import events, examples, models, schedule, selfplay, shown
 from benchmarks.minigo.data_set import TARGET, GoGames
 from benchmarks.minigo.engine import Evaluate

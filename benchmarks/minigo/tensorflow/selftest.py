@@ -1,10 +1,10 @@
-"""What `encore selftest` checks of Minigo in TensorFlow; see benchmarks/common/selftest.py."""
+"""What `encore selftest` checks of Minigo in TensorFlow; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
-from benchmarks.common import selftest
-from benchmarks.common.agreement import Tolerance
-from benchmarks.common.selftest import Suite
+from benchmarks.common.checks import selftest
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite
 from benchmarks.minigo.tensorflow.config import Config
 
 OTHER_GAMES = Tolerance(0.2, 0.2)

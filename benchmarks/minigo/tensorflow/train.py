@@ -19,11 +19,11 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.common import stopping
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
+from benchmarks.common.run import stopping
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
 from benchmarks.minigo import events, models
 from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.schedule import Roles

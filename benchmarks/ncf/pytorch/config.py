@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 
-from benchmarks.common.checks import above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.config_checks import above_zero, at_least, fraction, precision_on_cpu, refuse
 
 
 @dataclass(frozen=True)

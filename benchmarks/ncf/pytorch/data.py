@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Tuple
 import numpy as np
 import torch
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 
 
 class DataSet(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Tuple
 
 import torch
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import DataSet
 from benchmarks.ncf.pytorch.model import NeuMF

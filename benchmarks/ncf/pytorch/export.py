@@ -12,11 +12,11 @@ from typing import Any, Dict, Mapping
 import numpy as np
 import torch
 
-from benchmarks.common import export
 from benchmarks.common.data import passport
-from benchmarks.common.export import Infer, Subject, Value
-from benchmarks.common.export_torch import TOOLS
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Infer, Subject, Value
+from benchmarks.common.export.torch import TOOLS
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.ncf.pytorch import data, evaluation, model
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.evaluation import Candidates

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.common.kernels import OPTIONS, Specification, power_of_two
+from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 
 PAIRS, WARPS = 16, 4
 """Pairs per program of 128 threads: 8 numbers a thread at width 64, 32 at width 256."""

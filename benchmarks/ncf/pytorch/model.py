@@ -11,7 +11,7 @@ from typing import Tuple
 import torch
 import torch.nn.functional as F
 
-from benchmarks.common import choices
+from benchmarks.common.run import choices
 from benchmarks.ncf.pytorch import operators
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.operators import dot, rows

@@ -1,6 +1,6 @@
 """The lookups of NeuMF and what follows each of them.
 
-Each function here is PyTorch's own operators; its Triton kernels are in kernels.py, and benchmarks/common/kernels.py
+Each function here is PyTorch's own operators; its Triton kernels are in kernels.py, and common/torch/kernels.py
 compares and chooses.
 """
 
@@ -11,10 +11,10 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 import torch
 import torch.nn.functional as F
 
-from benchmarks.common import kernels
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.kernels import Operator
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
+from benchmarks.common.torch.kernels import Operator
 from benchmarks.ncf.pytorch.config import Config
 
 MODULE = "benchmarks.ncf.pytorch.kernels"

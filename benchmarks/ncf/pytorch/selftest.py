@@ -1,4 +1,4 @@
-"""What `encore selftest` checks of NCF in PyTorch; see benchmarks/common/selftest.py."""
+"""What `encore selftest` checks of NCF in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import selftest
-from benchmarks.common.agreement import Tolerance
-from benchmarks.common.selftest import Suite, write_passport
+from benchmarks.common.checks import selftest
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite, write_passport
 from benchmarks.ncf.pytorch.config import Config
 
 ML_20M = (138493, 26744, 19861770)
@@ -50,7 +50,7 @@ SUITE = Suite(
     settings={"stop_at_target": False, "kernels": "plain"},
     real_sizes=real_sizes,
     no_cpu_evaluation="",
-    programs={"optimizers": "benchmarks.common.compare_optimizers"},
+    programs={"optimizers": "benchmarks.common.checks.compare_optimizers"},
 )
 
 if __name__ == "__main__":

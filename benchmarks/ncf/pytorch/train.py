@@ -14,14 +14,14 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 import torch
 
-from benchmarks.common import torch_optimizers
-from benchmarks.common.cuda_graphs import Captured
 from benchmarks.common.data import passport
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import GradientBuffer
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.common.torch import optimizers
+from benchmarks.common.torch.cuda_graphs import Captured
 from benchmarks.ncf import events
 from benchmarks.ncf.pytorch import data, evaluation, model, operators
 from benchmarks.ncf.pytorch.config import Config
@@ -62,21 +62,21 @@ def build(config: Config, users: int, items: int, sampler: Sampler, ranks: Ranks
     if config.cuda_graph and config.device == "gpu":
         training = training._replace(graph=_capture_epoch(training))
     if saved:
-        torch_optimizers.restore(training.optimizer, saved["optimizer"])
+        optimizers.restore(training.optimizer, saved["optimizer"])
     return training
 
 
 def assemble(config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, kernel: Optional[str] = None) -> Training:
     """Optimizer, gradients and losses for ``network``; ``kernel`` is what a checkpoint names, None if fresh."""
-    candidates = torch_optimizers.adam_candidates(
+    candidates = optimizers.adam_candidates(
         config.learning_rate,
         (config.beta1, config.beta2),
         config.epsilon,
-        torch_optimizers.find_apex(),
+        optimizers.find_apex(),
         capturable=config.device == "gpu",
     )
     parameters = list(network.parameters())
-    name, optimizer = torch_optimizers.choose(candidates, parameters, kernel or config.optimizer_kernel)
+    name, optimizer = optimizers.choose(candidates, parameters, kernel or config.optimizer_kernel)
     losses = torch.zeros(sampler.steps_per_epoch, device=ranks.context)
     return Training(network, optimizer, name, GradientBuffer(parameters), sampler, losses, config)
 
@@ -152,7 +152,7 @@ def _capture_epoch(training: Training) -> Captured:
             run(min(WARMUP_STEPS, steps))
         for parameter, value in zip(training.network.parameters(), kept):
             parameter.copy_(value)
-        torch_optimizers.reset(training.optimizer)
+        optimizers.reset(training.optimizer)
         training.gradients.zero()
 
     return Captured(run, (), warm_up)

@@ -15,9 +15,9 @@ from typing import Any, Callable, Dict
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from benchmarks.common import bench
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import mxnet
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
 from benchmarks.resnet.inputs import TrainingInput, bench_subject
 from benchmarks.resnet.mxnet import data as tensors

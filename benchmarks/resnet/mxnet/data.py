@@ -8,7 +8,7 @@ from typing import Any, Tuple
 import mxnet as mx
 from nvidia.dali import types
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.mxnet.config import Config
 
 Batch = Tuple[mx.nd.NDArray, mx.nd.NDArray]

@@ -10,11 +10,11 @@ from typing import Any, Dict, Mapping
 
 import numpy as np
 
-from benchmarks.common import export
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.export import Subject, on_cpu
-from benchmarks.common.export_mxnet import TOOLS
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Subject, on_cpu
+from benchmarks.common.export.mxnet import TOOLS
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet import serving
 from benchmarks.resnet.inputs import EvaluationInput
 from benchmarks.resnet.mxnet import data, model

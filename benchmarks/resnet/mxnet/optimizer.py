@@ -12,7 +12,7 @@ import mxnet as mx
 from mxnet.gluon.parameter import ParameterDict
 
 from benchmarks.common.frameworks.mxnet import hvd
-from benchmarks.common.optimizers import UNSCALED, has_suffix
+from benchmarks.common.run.optimizers import UNSCALED, has_suffix
 from benchmarks.resnet.mxnet.config import Config
 
 # The fused update takes at most so many tensors a call (kMaxNumWeights in MXNet's preloaded_multi_sgd).
@@ -21,7 +21,7 @@ TENSORS_PER_CALL = 45
 
 @mx.optimizer.Optimizer.register
 class FusedLARS(mx.optimizer.Optimizer):
-    """Layer-wise adaptive rate scaling as benchmarks/common/optimizers.py defines it."""
+    """Layer-wise adaptive rate scaling as benchmarks/common/run/optimizers.py defines it."""
 
     def __init__(self, momentum: float, eta: float, epsilon: float, **arguments: Any) -> None:
         super().__init__(**arguments)

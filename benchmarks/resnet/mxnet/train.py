@@ -17,13 +17,13 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 import mxnet as mx
 from mxnet import autograd
 
-from benchmarks.common import stopping
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.frameworks.mxnet import hvd
-from benchmarks.common.mllog import samples
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
+from benchmarks.common.run import stopping
+from benchmarks.common.run.mllog import samples
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
 from benchmarks.resnet import events
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch

@@ -15,9 +15,10 @@ from typing import Any, Callable, Dict
 import torch
 from torch.nn import functional
 
-from benchmarks.common import bench, torch_abilities
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import abilities
 from benchmarks.resnet.architecture import bench_title
 from benchmarks.resnet.inputs import TrainingInput, bench_subject
 from benchmarks.resnet.pytorch import data as tensors
@@ -56,7 +57,7 @@ def evaluation_step(training: Training, images: torch.Tensor, labels: torch.Tens
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     """What is measured."""
-    config = torch_abilities.settle(config, ranks)
+    config = abilities.settle(config, ranks)
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
     training = build(config, ranks, {})

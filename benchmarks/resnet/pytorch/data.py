@@ -6,8 +6,8 @@ from typing import Any, Tuple
 
 import torch
 
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.torch_dali import to_tensor
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch.dali import to_tensor
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.pytorch.config import Config
 

@@ -10,10 +10,10 @@ from typing import Any, Mapping
 
 import torch
 
-from benchmarks.common import export
-from benchmarks.common.export import Subject, on_cpu
-from benchmarks.common.export_torch import TOOLS
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Subject, on_cpu
+from benchmarks.common.export.torch import TOOLS
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet import serving
 from benchmarks.resnet.inputs import EvaluationInput
 from benchmarks.resnet.pytorch import data, model

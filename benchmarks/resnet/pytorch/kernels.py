@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from benchmarks.common.kernels import OPTIONS, Specification
+from benchmarks.common.torch.kernels import OPTIONS, Specification
 from benchmarks.resnet.pytorch import operators
 
 PIXELS, CHANNELS, WARPS = 32, 64, 4

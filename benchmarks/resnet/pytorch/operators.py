@@ -1,6 +1,6 @@
 """Batch-norm with what follows it, for a network that no compiler fuses.
 
-``norm_relu`` is PyTorch's own operators; its Triton kernels are in kernels.py, and benchmarks/common/kernels.py
+``norm_relu`` is PyTorch's own operators; its Triton kernels are in kernels.py, and benchmarks/common/torch/kernels.py
 compares and chooses.
 """
 
@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import choices, kernels
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.kernels import Operator
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run import choices
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
+from benchmarks.common.torch.kernels import Operator
 from benchmarks.resnet.pytorch.config import Config
 
 MODULE = "benchmarks.resnet.pytorch.kernels"

@@ -1,4 +1,4 @@
-"""SGD with momentum and LARS as benchmarks/common/optimizers.py defines them, in PyTorch's fused kernels.
+"""SGD with momentum and LARS as benchmarks/common/run/optimizers.py defines them, in PyTorch's fused kernels.
 
 torch.optim.SGD multiplies its whole buffer b by the present rate r. With v = -r * b that is the corrected momentum
 of LARS. Elsewhere v carries the learning rate of each gradient's own step: there the momentum takes the factor
@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch import nn
 
-from benchmarks.common import optimizers
+from benchmarks.common.run import optimizers
 from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
 

@@ -1,10 +1,10 @@
-"""What `encore selftest` checks of ResNet in PyTorch; see benchmarks/common/selftest.py."""
+"""What `encore selftest` checks of ResNet in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
-from benchmarks.common import selftest
-from benchmarks.common.agreement import Tolerance
-from benchmarks.common.selftest import Suite
+from benchmarks.common.checks import selftest
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED, real_images
 

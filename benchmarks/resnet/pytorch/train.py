@@ -16,14 +16,14 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 import torch
 from torch import nn
 
-from benchmarks.common import torch_abilities, torch_optimizers
-from benchmarks.common.cuda_graphs import Captured, on_side_stream, repeated
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import autocast
-from benchmarks.common.mllog import samples
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
+from benchmarks.common.run.mllog import samples
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.common.torch import abilities, optimizers
+from benchmarks.common.torch.cuda_graphs import Captured, on_side_stream, repeated
 from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
 from benchmarks.resnet.pytorch import data, distributed, model, operators, optimizer
@@ -49,7 +49,7 @@ class Training(NamedTuple):
 
 def build(config: Config, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
     """Build with what ``content`` and ``own_content`` saved, or with rank 0's fresh weights, and warm up."""
-    config = torch_abilities.settle(config, ranks)
+    config = abilities.settle(config, ranks)
     network = model.place(model.build(config), config, ranks.context)
     model.use(network, operators.choose(config, ranks, saved.get("operators")))
     sgd = optimizer.build(network, config)
@@ -118,10 +118,10 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 def warm_up(training: Training, ranks: Ranks) -> Training:
     """Compile, choose kernels, connect the ranks and capture, all on noise and before the clock (MLPerf since v0.6)."""
     config, step, device = training.config, partial(whole_step, training), ranks.context
-    with torch_optimizers.unchanged(training.network, training.optimizer):
+    with optimizers.unchanged(training.network, training.optimizer):
         batch = data.synthetic_batch(config, device)
         if config.compile != "none" and (config.cuda_graph or config.warm_up_steps):
-            torch_abilities.compile_in_turns(partial(_own_pass, training, *batch), ranks)
+            abilities.compile_in_turns(partial(_own_pass, training, *batch), ranks)
         if config.cuda_graph:
             steps = max(config.warm_up_steps, STEPS_BEFORE_CAPTURE)
             training = training._replace(graph=Captured(step, batch, repeated(step, steps)))

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
-from benchmarks.common import bench
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
 from benchmarks.resnet.inputs import TrainingInput, bench_subject
 from benchmarks.resnet.tensorflow import data as tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.common.checks import at_least, precision_on_cpu
+from benchmarks.common.config_checks import at_least, precision_on_cpu
 from benchmarks.resnet.config import Hyperparameters
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Tuple
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.tensorflow.config import Config
 

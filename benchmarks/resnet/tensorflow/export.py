@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Mapping
 
-from benchmarks.common import export
-from benchmarks.common.export import Subject, on_cpu
-from benchmarks.common.export_tensorflow import TOOLS, Evaluating
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Subject, on_cpu
+from benchmarks.common.export.tensorflow import TOOLS, Evaluating
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet import serving
 from benchmarks.resnet.inputs import EvaluationInput
 from benchmarks.resnet.tensorflow import data, model

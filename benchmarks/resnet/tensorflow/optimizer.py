@@ -1,4 +1,4 @@
-"""SGD with momentum and LARS as benchmarks/common/optimizers.py defines them, for use in a tf.function."""
+"""SGD with momentum and LARS as benchmarks/common/run/optimizers.py defines them, for use in a tf.function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Dict, Sequence
 
 import tensorflow as tf
 
-from benchmarks.common.optimizers import UNSCALED, has_suffix, weight_decay_of
+from benchmarks.common.run.optimizers import UNSCALED, has_suffix, weight_decay_of
 from benchmarks.resnet.tensorflow.config import Config
 
 

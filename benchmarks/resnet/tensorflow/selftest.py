@@ -1,9 +1,9 @@
-"""What `encore selftest` checks of ResNet in TensorFlow; see benchmarks/common/selftest.py."""
+"""What `encore selftest` checks of ResNet in TensorFlow; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
-from benchmarks.common import selftest
-from benchmarks.common.selftest import Suite
+from benchmarks.common.checks import selftest
+from benchmarks.common.checks.selftest import Suite
 from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED, real_images
 from benchmarks.resnet.tensorflow.config import Config
 

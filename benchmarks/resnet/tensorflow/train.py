@@ -14,11 +14,11 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from benchmarks.common import stopping
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.common.mllog import samples
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
+from benchmarks.common.run import stopping
+from benchmarks.common.run.mllog import samples
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
 from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
 from benchmarks.resnet.schedule import learning_rate

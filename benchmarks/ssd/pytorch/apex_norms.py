@@ -15,9 +15,9 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import torch
 from torch import nn
 
-from benchmarks.common import kernels
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
 
 Norm = Callable[[int], nn.Module]
 """Makes a batch-norm for so many channels."""

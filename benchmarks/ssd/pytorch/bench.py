@@ -16,9 +16,10 @@ from typing import Callable, List, Tuple
 import torch
 from torch.nn import functional
 
-from benchmarks.common import bench, torch_abilities
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import abilities
 from benchmarks.detection.annotations import open_data
 from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.coding import match
@@ -86,7 +87,7 @@ def evaluated(training: Training, images: torch.Tensor) -> None:
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
-    config = torch_abilities.settle(config, ranks)
+    config = abilities.settle(config, ranks)
     data = open_data(folder)
     classes = len(data.categories) + 1
     training = build(config, classes, ranks, {})

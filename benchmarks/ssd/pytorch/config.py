@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 
-from benchmarks.common.checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
 
 FIRST_STRIDE = 8
 """Pixels between positions of the first map."""

@@ -9,8 +9,8 @@ from typing import Any, Deque, Dict, Iterator, Mapping, NamedTuple, Optional, Tu
 import numpy as np
 import torch
 
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.torch_dali import to_tensor
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch.dali import to_tensor
 from benchmarks.detection.annotations import Part
 from benchmarks.ssd.pytorch import pipeline
 from benchmarks.ssd.pytorch.coding import match

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import export
-from benchmarks.common.export import Infer, Subject, Value, on_cpu
-from benchmarks.common.export_torch import TOOLS
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Infer, Subject, Value, on_cpu
+from benchmarks.common.export.torch import TOOLS
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.detection.detections import empty, joined
 from benchmarks.detection.evaluation import coco_ap

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.common import choices
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run import choices
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.ssd.pytorch import apex_norms
 from benchmarks.ssd.pytorch.apex_norms import Norm
 from benchmarks.ssd.pytorch.config import Config

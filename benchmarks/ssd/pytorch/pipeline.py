@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 from nvidia.dali import fn, pipeline_def, types
 
-from benchmarks.common.dali import EXECUTOR, resampling
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.data.dali import EXECUTOR, resampling
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import Part
 from benchmarks.ssd.pytorch.coding import VARIANCES
 from benchmarks.ssd.pytorch.config import Config

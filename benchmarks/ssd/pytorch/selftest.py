@@ -1,10 +1,10 @@
-"""What `encore selftest` checks of SSD in PyTorch; see benchmarks/common/selftest.py."""
+"""What `encore selftest` checks of SSD in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
-from benchmarks.common import selftest
-from benchmarks.common.agreement import Tolerance
-from benchmarks.common.selftest import Suite
+from benchmarks.common.checks import selftest
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite
 from benchmarks.detection.selftest import real_images
 from benchmarks.ssd.pytorch.config import Config
 
@@ -32,7 +32,7 @@ SUITE = Suite(
         "compile": ROUNDED,
     },
     left_out=("optimizer_kernel=apex", "compile=max-autotune-no-cudagraphs"),
-    programs={"optimizers": "benchmarks.common.compare_optimizers"},
+    programs={"optimizers": "benchmarks.common.checks.compare_optimizers"},
 )
 
 if __name__ == "__main__":

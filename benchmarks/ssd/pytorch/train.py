@@ -16,14 +16,14 @@ from typing import Any, Dict, List, Mapping, Optional, Union
 import torch
 from torch import nn
 
-from benchmarks.common import torch_abilities, torch_optimizers
-from benchmarks.common.cuda_graphs import Captured, repeated
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import samples
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
-from benchmarks.common.torch_updates import Updates, unchanged
+from benchmarks.common.run.mllog import samples
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.common.torch import abilities, optimizers
+from benchmarks.common.torch.cuda_graphs import Captured, repeated
+from benchmarks.common.torch.updates import Updates, unchanged
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.detections import Detections, empty, joined
 from benchmarks.detection.evaluator import Evaluator
@@ -65,8 +65,8 @@ class Training:
             weights.load_backbone(network, backbone)
         self.network = network.to(device=ranks.context, memory_format=model.memory_format(config))
         self.defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).float().to(ranks.context)
-        apex = None if config.cuda_graph else torch_optimizers.find_apex()
-        candidates = torch_optimizers.sgd_candidates(config.learning_rate, config.momentum, config.weight_decay, apex)
+        apex = None if config.cuda_graph else optimizers.find_apex()
+        candidates = optimizers.sgd_candidates(config.learning_rate, config.momentum, config.weight_decay, apex)
         if config.cuda_graph:
             candidates = {"fused": candidates["fused"]}  # the one that reads its rate from the device
         self.updates = Updates(
@@ -105,7 +105,7 @@ def build(
     config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], backbone: Optional[Path] = None
 ) -> Training:
     """Build with what ``content`` and ``own_content`` saved, or with rank 0's first weights, and warm up."""
-    config = torch_abilities.settle(config, ranks)
+    config = abilities.settle(config, ranks)
     # A checkpoint's states of the generators are set when it is read.
     with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
         training = Training(config, classes, ranks, saved, None if saved else backbone)
@@ -155,7 +155,7 @@ def warm_up(training: Training) -> None:
     with unchanged(training.network, training.updates):
         # Batch-norm over several ranks has collectives in the forward pass.
         if config.compile != "none" and config.bn_group == 1:
-            torch_abilities.compile_in_turns(lambda: training.loss(batch).backward(), training.ranks)
+            abilities.compile_in_turns(lambda: training.loss(batch).backward(), training.ranks)
             training.updates.gradients.zero_()
         once = partial(_on_tensors, training)
         repeat = repeated(once, config.warm_up_steps)

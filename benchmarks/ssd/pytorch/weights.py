@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.common import torch_files
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.torch import files
 from benchmarks.ssd.pytorch.model import SSD
 
 WHAT = "a ResNet-34 in torchvision's names (resnet34-333f7ec4.pth and later ones)"
@@ -20,7 +20,7 @@ def load_backbone(network: SSD, path: Path) -> None:
         Problem: the file is not there, cannot be read, or does not fit the network.
     """
     remedy = "name a file with --set backbone=FILE, in the data folder or anywhere, or leave it out"
-    given = torch_files.tensors_of(torch_files.load(path, WHAT, remedy))
+    given = files.tensors_of(files.load(path, WHAT, remedy))
     with torch.no_grad():
         for name, ours in network.backbone.state_dict().items():
             theirs = given.get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.common.checks import above_zero, precision_on_cpu, refuse
+from benchmarks.common.config_checks import above_zero, precision_on_cpu, refuse
 
 
 @dataclass(frozen=True)

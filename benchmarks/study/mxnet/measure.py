@@ -19,9 +19,9 @@ from typing import Any, Callable, Dict, List, Optional
 
 import mxnet as mx
 
-from benchmarks.common import configuration
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.stopping import end_process
+from benchmarks.common.run import configuration
+from benchmarks.common.run.stopping import end_process
 from benchmarks.study.mxnet import data, memory, operators
 from benchmarks.study.mxnet.config import Config
 from benchmarks.study.mxnet.largest import largest_batch

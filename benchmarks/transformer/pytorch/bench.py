@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import bench
+from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_order, noise, order_of
 from benchmarks.transformer.pytorch.model import sinusoids

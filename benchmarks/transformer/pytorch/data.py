@@ -10,7 +10,7 @@ from typing import Callable
 
 import torch
 
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.orders import Order, by_tokens, for_evaluation

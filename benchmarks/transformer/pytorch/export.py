@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common import export
-from benchmarks.common.export import Arrays, Infer, Parts, Subject, Value
-from benchmarks.common.export_torch import TOOLS, as_tensors, inferring
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Arrays, Infer, Parts, Subject, Value
+from benchmarks.common.export.torch import TOOLS, as_tensors, inferring
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_order
 from benchmarks.transformer.pytorch.model import (

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import choices
 from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import choices
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.translation.pytorch.operators import layer_norm
 from benchmarks.translation.vocabulary import PAD

@@ -1,12 +1,12 @@
-"""What `encore selftest` checks of the Transformer in PyTorch; see benchmarks/common/selftest.py."""
+"""What `encore selftest` checks of the Transformer in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.common import selftest
-from benchmarks.common.agreement import Tolerance
-from benchmarks.common.selftest import Suite
+from benchmarks.common.checks import selftest
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.translation import noise
 
@@ -33,7 +33,7 @@ SUITE = Suite(
     left_out=("optimizer_kernel=apex",),
     settings={"dropout": 0.0, "stop_at_target": False},
     real_sizes=partial(noise.write, benchmark="transformer", entries=ENTRIES),
-    programs={"optimizers": "benchmarks.common.compare_optimizers"},
+    programs={"optimizers": "benchmarks.common.checks.compare_optimizers"},
 )
 
 if __name__ == "__main__":

@@ -16,14 +16,15 @@ from typing import Any, Dict, List, Mapping, Optional
 
 import torch
 
-from benchmarks.common import stopping, torch_abilities, torch_optimizers
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.mllog import samples
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.run import Run
-from benchmarks.common.stopping import end_process
-from benchmarks.common.torch_generators import drawn_from, seed_dropout, without_trace
-from benchmarks.common.torch_updates import Rate, Rates, ScaleRule, Updates
+from benchmarks.common.run import stopping
+from benchmarks.common.run.mllog import samples
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.common.torch import abilities, optimizers
+from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
+from benchmarks.common.torch.updates import Rate, Rates, ScaleRule, Updates
 from benchmarks.transformer import events
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_order, noise, order_of
@@ -57,8 +58,8 @@ class Training:
             self.network = Network(config, vocabulary).to(ranks.context)
         self._choose_kernels(saved.get("kernels", {}))
         self._hidden: Any = torch.compile(self.network, dynamic=True) if config.compile else self.network
-        candidates = torch_optimizers.adam_candidates(
-            config.learning_rate, (config.beta1, config.beta2), config.epsilon, torch_optimizers.find_apex()
+        candidates = optimizers.adam_candidates(
+            config.learning_rate, (config.beta1, config.beta2), config.epsilon, optimizers.find_apex()
         )
         self.updates = Updates(
             list(self.network.parameters()),
@@ -157,7 +158,7 @@ def warm_up(training: Training) -> None:
     batch = noise(training.config, training.vocabulary, training.ranks)
     with without_trace(training.updates, training.ranks):
         if training.config.compile:
-            torch_abilities.compile_in_turns(lambda: training.loss_sum(batch).backward(), training.ranks)
+            abilities.compile_in_turns(lambda: training.loss_sum(batch).backward(), training.ranks)
             training.updates.gradients.zero_()
         for _ in range(training.config.warm_up_steps):
             train_step(training, batch, 0.0)

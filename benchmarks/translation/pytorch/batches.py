@@ -10,8 +10,8 @@ from typing import Any, Callable, Generator, Iterator, NamedTuple, Tuple
 import numpy as np
 import torch
 
-from benchmarks.common.ranks import Ranks
-from benchmarks.common.read_ahead import read_ahead
+from benchmarks.common.data.read_ahead import read_ahead
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.translation.arrays import Pairs, Sentences
 from benchmarks.translation.orders import Order
 from benchmarks.translation.vocabulary import BOS, EOS, PAD

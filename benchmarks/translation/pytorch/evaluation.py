@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.pytorch.batches import SourceBatch
 

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.common.kernels import OPTIONS, Specification, power_of_two
+from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 
 BLOCK = 4096
 """Most columns that a program holds at a time."""

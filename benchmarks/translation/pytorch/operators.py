@@ -1,4 +1,4 @@
-"""Parts of a step that the translators share, with their Triton kernels and apex's: see benchmarks/common/kernels.py.
+"""Parts of a step that the translators share, with their Triton kernels and apex's: see common/torch/kernels.py.
 
 Equal results, chosen by measuring on the sizes of a step; rank 0 prints the choice and a checkpoint holds it.
 """
@@ -11,10 +11,11 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 from torch.nn import functional
 
-from benchmarks.common import choices, kernels
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.kernels import Operator
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.run import choices
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
+from benchmarks.common.torch.kernels import Operator
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss
 
 LOSS_ROWS = 1024

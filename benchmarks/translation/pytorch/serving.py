@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common.export import Arrays, Infer, Value
-from benchmarks.common.ranks import Ranks
+from benchmarks.common.export.export import Arrays, Infer, Value
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.translation.arrays import CODES, VOCABULARY, DataSet
 from benchmarks.translation.pytorch.batches import SourceBatch
 from benchmarks.translation.pytorch.evaluation import Decode, Score, translate

@@ -1,0 +1,65 @@
+"""How fast the framework's own all-reduce is between the ranks of a node.
+
+    $ torchrun --standalone --nproc-per-node 8 -m benchmarks.common.checks.all_reduce --framework pytorch --output FILE
+
+The rate is the bus bandwidth as nccl-tests counts it (doc/PERFORMANCE.md): 2 (n-1) / n of the array's bytes per second,
+which is what each rank sends, so that the links bound it whatever the number of ranks. Rank 0 writes it as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional
+
+from benchmarks.common.run.stopping import end_process
+
+ARRAY_BYTES = {"gpu": 1 << 28, "cpu": 1 << 22}
+"""Of each rank's array in fp32; on a GPU large enough that the links bound it."""
+CALLS = 10
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a framework's ``start`` needs to know of a configuration."""
+
+    device: str
+    precision: str = "fp32"
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Read the command line, join the ranks and measure: the fastest of several measurements of several calls."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", required=True, help="module of benchmarks/common/frameworks")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
+    parser.add_argument("--output", type=Path, required=True, help="file for the result (JSON)")
+    arguments = parser.parse_args(argv)
+    framework = importlib.import_module(f"benchmarks.common.frameworks.{arguments.framework}")
+    ranks = framework.start(Place(arguments.device))
+    size = ARRAY_BYTES[arguments.device]
+    call = framework.summing(ranks, size // 4)
+    call()
+    found = []
+    for _ in range(REPEATS):
+        framework.synchronize()
+        framework.barrier()
+        started = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        framework.synchronize()
+        found.append((time.perf_counter() - started) / CALLS)
+    rate = 2 * (ranks.size - 1) / ranks.size * size / min(found)
+    result = {"ranks": ranks.size, "bytes": size, "seconds": min(found), "rate": rate}
+    framework.finish()
+    if ranks.rank == 0:
+        arguments.output.write_text(json.dumps(result), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    end_process(main)

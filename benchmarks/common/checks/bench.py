@@ -1,0 +1,180 @@
+"""Measure a training step next to a bare loop, in one run, for any framework.
+
+A benchmark's ``bench.py`` says what is measured as a :class:`Subject`; the step is the ``train_step`` of its
+``train.py``. The kinds are measured in turn, several times; the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.run import choices, configuration
+from benchmarks.common.run.metrics import MetricsStream, StepReports
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.stopping import end_process
+
+TITLES = {
+    "bare": "bare loop, synthetic data",
+    "synthetic": "training step, synthetic data",
+    "real": "training step, real data",
+    "input": "input pipeline alone",
+    "evaluation": "evaluation step, synthetic data",
+}
+EVALUATION = "evaluation"
+"""The loop of evaluation batches, of every benchmark."""
+READ_AHEAD = 8
+"""Batches that an input may have read before they are asked for."""
+RATE = 0.01
+Loop = Callable[[int], Optional[float]]
+"""Does so many steps and returns the share of the time that it waited for data, if it knows it."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: loops by the keys of TITLES, of which ``bare`` is what the others are held against."""
+
+    title: str
+    samples_per_step: int
+    loops: Mapping[str, Loop]
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """What to call a loop other than TITLES does."""
+    samples: Mapping[str, int] = field(default_factory=dict)
+    """Of a step of a loop, where it is not ``samples_per_step``."""
+    against: Mapping[str, str] = field(default_factory=dict)
+    """What a loop is held against, where it is not ``bare``."""
+    close: Callable[[], None] = lambda: None
+    """End the threads of the loops."""
+    unit: str = "samples"
+    """What a step has ``samples_per_step`` of."""
+
+
+def repeated(call: Callable[[], Any]) -> Loop:
+    """Return a loop of ``call`` alone."""
+
+    def loop(count: int) -> None:
+        for _ in range(count):
+            call()
+
+    return loop
+
+
+def training_loop(
+    framework: Any, config: Any, ranks: Ranks, step: Callable[[Any], Any], next_batch: Callable[[], Any]
+) -> Loop:
+    """Return a loop of steps on batches of ``next_batch`` with the reports of a training; ``step`` returns the loss."""
+    stream, sums = MetricsStream(Path("/dev/null"), 0), framework.LaggedSums(ranks, "step")
+    batch_size = config.batch_size * ranks.size
+    wait = framework.input_wait(ranks)
+    reports = StepReports(stream, sums, wait, ranks, batch_size, 1 << 30, config.log_interval)
+
+    def loop(count: int) -> float:
+        reports.start()
+        for number in range(count):
+            reports.add(range(number, number + 1), step(reports.wait_for(next_batch)), False, RATE)
+        framework.synchronize()
+        return reports.input_share()
+
+    return loop
+
+
+def measure(
+    subject: Subject, synchronize: Callable[[], None], steps: int, repeats: int, only: Sequence[str] = ()
+) -> Tuple[Dict[str, Any], Optional[float]]:
+    """Measure the samples per second of each loop, measured in turn, and the share of waiting with real data."""
+    loops = {name: loop for name, loop in subject.loops.items() if not only or name in only}
+    speeds: Dict[str, List[float]] = {name: [] for name in loops}
+    shares: List[float] = []
+    for name, loop in loops.items():
+        try:
+            loop(min(3, steps))  # compile, fill the pipelines
+            # Else a device would report one loop's error in the next one.
+            synchronize()
+        except Exception:
+            print(f"failed: {({**TITLES, **subject.titles})[name]}", file=sys.stderr)
+            raise
+    for number in range(repeats):
+        for name, loop in loops.items():
+            if name == "input":
+                loop(min(READ_AHEAD, steps))  # else a short measurement is one of batches that were ready
+            synchronize()
+            started = time.time()
+            share = loop(steps)
+            synchronize()
+            samples = steps * subject.samples.get(name, subject.samples_per_step)
+            speeds[name].append(samples / (time.time() - started))
+            if name == "real" and share is not None:
+                shares.append(share)
+        print(f"measurement {number + 1} of {repeats} done", file=sys.stderr)
+    measured: Dict[str, Dict[str, Any]] = {}
+    for name, values in speeds.items():
+        # Each against the loop of its own turn: the machine's speed drifts.
+        against = speeds.get(subject.against.get(name, "bare"), [])
+        ratios = [value / base for value, base in zip(values, against)]
+        measured[name] = {
+            "title": {**TITLES, **subject.titles}[name],
+            "median": statistics.median(values),
+            "least": min(values),
+            "most": max(values),
+            "ratio": statistics.median(ratios) if ratios else None,
+        }
+    if shares:
+        return measured, statistics.median(shares)
+    both = "real" in measured and "input" in measured
+    return measured, measured["real"]["median"] / measured["input"]["median"] if both else None
+
+
+def main(
+    description: Optional[str],
+    config_class: Any,
+    framework: Any,
+    prepare: Callable[[Any, Ranks, Path], Subject],
+    epochs: bool = False,
+) -> NoReturn:
+    """Run the command line that every bench.py has; with ``epochs`` a step of the measurement is a whole epoch."""
+    end_process(lambda: _main(description, config_class, framework, prepare, epochs))
+
+
+def _main(
+    description: Optional[str],
+    config_class: Any,
+    framework: Any,
+    prepare: Callable[[Any, Ranks, Path], Subject],
+    epochs: bool,
+) -> int:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
+    parser.add_argument("--data", type=Path, required=True, help="folder of a prepared data set")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a measurement; not used where it is an epoch")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind")
+    parser.add_argument("--only", nargs="+", default=(), metavar="LOOP", help="loops to measure; default: all")
+    arguments = parser.parse_args()
+    config = configuration.load(config_class, arguments.config)
+    ranks = framework.start(config)
+    try:
+        configuration.refuse_misfits(config, arguments.data, ranks.size)
+        subject = prepare(config, ranks, arguments.data)
+    except (choices.UnavailableError, Problem) as problem:
+        raise SystemExit(str(problem)) from None
+    steps = 1 if epochs else arguments.steps
+    try:
+        measured, share = measure(subject, framework.synchronize, steps, arguments.repeats, arguments.only)
+    finally:
+        subject.close()
+    result = {
+        "title": subject.title,
+        "unit": subject.unit,
+        "measured": measured,
+        "input_share": share,
+        "device": config.device,
+    }
+    framework.finish()
+    print(json.dumps(result))
+    return 0

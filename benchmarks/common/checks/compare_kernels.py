@@ -1,0 +1,61 @@
+"""Prove that the Triton kernels give the values and gradients of the plain path.
+
+    $ python -m benchmarks.common.checks.compare_kernels
+    $ TRITON_INTERPRET=1 python -m benchmarks.common.checks.compare_kernels --json
+
+On a GPU, or with TRITON_INTERPRET=1 in Triton's interpreter on the CPU. Exit code 1: an error is above its tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import torch
+
+from benchmarks.common.torch import kernels
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def compared(device: torch.device) -> List[Dict[str, Any]]:
+    """Compare every operator in every type."""
+    found: List[Dict[str, Any]] = []
+    for path in sorted(ROOT.glob("benchmarks/*/pytorch/operators.py")):
+        module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for name, operator in module.OPERATORS.items():
+            if not operator.triton:
+                continue
+            for dtype in kernels.TOLERANCES:
+                error = kernels.error(operator, device, dtype)
+                most = kernels.tolerance(device, dtype)
+                type_ = str(dtype).rpartition(".")[2]
+                operation = f"{path.parts[-3]} {name}"
+                found.append({"operator": operation, "type": type_, "error": error, "tolerance": most})
+    return found
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print a list of objects instead of lines")
+    as_json = parser.parse_args(argv).json
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    reason = kernels.why_plain(device)
+    if reason:
+        print(f"nothing to compare: {reason}", file=sys.stderr)
+        return 1
+    found = compared(device)
+    lines = [
+        f"{each['operator']:<28}{each['type']:<10}{each['error']:.2e} of at most {each['tolerance']:.0e}"
+        for each in found
+    ]
+    print(json.dumps(found) if as_json else "\n".join(lines))
+    return int(any(each["error"] > each["tolerance"] for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Prove that all implementations of an optimizer that an image holds compute the same update.
+
+    python -m benchmarks.common.checks.compare_optimizers
+
+Prints one line of what was compared. Exits with 1 where two differ by more than rounding.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Dict, List
+
+import torch
+
+from benchmarks.common.torch import optimizers
+from benchmarks.common.torch.optimizers import Build
+
+STEPS = 10
+SHAPES = ((64, 3, 7, 7), (1000, 17), (5,))
+"""A convolution, a matrix and a vector, none a multiple of a GPU's block."""
+RELATIVE, ABSOLUTE = 1e-5, 1e-6
+"""Rounding of float32, summed up over the steps."""
+
+
+def weights_after(build: Build, device: str) -> List[torch.Tensor]:
+    """Return the weights after some steps from the same start with the same gradients."""
+    numbers = torch.Generator().manual_seed(1)
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=numbers).to(device)) for shape in SHAPES]
+    optimizer = build(parameters)
+    for _ in range(STEPS):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=numbers).to(device)
+        optimizer.step()
+    return [parameter.detach().cpu() for parameter in parameters]
+
+
+def differing(candidates: Dict[str, Build], device: str) -> List[str]:
+    """Return the names of the implementations whose weights are not those of the plain one."""
+    plain = weights_after(candidates["plain"], device)
+    found = []
+    for name in sorted(set(candidates) - {"plain"}):
+        pairs = zip(plain, weights_after(candidates[name], device))
+        if not all(torch.allclose(ours, theirs, rtol=RELATIVE, atol=ABSOLUTE) for ours, theirs in pairs):
+            found.append(name)
+    return found
+
+
+def main() -> int:
+    """Compare on the GPU where there is one, else on the CPU, where apex does not run."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    apex = optimizers.find_apex()
+    candidates = optimizers.adam_candidates(0.01, (0.9, 0.999), 1e-8, apex)
+    wrong = differing(candidates, device)
+    if wrong:
+        print(f"not the plain update of Adam: {', '.join(wrong)}", file=sys.stderr)
+        return 1
+    words = "" if apex is not None else ", apex not compared: no apex or no GPU"
+    print(f"{', '.join(sorted(candidates))} on {device}{words}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

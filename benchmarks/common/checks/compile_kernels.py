@@ -1,0 +1,135 @@
+"""Compile every Triton kernel for GPUs that need not be here, and print what each takes of them.
+
+    $ python -m benchmarks.common.checks.compile_kernels
+    $ python -m benchmarks.common.checks.compile_kernels --json
+
+Registers are per thread, shared memory and spills in bytes per block and thread. Exit code 1: one does not compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Dict, List, NamedTuple, Optional, Set
+
+from benchmarks.common.torch.kernels import OPTIONS, Specification
+
+TARGETS = (80, 90, 100)
+"""Compute capabilities: A100, H100 and H200, B200."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Usage(NamedTuple):
+    """What a compiled kernel takes of a GPU, or why it does not compile."""
+
+    kernel: str
+    variant: str
+    target: str
+    warps: int
+    registers: int = 0
+    shared: int = 0
+    spills: int = 0
+    problem: str = ""
+
+
+def compiled(module: str, specification: Specification, capability: int) -> Usage:
+    """Compile one kernel for one target."""
+    kernel = specification.kernel
+    name = f"{module.split('.')[1]} {kernel.__name__}"
+    usage = Usage(name, specification.variant, f"sm_{capability}", specification.warps)
+    try:
+        result = _compile(specification, capability)
+    # Triton has exceptions of its own for each stage.
+    except Exception as problem:
+        return usage._replace(problem=f"{type(problem).__name__}: {problem}".strip())
+    found = _resources(result.asm["cubin"])
+    # Registers that do not suffice spill to the stack; the machine code knows no shared memory of a launch.
+    return usage._replace(registers=found["REG"], shared=result.metadata.shared, spills=found["STACK"])
+
+
+def _compile(specification: Specification, capability: int) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    arguments = specification.arguments
+    constants = {name: value for name, value in arguments.items() if not isinstance(value, str)}
+    signature = {name: "constexpr" if name in constants else value for name, value in arguments.items()}
+    # As at a launch: PyTorch's memory begins at multiples of 16 bytes.
+    names = list(signature)
+    multiples = [name for name in names if signature[name].startswith("*") or name in specification.divisible]
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in multiples}
+    source = triton.compiler.ASTSource(specification.kernel, signature, constants, aligned)
+    options = {"num_warps": specification.warps, **OPTIONS}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def _resources(cubin: bytes) -> Dict[str, int]:
+    """Return what cuobjdump counts in a kernel's machine code: REG, STACK and others."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        )
+    return {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", done.stdout)}
+
+
+def modules() -> List[ModuleType]:
+    """Import every module of kernels."""
+    paths = sorted(ROOT.glob("benchmarks/*/pytorch/kernels.py"))
+    return [importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in paths]
+
+
+def all_usages() -> List[Usage]:
+    """Compile all kernels for all targets; a kernel without a specification is a problem."""
+    found = []
+    for module in modules():
+        specifications = module.specifications()
+        found += [compiled(module.__name__, each, target) for each in specifications for target in TARGETS]
+        listed = {each.kernel.__name__ for each in specifications}
+        found += [Usage(name, "", "", 0, problem="not in specifications()") for name in _kernels(module) - listed]
+    return found
+
+
+def _kernels(module: ModuleType) -> Set[str]:
+    """Return the names of what can be launched: a function of kernels begins with an underscore."""
+    import triton
+
+    functions = {name for name, value in vars(module).items() if isinstance(value, triton.runtime.JITFunction)}
+    return {name for name in functions if not name.startswith("_")}
+
+
+def table(usages: List[Usage]) -> str:
+    """Return a line per kernel and variant: registers / shared memory / spills per target."""
+    lines: Dict[Any, List[str]] = {}
+    for usage in usages:
+        words = usage.problem or f"{usage.registers:3d} / {usage.shared:6,d} / {usage.spills}"
+        lines.setdefault((usage.kernel, usage.variant, usage.warps), []).append(words)
+    heads = "".join(f"{f'sm_{target}':<18}" for target in TARGETS)
+    title = f"{'kernel':<36}{'type':<6}{'warps':<7}{heads}\n{'':49}registers / shared memory / spills, bytes\n"
+    rows = [
+        f"{key[0]:<36}{key[1]:<6}{key[2]:<7}{''.join(f'{word:<18}' for word in words)}" for key, words in lines.items()
+    ]
+    return title + "\n".join(row.rstrip() for row in rows)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print a list of objects instead of the table")
+    usages = all_usages()
+    print(json.dumps([usage._asdict() for usage in usages]) if parser.parse_args(argv).json else table(usages))
+    return int(any(usage.problem for usage in usages))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Where the time of a step goes: kernels by class, from torch.profiler.
+
+    from benchmarks.common.checks.kernel_table import measure
+    for row in measure(step, device)["kernels"][:10]:
+        print(row["class"], row["share"], row["name"])
+
+On a GPU a row is a kernel or a copy as the device ran it; on a CPU an operator without the operators that it calls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+CLASSES: Tuple[Tuple[str, str], ...] = (
+    ("communication", r"nccl|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|c10d|gloo"),
+    ("attention", r"flash|fmha|scaled_dot_product|attention"),
+    ("convolutions", r"conv|s\d+cudnn|wgrad|dgrad|winograd|implicit_?gemm|im2col|fprop"),
+    ("normalisation", r"batch_?norm|layer_?norm|group_?norm|rms_?norm|\bbn_|_bn_|::norm|\bnorm_|welford"),
+    ("matrix products", r"gemm|cutlass|xmma|::(add)?(b)?mm\b|baddbmm|::linear|matmul|nvjet|cublas|rnn|lstm|splitk"),
+    ("copies", r"memcpy|memset|copy|clone|contiguous|nchwtonhwc|nhwctonchw|transpose|catarray|::cat\b|::stack|_to\b"),
+    ("boxes and masks", r"\bnms|roi_?align|\balign_(for|back)ward|match_boxes|overlap_bits|most_of_objects|draw_masks"),
+    (
+        "indexing",
+        r"embedding|compute_grad_weight|index|gather|scatter|sort|topk|nonzero|masked_select|unique|searchsorted|radix|scan",
+    ),
+    (
+        "elementwise",
+        r"elementwise|vectorized|triton_|\bgelu_|smoothed_rows|reduce|pointwise|foreach|multi_tensor|::(add|sub|mul|div|neg|exp|log|sqrt|rsqrt"
+        r"|addcmul|addcdiv|lerp|relu|gelu|tanh|sigmoid|silu|threshold_backward|hardtanh|where|clamp(_min|_max)?|log_sigmoid_(for|back)ward|maximum|minimum|fill"
+        r"|zeros?|new_zeros|new_ones|ones|full|zeros_like|ones_like|slice_backward|select_backward|sum|mean|max|min|std|var|pow|abs|sign|bernoulli|dropout|native_dropout|softmax|_softmax|_log_softmax"
+        r"|log_softmax|_softmax_backward_data|_log_softmax_backward_data|nll_loss\w*|max_pool2d\w*|avg_pool2d\w*"
+        r"|mean_backward|eq|ne|lt|le|gt|ge|bitwise_\w+|logical_\w+|masked_fill|uniform|normal|random|smooth_l1_loss\w*"
+        r"|binary_cross_entropy\w*|gelu_backward|tanh_backward|sigmoid_backward|_fused_\w+)_?\b|softmax|dropout|loss|pool",
+    ),
+)
+"""Class and what the names of its kernels and operators have in them, in any case; the first match counts."""
+OTHER = "other"
+_MOST = 200
+"""Kernels that are listed, by time; the classes sum over all."""
+
+
+def class_of(name: str) -> str:
+    """Return the class of a kernel of a GPU or of an operator such as ``aten::mm``."""
+    text = name.lower()
+    return next((title for title, pattern in _COMPILED if pattern.search(text)), OTHER)
+
+
+_OPERATOR = re.compile(r"[a-z]\w*::\w+$")
+_COMPILED = tuple((title, re.compile(pattern)) for title, pattern in CLASSES)
+
+
+def measure(step: Callable[[], Any], device: torch.device, steps: int = 3) -> Dict[str, Any]:
+    """Profile ``steps`` calls; return seconds and share of the busy time by class, and of the longest kernels.
+
+    ``busy_seconds`` is the time of one step in which a kernel ran: on a GPU the sum over kernels, which those of
+    several streams may take above the step's time.
+    """
+    # The profiler reports its own start and stop, and is no part of the result.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    with profile(activities=kinds) as profiler:
+        for _ in range(steps):
+            step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return table(_by_kernel(profiler, device), steps)
+
+
+def table(kernels: Dict[str, Tuple[float, int]], steps: int = 1) -> Dict[str, Any]:
+    """Return the table of kernels by name with their seconds and calls over ``steps``."""
+    total = sum(seconds for seconds, _ in kernels.values()) or 1.0
+    rows: List[Dict[str, Any]] = [
+        {
+            "name": name,
+            "class": class_of(name),
+            "seconds": seconds / steps,
+            "calls": calls / steps,
+            "share": seconds / total,
+        }
+        for name, (seconds, calls) in sorted(kernels.items(), key=lambda item: -item[1][0])
+    ]
+    classes: Dict[str, float] = {title: 0.0 for title, _ in (*CLASSES, (OTHER, ""))}
+    for row in rows:
+        classes[row["class"]] += row["share"]
+    shares = {title: share for title, share in classes.items() if share > 0}
+    return {"busy_seconds": total / steps, "classes": shares, "kernels": rows[:_MOST]}
+
+
+def _by_kernel(profiler: Any, device: torch.device) -> Dict[str, Tuple[float, int]]:
+    found: Dict[str, Tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    if device.type == "cuda":
+        for event in profiler.events():
+            if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("ProfilerStep"):
+                seconds, calls = found[event.name]
+                found[event.name] = (seconds + event.time_range.elapsed_us() / 1e6, calls + 1)
+        return dict(found)
+    for event in profiler.key_averages():
+        # The engine's own rows hold the time between operators.
+        if event.self_cpu_time_total > 0 and _OPERATOR.match(event.key):
+            found[event.key] = (event.self_cpu_time_total / 1e6, event.count)
+    return dict(found)

@@ -1,0 +1,131 @@
+"""How fast the ranks of one node exchange data: each pair, all-reduce and all-to-all, by size.
+
+    $ torchrun --standalone --nproc-per-node 4 -m benchmarks.common.checks.link_speeds --device gpu --output links.json
+
+NCCL between GPUs, Gloo between CPUs. Bandwidths are bytes that a rank sends per second: of a pair, what one sends to
+the other while that receives; of an all-reduce 2 (n-1) / n of the array and of an all-to-all (n-1) / n of it, which
+nccl-tests calls the bus bandwidth, so that figures of different numbers of ranks can be compared. Rank 0 writes
+the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.stopping import end_process
+
+SIZES = {"cuda": (1 << 16, 1 << 20, 1 << 24, 1 << 28), "cpu": (1 << 14, 1 << 18, 1 << 22, 1 << 25)}
+"""Bytes of the array of a rank, by type of device."""
+BYTES_A_MEASUREMENT = 1 << 28
+_MOST_CALLS = 200
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """What ``pytorch.start`` needs to know of a configuration."""
+
+    device: str
+    precision: str = "fp32"
+
+
+def measure(ranks: Ranks, sizes: List[int]) -> Dict[str, Any]:
+    """Measure on all ranks; the result is rank 0's."""
+    device: torch.device = ranks.context
+    rows: List[Dict[str, Any]] = []
+    for wanted in sizes:
+        count = max(ranks.size, wanted // 4 // ranks.size * ranks.size)
+        array, target = (torch.ones(count, device=device) for _ in range(2))
+        calls: Dict[str, Callable[[], Any]] = {
+            "all-reduce": lambda a=array: dist.all_reduce(a),  # type: ignore[misc]
+            "all-to-all": lambda t=target, a=array: dist.all_to_all_single(t, a),  # type: ignore[misc]
+        }
+        shares = {"all-reduce": 2 * (ranks.size - 1) / ranks.size, "all-to-all": (ranks.size - 1) / ranks.size}
+        for kind, call in calls.items():
+            size = 4 * count
+            seconds = slowest(call, device, size)
+            rows.append({"kind": kind, "bytes": size, "seconds": seconds, "rate": shares[kind] * size / seconds})
+    everyone = range(ranks.size)
+    matrix = [[_pair(ranks, sizes[-1], sender, receiver) for receiver in everyone] for sender in everyone]
+    return {
+        "device": device.type,
+        "backend": dist.get_backend(),
+        "ranks": ranks.size,
+        "collectives": rows,
+        "pair_bytes": sizes[-1],
+        "pairs": matrix,
+        "peer_access": _peer_access(ranks.size) if device.type == "cuda" else None,
+    }
+
+
+def _pair(ranks: Ranks, size: int, sender: int, receiver: int) -> Optional[float]:
+    """Return bytes per second from one rank to another, None for a rank and itself; the others wait."""
+    if sender == receiver:
+        return None
+    array = torch.ones(size // 4, device=ranks.context)
+
+    def call() -> None:
+        if ranks.rank == sender:
+            dist.send(array, receiver)
+        elif ranks.rank == receiver:
+            dist.recv(array, sender)
+
+    return size / slowest(call, ranks.context, size)
+
+
+def slowest(call: Callable[[], Any], device: torch.device, size: int) -> float:
+    """Return the seconds of one call on the slowest rank, in the fastest of several measurements."""
+    call()
+    count = max(1, min(_MOST_CALLS, BYTES_A_MEASUREMENT // max(size, 1)))
+    found = []
+    for _ in range(REPEATS):
+        pytorch.synchronize()
+        pytorch.barrier()
+        started = time.perf_counter()
+        for _ in range(count):
+            call()
+        pytorch.synchronize()
+        worst = torch.tensor([(time.perf_counter() - started) / count], dtype=torch.float64, device=device)
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        found.append(float(worst))
+    return min(found)
+
+
+def _peer_access(gpus: int) -> List[List[bool]]:
+    """Return whether a GPU can read another's memory without the host, by CUDA."""
+    can = torch.cuda.can_device_access_peer
+    return [[one == other or can(one, other) for other in range(gpus)] for one in range(gpus)]
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Read the command line, join the ranks and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
+    parser.add_argument("--output", type=Path, required=True, help="file for the result (JSON)")
+    parser.add_argument("--most-bytes", type=int, default=1 << 40, help="largest array; default: all sizes")
+    arguments = parser.parse_args(argv)
+    ranks = pytorch.start(Place(arguments.device))
+    sizes = [size for size in SIZES[ranks.context.type] if size <= arguments.most_bytes]
+    if ranks.size < 2 or not sizes:
+        print("one rank sends nothing: start two or more, with at least one size", file=sys.stderr)
+        return 2
+    result = measure(ranks, sizes)
+    pytorch.finish()
+    if ranks.rank == 0:
+        arguments.output.write_text(json.dumps(result), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    end_process(main)

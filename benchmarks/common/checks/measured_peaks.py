@@ -1,0 +1,97 @@
+"""What this device computes and moves at most, measured: a product of matrices per precision, copies and a triad.
+
+    from benchmarks.common.checks import measured_peaks
+    print(measured_peaks.flops_per_second(torch.device("cuda"), "bf16"))
+
+The ceilings of a roofline are what a program reached on this very machine, not a data sheet's figures: a product of
+two square matrices counts 2 n^3 operations; the triad a = b + s * c moves three arrays, the copy two (McCalpin, STREAM,
+which does not count the read of a line before it is written, either).
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List
+
+import torch
+
+from benchmarks.common.frameworks.pytorch import DTYPES
+
+PRECISIONS = {"cuda": ("fp32", "tf32", "bf16", "fp16"), "cpu": ("fp32", "bf16")}
+"""By type of device. A CPU's fp16 is not there to train with, and TF32 is a GPU's."""
+SIDE = {"cuda": 8192, "cpu": 2048}
+"""Of the matrices: large enough that memory is not the limit."""
+ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 25}
+"""Of each array of fp32: 1 GiB and 128 MiB, far above any cache's size but for the largest of servers."""
+SECONDS = 0.5
+"""Of each measurement, after the first call."""
+REPEATS = 3
+"""Measurements of each kind; the fastest is the peak."""
+
+
+def measure(device: torch.device) -> Dict[str, Any]:
+    """Return ``flops_per_second`` by precision, ``bytes_per_second`` by kind, and what was measured."""
+    return {
+        "device": device.type,
+        "name": name_of(device),
+        "library": f"PyTorch {torch.__version__}",
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "flops_per_second": {each: flops_per_second(device, each) for each in PRECISIONS[device.type]},
+        "bytes_per_second": bytes_per_second(device),
+    }
+
+
+def name_of(device: torch.device) -> str:
+    """Return what the device calls itself; empty for a CPU, whose name the host side knows."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def flops_per_second(device: torch.device, precision: str, side: int = 0, seconds: float = SECONDS) -> float:
+    """Return the most operations per second of a product of two matrices of ``side`` rows and columns."""
+    size = side or SIDE[device.type]
+    left, right = (torch.rand(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
+    result = torch.empty_like(left)
+    with _tf32(precision == "tf32"):
+        return 2.0 * size**3 / fastest(lambda: torch.mm(left, right, out=result), device, seconds)
+
+
+def bytes_per_second(device: torch.device, elements: int = 0, seconds: float = SECONDS) -> Dict[str, float]:
+    """Return the bytes per second of a copy and of a triad on arrays of fp32."""
+    count = elements or ELEMENTS[device.type]
+    first, second, target = (torch.ones(count, device=device) for _ in range(3))
+    moved = 4.0 * count
+    return {
+        "copy": 2 * moved / fastest(lambda: target.copy_(first), device, seconds),
+        "triad": 3 * moved / fastest(lambda: torch.add(first, second, alpha=3.0, out=target), device, seconds),
+    }
+
+
+def fastest(call: Callable[[], Any], device: torch.device, seconds: float = SECONDS) -> float:
+    """Return the seconds of one ``call`` in the fastest of several measurements."""
+    once = _seconds(call, device, 1)  # chooses a kernel, touches the memory
+    once = _seconds(call, device, 1)
+    count = max(1, int(seconds / max(once, 1e-7)))
+    measured: List[float] = [_seconds(call, device, count) / count for _ in range(REPEATS)]
+    return min(measured)
+
+
+def _seconds(call: Callable[[], Any], device: torch.device, count: int) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+@contextmanager
+def _tf32(wanted: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = wanted
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,0 +1,169 @@
+"""Where a benchmark's training step is under the ceilings of this machine, and where its time goes.
+
+    $ python -m benchmarks.common.checks.roofline --peaks gpu
+    $ python -m benchmarks.common.checks.roofline benchmarks.resnet.pytorch --config config.json --data DATA
+
+The step is the one that ``bench.py`` of the implementation measures on synthetic data. It is counted without compiler,
+graph and own kernels, where each operator can be seen, and timed as the configuration has it. The last line of the
+output is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+
+import torch
+
+from benchmarks.common.checks import kernel_table, measured_peaks, step_cost
+from benchmarks.common.data.problem import REFUSED, Problem
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import configuration
+from benchmarks.common.run.stopping import end_process
+
+LOOP = "synthetic"
+PLAIN: Dict[str, List[Any]] = {
+    "compile": ["none", False],
+    "cuda_graph": [False],
+    "kernels": ["plain"],
+    "fp8": [False],
+    "split_optimizer": [False],
+}
+"""Keys of a configuration that hide operators, with values that show them, of which the first that fits counts."""
+REPEATS = 5
+
+
+def plain(config: Any) -> Any:
+    """Return the configuration with which every operator of the step can be seen."""
+    chosen: Dict[str, Any] = {}
+    for field in fields(config):
+        fitting = [value for value in PLAIN.get(field.name, ()) if _fits(value, str(field.type))]
+        if fitting:
+            chosen[field.name] = fitting[0]
+    return replace(config, **chosen)
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    """Return whether a field of a configuration, whose type is text, can have the value."""
+    if isinstance(value, bool):
+        return annotation == "bool" or repr(value) in annotation
+    return f'"{value}"' in annotation
+
+
+def measure(module: str, config_path: Path, data: Path, steps: int) -> Dict[str, Any]:
+    """Count, time and profile the step of the implementation in ``module``; one rank."""
+    bench, config_class = _loaded(module)
+    config = configuration.load(config_class, config_path)
+    ranks = pytorch.start(config)
+    device: torch.device = ranks.context
+    cost = _counted(bench.prepare(plain(config), ranks, data))
+    gc.collect()
+    subject = bench.prepare(config, ranks, data)
+    try:
+        one = _step(subject)
+        seconds = timed(subject.loops[LOOP], steps)
+        kernels = kernel_table.measure(one, device)
+    finally:
+        subject.close()
+    return {
+        "module": module,
+        "title": subject.title,
+        "device": device.type,
+        "name": measured_peaks.name_of(device),
+        "precision": config.precision,
+        "batch_size": config.batch_size,
+        "unit": subject.unit,
+        "samples_per_step": subject.samples.get(LOOP, subject.samples_per_step),
+        "seconds": seconds,
+        **asdict(cost),
+        **kernels,
+    }
+
+
+def _loaded(module: str) -> Tuple[Any, Any]:
+    try:
+        bench = importlib.import_module(f"{module}.bench")
+        return bench, importlib.import_module(f"{module}.config").Config
+    except ImportError as error:
+        raise Problem(
+            found=f"{module} cannot be loaded: {error}",
+            expected="an implementation in PyTorch whose packages are installed",
+            remedy="run it in the implementation's own environment",
+        ) from None
+
+
+def _counted(subject: Any) -> step_cost.Cost:
+    try:
+        one = _step(subject)
+        one()
+        return step_cost.count(one)
+    finally:
+        subject.close()
+
+
+def _step(subject: Any) -> Callable[[], Any]:
+    if LOOP not in subject.loops:
+        raise Problem(
+            found=f"bench.py measures {', '.join(subject.loops)}",
+            expected=f"a loop called {LOOP}: the training step alone",
+            remedy="this implementation's step is not counted",
+        )
+    loop = subject.loops[LOOP]
+    return lambda: loop(1)
+
+
+def timed(loop: Callable[[int], Any], steps: int) -> Dict[str, float]:
+    """Return the seconds of a step: median, least and most of several measurements."""
+    loop(min(3, steps))
+    pytorch.synchronize()
+    found = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        loop(steps)
+        pytorch.synchronize()
+        found.append((time.perf_counter() - started) / steps)
+    return {"median": statistics.median(found), "least": min(found), "most": max(found)}
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Read the command line and print the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("module", nargs="?", help="package of an implementation, such as benchmarks.resnet.pytorch")
+    parser.add_argument("--peaks", choices=("cpu", "gpu"), help="measure the ceilings of this device")
+    parser.add_argument("--config", type=Path, help="resolved configuration (JSON)")
+    parser.add_argument("--data", type=Path, help="folder of a prepared data set")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a measurement")
+    arguments = parser.parse_args(argv)
+    if arguments.module and not (arguments.config and arguments.data):
+        parser.error("an implementation needs --config and --data")
+    if not arguments.module and not arguments.peaks:
+        parser.error("name an implementation, or --peaks")
+    result: Dict[str, Any] = {}
+    try:
+        if arguments.peaks:
+            kind = "cuda" if arguments.peaks == "gpu" else "cpu"
+            result["peaks"] = measured_peaks.measure(torch.device(kind))
+        if arguments.module:
+            result["step"] = measure(arguments.module, arguments.config, arguments.data, arguments.steps)
+    except Problem as problem:
+        print(problem, file=sys.stderr)
+        return REFUSED
+    pytorch.finish()
+    print(json.dumps(result))
+    return 0
+
+
+def _end() -> NoReturn:
+    end_process(main)
+
+
+if __name__ == "__main__":
+    _end()

@@ -1,0 +1,375 @@
+"""Check an implementation on this machine: what a GPU computes another way still trains the same.
+
+    $ python -m benchmarks.ncf.pytorch.selftest --config small.json --data DATA --work WORK --list
+    $ python -m benchmarks.ncf.pytorch.selftest --config small.json --data DATA --work WORK --check precision=bf16
+
+A check trains the small set for two epochs with ``train.py`` as it is, in a process of its own, and compares the losses
+with those of a training it must agree with: of the first steps one by one, where rounding has not grown yet, and the
+mean of each epoch. WORK keeps the losses, so that several checks share a training. The last line of the output is JSON:
+``result`` (OK, FAIL or SKIPPED), ``found`` and ``lines``, the training's last ones after a failure. An implementation's
+selftest.py is its :class:`Suite`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import importlib
+import json
+import math
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    get_args,
+    get_type_hints,
+)
+
+from benchmarks.common.checks.agreement import Losses, Result, Tolerance, as_far_as, held_against, read_losses
+from benchmarks.common.checks.speed_checks import EVALUATION, IMAGES, INPUT, evaluation, real_input
+from benchmarks.common.checks.trainings import EXIT_SECONDS, Failed, Skipped, interrupt, launcher, run
+from benchmarks.common.data import passport
+
+EPOCHS = 2
+ONLY_ON_GPU = ("cuda_graph", "kernels")
+"""Beginnings of the names of checks that would compare a CPU with itself."""
+CPU_STEPS = 50
+"""That a CPU makes at least for a comparison, unless the training ends before."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is checked of an implementation."""
+
+    module: str
+    """Package with train.py and config.py."""
+    config_class: Any
+    device: Tolerance
+    """Between a GPU and a CPU, in fp32."""
+    two_ranks: Tolerance
+    """Between two ranks and one."""
+    resume: Tolerance
+    """Between a training that was interrupted and one that was not."""
+    varied: Mapping[str, Tolerance]
+    """Fields of which each other value, or single values as FIELD=VALUE, must train the same, and how closely."""
+    left_out: Tuple[str, ...] = ()
+    """FIELD=VALUE that are not varied."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of all trainings here, in addition to the small configuration."""
+    programs: Mapping[str, str] = field(default_factory=dict)
+    """Modules that exit with 0 if their check is passed, by the check's name."""
+    steps: int = 20
+    """That all GPUs must make together at least."""
+    fewer_steps: int = 0
+    """By which an epoch of two ranks may be shorter than that of one."""
+    shares_gpu: str = ""
+    """Why two ranks cannot share a GPU; empty where they can, through Gloo."""
+    real_sizes: Optional[Callable[[Path], None]] = None
+    """Writes a data set for bench.py with sizes as those of the real one; None where the small set does."""
+    real_images: Optional[Callable[[Path, int], None]] = None
+    """The same, of so many JPEGs of real sizes, whose input must be as fast as the step."""
+    no_cpu_evaluation: str = "a batch takes minutes on a CPU"
+    """Why a CPU does not evaluate a batch of a submitted system; empty where it does."""
+
+    def write_real(self, folder: Path, images: int) -> bool:
+        """Write a data set with real sizes; return whether there is any."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.real_images is not None:
+            self.real_images(folder, images)
+        elif self.real_sizes is not None:
+            self.real_sizes(folder)
+        return bool(self.real_images or self.real_sizes)
+
+
+class Bench:
+    """The trainings of one suite on this machine."""
+
+    def __init__(self, suite: Suite, arguments: argparse.Namespace) -> None:
+        self.suite, self.data, self.work = suite, arguments.data, arguments.work
+        self.device, self.gpus = arguments.device, arguments.gpus
+        self.launch, self.launch_all = launcher(arguments.launch), launcher(arguments.launch_all)
+        full = arguments.full
+        self.full: Optional[Dict[str, Any]] = None if full is None else json.loads(full.read_text(encoding="utf-8"))
+        self.base = base_of(suite, json.loads(arguments.config.read_text(encoding="utf-8")), self.device)
+
+    def command(self, settings: Mapping[str, Any], name: str, launch: Sequence[str] = ()) -> Tuple[List[str], Path]:
+        """Return the command of a training, with its folder, which is empty but for its configuration."""
+        values = {**self.base, **settings}
+        try:
+            self.suite.config_class(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        except ValueError as problem:
+            raise Skipped(str(problem)) from None
+        text = json.dumps(values)
+        folder = self.work / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        shutil.rmtree(str(folder), ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(text, encoding="utf-8")
+        options = ["--config", str(folder / "config.json"), "--data", str(self.data), "--output", str(folder)]
+        return [*launch, sys.executable, "-m", f"{self.suite.module}.train", *options], folder
+
+    def losses(
+        self,
+        settings: Mapping[str, Any],
+        name: str = "training",
+        launch: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Losses:
+        """Train, unless an earlier check did; return the loss of every step of each epoch."""
+        key = hashlib.sha256(repr((sorted(settings.items()), list(launch), sorted(environment.items()))).encode())
+        kept = self.work / f"losses-{key.hexdigest()[:16]}.json"
+        if not kept.exists():
+            command, folder = self.command(settings, name, launch)
+            run(command, folder, environment)
+            kept.write_text(json.dumps(read_losses(folder)), encoding="utf-8")
+        return [[(count, loss) for count, loss in epoch] for epoch in json.loads(kept.read_text(encoding="utf-8"))]
+
+
+def base_of(suite: Suite, small: Mapping[str, Any], device: str) -> Dict[str, Any]:
+    """Return the configuration that all trainings share: the small one, without what is varied."""
+    base = {**small, "device": device, "epochs": EPOCHS, "log_interval": 1, "checkpoint_interval": 0}
+    return {**base, **{name: value for name, value in suite.settings.items() if name in base}}
+
+
+def write_passport(folder: Path, benchmark: str, counts: Mapping[str, int], facts: Mapping[str, Any]) -> None:
+    """Write the passport of noise, which is read for its facts alone."""
+    splits = {name: {"count": count, "files": []} for name, count in counts.items()}
+    content = {"name": "noise", "benchmark": benchmark, "classes": [], "splits": splits, "facts": facts, "how": {}}
+    passport.write(content, folder)
+
+
+# -- the checks --------------------------------------------------------------------------------------
+
+
+def alternatives(config_class: Any, name: str) -> Tuple[Any, ...]:
+    """Return all values that a field with a choice can have, but for "auto", which takes one of the others."""
+    wanted = get_type_hints(config_class)[name]
+    return (False, True) if wanted is bool else tuple(value for value in get_args(wanted) if value != "auto")
+
+
+def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str, Any], Tolerance]]:
+    """Return the settings that must train like ``base``, by ``FIELD=VALUE``, with their tolerance."""
+    found: Dict[str, Tuple[Dict[str, Any], Tolerance]] = {}
+    types = get_type_hints(suite.config_class)
+    for entry, tolerance in suite.varied.items():
+        name, _, text = entry.partition("=")
+        values: Tuple[Any, ...] = (types[name](text),) if text else alternatives(suite.config_class, name)
+        for value in values:
+            label = f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+            if value != base[name] and label not in suite.left_out:
+                found[label] = ({name: value, **scaling(suite, name, value)}, tolerance)
+    return found
+
+
+def scaling(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
+    """Return what fp16 needs as well: the gradients of a small network underflow without a factor."""
+    fields = defaults(suite)
+    return {"loss_scale": fields["loss_scale"]} if (name, value) == ("precision", "fp16") else {}
+
+
+def defaults(suite: Suite) -> Dict[str, Any]:
+    """Return the default of every field that has one."""
+    return {each.name: each.default for each in dataclasses.fields(suite.config_class)}
+
+
+def with_defaults(suite: Suite) -> Dict[str, Any]:
+    """Return all varied fields, each with its default; a submitted system pins what is "auto" here."""
+    settings = {name: value for name, value in defaults(suite).items() if name in suite.varied}
+    return {**settings, **scaling(suite, "precision", settings.get("precision"))}
+
+
+def as_on_gpus(bench: Bench) -> Result:
+    """Check all varied fields at once, each with its default."""
+    if bench.device == "cpu":
+        raise Skipped("needs a GPU")
+    settings = with_defaults(bench.suite)
+    every = bench.suite.varied.values()
+    tolerance = Tolerance(max(each.step for each in every), max(each.epoch for each in every))
+    result = held_against(bench.losses(settings), bench.losses({}), tolerance)
+    words = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return dataclasses.replace(result, found=f"{words}: {result.found}")
+
+
+def device(bench: Bench) -> Result:
+    """Compare with a CPU; a CPU with itself, on another number of threads."""
+    # As many threads as cores take longer for a small network than a few.
+    environment = {"OMP_NUM_THREADS": "2" if bench.device == "cpu" else "4"}
+    command, folder = bench.command({"device": "cpu"}, "cpu")
+    # A CPU need not train to the end: what differs shows in the first steps, and grows.
+    interrupt(command, folder, CPU_STEPS, environment)
+    other = read_losses(folder)
+    return held_against(as_far_as(other, bench.losses({})), other, bench.suite.device)
+
+
+def variant(bench: Bench, name: str) -> Result:
+    """Compare another value of a field with the base."""
+    settings, tolerance = variants(bench.suite, bench.base)[name]
+    return held_against(bench.losses(settings), bench.losses({}), tolerance)
+
+
+def overflow(bench: Bench) -> Result:
+    """Let the loss overflow: the run must end at once and say so."""
+    # A CPU has no fp16 here, but an end of fp32 as well.
+    settings: Dict[str, Any] = {"learning_rate": 1e30}
+    if bench.device == "gpu" and "fp16" in alternatives(bench.suite.config_class, "precision"):
+        settings["precision"] = "fp16"
+        # A scale that follows overflows would take a step for each halving.
+        if not any(name.startswith("loss_scale_") for name in defaults(bench.suite)):
+            settings["loss_scale"] = 1e30
+    try:
+        losses = bench.losses(settings, "overflow")
+    except Failed as end:
+        said = next((line for line in end.lines if "not finite" in line), None)
+        return Result("OK", said.strip()) if said else Result("FAIL", str(end), end.lines)
+    return Result("FAIL", f"the training came to its end, its last loss {losses[-1][-1]}")
+
+
+def resume(bench: Bench) -> Result:
+    """Interrupt a training in its first steps and resume it: the losses are those of one that was not interrupted."""
+    command, folder = bench.command({}, "resume")
+    interrupt(command, folder)
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    if json.loads(lines[-1]).get("outcome") != "interrupted":
+        raise Skipped("the training ended before it could be interrupted")
+    run(command, folder, {})
+    return held_against(read_losses(folder), bench.losses({}), bench.suite.resume)
+
+
+def two_ranks(bench: Bench) -> Result:
+    """Compare two ranks of half the batch with one; on a single GPU they share it."""
+    if not bench.launch:
+        raise Skipped("no launcher: name one with --launch")
+    environment = {}
+    if bench.device == "gpu" and bench.gpus < 2:
+        if bench.suite.shares_gpu:
+            raise Skipped(f"one GPU: {bench.suite.shares_gpu}")
+        environment["ENCORE_BACKEND"] = "gloo"
+    settings = {"batch_size": bench.base["batch_size"] // 2}
+    mine = bench.losses(settings, "two-ranks", bench.launch, environment)
+    return held_against(mine, bench.losses({}), bench.suite.two_ranks, bench.suite.fewer_steps)
+
+
+def on_all_gpus(bench: Bench) -> Result:
+    """Train as submitted on all GPUs, on a CPU on two ranks: every process must end soon after the training."""
+    ranks = bench.gpus if bench.device == "gpu" else 2
+    if ranks > 1 and not bench.launch_all:
+        raise Skipped("no launcher: name one with --launch-all")
+    settings = with_defaults(bench.suite) if bench.device == "gpu" else {}
+    if ranks > 1:
+        settings["batch_size"] = bench.base["batch_size"] // 2
+    if ranks > 2:
+        # As many steps as two ranks make.
+        settings["epochs"] = bench.base["epochs"] * -(-ranks // 2)
+    losses = bench.losses(settings, "all-ranks", bench.launch_all)
+    steps = sum(count for epoch in losses for count, _ in epoch)
+    what = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {steps} steps"
+    if steps < bench.suite.steps:
+        return Result("FAIL", f"{what}: at least {bench.suite.steps} are needed")
+    if not all(math.isfinite(loss) for epoch in losses for _, loss in epoch):
+        return Result("FAIL", f"{what}: a loss is not finite")
+    words = "".join(f", {name}={value}" for name, value in settings.items())
+    return Result("OK", f"{what}, ended within {EXIT_SECONDS:.0f} s of the training's end{words}")
+
+
+def program(bench: Bench, module: str) -> Result:
+    """Run a program that checks by itself; its last line is what it found."""
+    folder = bench.work / module
+    shutil.rmtree(str(folder), ignore_errors=True)
+    folder.mkdir(parents=True)
+    run([sys.executable, "-m", module], folder, {})
+    lines = (folder / "output.txt").read_text(encoding="utf-8").strip().splitlines()
+    return Result("OK", lines[-1] if lines else "")
+
+
+FIXED = {
+    "device": device,
+    "defaults": as_on_gpus,
+    "defaults on all GPUs": on_all_gpus,
+    "overflow": overflow,
+    "resume": resume,
+    "two ranks": two_ranks,
+    EVALUATION: evaluation,
+}
+"""Checks of every implementation, the most telling first."""
+
+
+def names(suite: Suite, base: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of all checks."""
+    yield from FIXED
+    if suite.real_images is not None:
+        yield INPUT
+    yield from suite.programs
+    yield from variants(suite, base)
+
+
+def check(bench: Bench, name: str) -> Result:
+    """Make one check."""
+    if bench.device == "cpu" and name.startswith(ONLY_ON_GPU):
+        return Result("SKIPPED", "needs a GPU")
+    try:
+        if name in FIXED:
+            return FIXED[name](bench)
+        if name == INPUT:
+            return real_input(bench)
+        if name in bench.suite.programs:
+            return program(bench, bench.suite.programs[name])
+        return variant(bench, name)
+    except Skipped as reason:
+        return Result("SKIPPED", str(reason))
+    except Failed as problem:
+        return Result("FAIL", str(problem), problem.lines)
+
+
+def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
+    """Run the command line that every selftest.py has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, help="resolved small configuration (JSON)")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared small data set")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the trainings")
+    parser.add_argument("--full", type=Path, help="resolved configuration of a submitted system (JSON)")
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs that there are")
+    parser.add_argument("--launch", default="", help="command before the training's that starts two ranks")
+    parser.add_argument("--launch-all", default="", help="the same for a rank on each GPU; on a CPU for two")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--list", action="store_true", help="print the names of the checks as JSON")
+    what.add_argument("--real-sizes", type=Path, metavar="DIR", help="write the data set that bench.py wants, if any")
+    what.add_argument("--check", metavar="NAME", help="the check to make")
+    arguments = parser.parse_args(argv)
+    bench = Bench(suite, arguments)
+    known = list(names(suite, bench.base))
+    if arguments.list:
+        print(json.dumps(known))
+        return 0
+    if arguments.real_sizes is not None:
+        print(json.dumps(suite.write_real(arguments.real_sizes, IMAGES["gpu"])))
+        return 0
+    if arguments.check not in known:
+        parser.error(f"no check {arguments.check!r}: one of {', '.join(known)}")
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(dataclasses.asdict(check(bench, arguments.check))))
+    return 0
+
+
+def listed(small: Mapping[str, Mapping[str, Any]]) -> Dict[str, List[str]]:
+    """Return the names of the checks on a GPU by implementation's module, each with its small configuration."""
+    suites = {module: importlib.import_module(f"{module}.selftest").SUITE for module in small}
+    return {module: list(names(suite, base_of(suite, small[module], "gpu"))) for module, suite in suites.items()}
+
+
+if __name__ == "__main__":
+    # The documentation's table: `make docs`. The module that the suites import, not this copy of it.
+    from benchmarks.common.checks import selftest
+
+    print(json.dumps(selftest.listed(json.load(sys.stdin))))

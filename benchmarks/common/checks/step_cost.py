@@ -1,0 +1,163 @@
+"""Floating-point operations and bytes of a step, counted operator by operator while it runs.
+
+    from benchmarks.common.checks.step_cost import count
+    cost = count(step)
+    print(cost.flops, cost.moved, cost.by_class)
+
+Operations are PyTorch's own count (torch.utils.flop_counter): 2 for each multiply-add of products, convolutions and
+attention, forward and backward; what is elementwise counts nothing. Bytes are what each operator reads and writes,
+views none: what moves where no operator is fused with the next and no cache keeps anything. A compiled step moves
+less, so that its intensity is at least the counted one. Both work on the meta device, where nothing is computed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Set, Tuple
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from benchmarks.common.checks.kernel_table import class_of
+
+_NOTHING = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "resize_",
+    "_unsafe_view",
+}
+"""Operators that give memory and write none."""
+_WRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "random_"}
+"""Operators that do not read what they write into."""
+_ROWS = {"embedding", "index", "index_select", "gather", "_embedding_bag", "_embedding_bag_forward_only"}
+"""Operators that read of their first argument only what they return."""
+_HEAVY = ("rnn", "lstm", "gru", "attention")
+"""In the names of operators that multiply matrices inside: those that no count is known for are named."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call costs."""
+
+    flops: int
+    moved: int
+    """Bytes that its operators read and write."""
+    by_class: Mapping[str, Tuple[int, int]]
+    """Operations and bytes by class of kernel_table."""
+    uncounted: Tuple[str, ...] = ()
+    """Operators with products inside for which no count is known."""
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.flops / self.moved if self.moved else 0.0
+
+
+def count(call: Callable[[], Any]) -> Cost:
+    """Run ``call`` once and count."""
+    # The flops are counted outermost, so that it sees operators before they are decomposed; the bytes as they run.
+    traffic = _Traffic()
+    counter = FlopCounterMode(display=False, custom_mapping=_more_counts())
+    with traffic, counter:
+        call()
+    flops: Dict[str, int] = defaultdict(int)
+    for operator, number in counter.get_flop_counts().get("Global", {}).items():
+        flops[class_of(_title(operator))] += int(number)
+    names = {**dict.fromkeys(flops, 0), **dict.fromkeys(traffic.moved, 0)}
+    known = {_bare(each) for each in (*flop_registry, *_more_counts())}
+    return Cost(
+        flops=int(counter.get_total_flops()),
+        moved=sum(traffic.moved.values()),
+        by_class={name: (flops.get(name, 0), traffic.moved.get(name, 0)) for name in names},
+        uncounted=tuple(sorted(each for each in traffic.heavy if each not in known)),
+    )
+
+
+def _more_counts() -> Dict[Any, Callable[..., int]]:
+    """Return counts for attention on CPUs, which PyTorch's table does not have."""
+    found: Dict[Any, Callable[..., int]] = {}
+    packets = torch.ops.aten
+    forward = getattr(packets, "_scaled_dot_product_flash_attention_for_cpu", None)
+    backward = getattr(packets, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+    if forward is not None and backward is not None:
+        found[forward] = _attention_forward
+        found[backward] = _attention_backward
+    return found
+
+
+def _attention_forward(query: Tuple[int, ...], key: Tuple[int, ...], value: Tuple[int, ...], *_: Any, **__: Any) -> int:
+    """Count two products of shapes (batch, heads, length, width)."""
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[2] * (width + value[3])
+
+
+def _attention_backward(
+    _gradient: Tuple[int, ...], query: Tuple[int, ...], key: Tuple[int, ...], value: Tuple[int, ...], *_: Any, **__: Any
+) -> int:
+    """Count five products: the weights again, and the gradients of weights, values, queries and keys."""
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[2] * (3 * width + 2 * value[3])
+
+
+class _Traffic(TorchDispatchMode):
+    """Sums the bytes that operators read and write, by class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved: Dict[str, int] = defaultdict(int)
+        self.heavy: Set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count it."""
+        result = func(*args, **(kwargs or {}))
+        name = str(func._schema.name)
+        bare = name.rpartition("::")[2]
+        if any(part in bare for part in _HEAVY):
+            self.heavy.add(bare)
+        if bare not in _NOTHING and not _is_view(func):
+            self.moved[class_of(name)] += _moved(bare, args, kwargs or {}, result)
+        return result
+
+
+def _is_view(func: Any) -> bool:
+    returned = func._schema.returns
+    return bool(returned) and all(each.alias_info is not None and not each.alias_info.is_write for each in returned)
+
+
+def _moved(bare: str, args: Any, kwargs: Dict[str, Any], result: Any) -> int:
+    written = sum(map(_bytes, _tensors(result)))
+    if not _tensors(result):
+        # Of several tensors at once, in place: nothing is returned.
+        written = sum(map(_bytes, _tensors(args[0]))) if bare.endswith("_") and args else 0
+    read: List[torch.Tensor] = _tensors((args, {key: value for key, value in kwargs.items() if key != "out"}))
+    if bare in _WRITES or bare in _ROWS:
+        rows = written if bare in _ROWS else 0
+        return written + rows + sum(map(_bytes, read[1:]))
+    return written + sum(map(_bytes, read))
+
+
+def _tensors(tree: Any) -> List[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's values; those that an expanded one repeats are there once."""
+    repeated = 1
+    for size, stride in zip(tensor.shape, tensor.stride() if tensor.layout is torch.strided else ()):
+        repeated *= size if stride == 0 and size > 0 else 1
+    return tensor.numel() // repeated * tensor.element_size()
+
+
+def _title(operator: Any) -> str:
+    return str(operator).replace(".", "::", 1)
+
+
+def _bare(operator: Any) -> str:
+    return str(operator).rpartition(".")[2]

@@ -1,0 +1,1 @@
+"""Writing a trained model for a server, reading it back, and checking it."""

@@ -1,0 +1,396 @@
+"""Write a trained model for a server, read it back, and check it on the evaluation set, for any framework.
+
+An implementation's ``export.py`` says what is exported as a :class:`Subject`, or as :class:`Parts`; how a format is
+written and read is in ``export_<framework>.py``. The folder gets the model, ``example.npz`` (inputs and outputs of some
+samples, by name) and ``export.json``, the passport; of parts, each has such a folder, and the passport lists them.
+Everything runs on the CPU and in fp32, the type in which weights are kept. With ``--through`` the same check is made of
+the model in a server (``export_served.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple, TypeVar, Union
+
+import numpy as np
+
+from benchmarks.common.data import passport
+from benchmarks.common.data.problem import FAILED, Problem
+from benchmarks.common.run import configuration
+from benchmarks.common.run.checkpoints import read_for_inference
+from benchmarks.common.run.stopping import end_process
+
+SCHEMA = 1
+FILE = "export.json"
+EXAMPLE = "example.npz"
+EXAMPLES = 8
+"""Samples in EXAMPLE, at most."""
+METRICS = 1
+"""Place of the metrics stream in a checkpoint's ``log_lengths``."""
+TYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32",
+}  # fmt: skip
+"""Triton's names of NumPy's types."""
+ON_CPU = {
+    "device": "cpu", "precision": "fp32", "cuda_graph": False, "kernels": "plain", "optimizer_kernel": "plain",
+    "attention": "auto", "fp8": False, "warm_up_steps": 0,
+}  # fmt: skip
+"""How a model is built that nothing trains."""
+
+Arrays = Tuple[np.ndarray, ...]
+Infer = Callable[..., Arrays]
+"""Takes the inputs in their order and returns the outputs in theirs."""
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or output: its name, and what it means to a client."""
+
+    name: str
+    about: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is exported, and how it is checked."""
+
+    model: Any
+    """In the framework's own form, ready for inference: takes the inputs in their order."""
+    inputs: Sequence[Value]
+    outputs: Sequence[Value]
+    example: Arrays
+    """Inputs by which the model is traced; two samples or more where it is batched."""
+    preprocessing: Mapping[str, Any]
+    """What a client does to its data before, as facts."""
+    evaluate: Optional[Callable[[Infer], Mapping[str, float]]] = None
+    """Passes the evaluation set through a model; returns the quality as the log names it, empty if it judges none.
+    None: one of several parts, which are evaluated together."""
+    original: Optional[Infer] = None
+    """The training code's own way to the outputs, where it is not ``model`` itself."""
+    batched: bool = True
+    """Whether the first axis of each input and output is the batch, of any size."""
+    any_size: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Further axes of inputs and outputs, by name, that have any size."""
+    shown: int = 0
+    """Which call of the evaluation the example is from; where it makes fewer, the last."""
+    tolerance: float = 1e-4
+    """Of an output's difference, divided by the largest magnitude of that output in the batch if that is above 1."""
+    turned: float = 0.0
+    """Share of the samples that may differ by more: a last bit turns a decision of a model that chooses by itself."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Models that a client calls one after the other, such as an encoder and a decoder's step."""
+
+    subjects: Mapping[str, Subject]
+    """By the name of the part, which is that of its folder."""
+    evaluate: Callable[[Mapping[str, Infer]], Mapping[str, float]]
+    """Passes the evaluation set through all of them; returns the quality, see `Subject`."""
+
+
+WHOLE = ""
+"""The part that is all of a model."""
+Writer = Callable[[Subject, Path], Tuple[str, Infer]]
+"""Writes a subject's model into a folder; returns the name that it got there, and the model as it is read back."""
+Prepare = Callable[[Any, Mapping[str, Any], Path], Union[Subject, Parts]]
+"""Takes the configuration, the content of a checkpoint and the folder of the data set."""
+Read = Callable[[Path, Any], Tuple[Dict[str, Any], Dict[str, Any]]]
+"""Takes an experiment's folder and a module of benchmarks/common/frameworks; as checkpoints.read_for_inference."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """A framework's part."""
+
+    module: Any
+    """Of benchmarks/common/frameworks: reads checkpoints."""
+    infer: Callable[[Subject], Infer]
+    """A subject's model before it is exported."""
+    writers: Mapping[str, Writer]
+    """By the name of the format; the first one is the default."""
+
+
+def on_cpu(config: C, **others: Any) -> C:
+    """Return a configuration of a model that nothing trains, with ``others`` changed too."""
+    names = {each.name for each in dataclasses.fields(config)}  # type: ignore[arg-type]
+    changes: Dict[str, Any] = {name: value for name, value in ON_CPU.items() if name in names}
+    if "compile" in names:
+        changes["compile"] = False if isinstance(getattr(config, "compile"), bool) else "none"  # noqa: B009
+    return dataclasses.replace(config, **{**changes, **others})  # type: ignore[type-var]
+
+
+class Checked:
+    """Calls the exported model and the one that it was made of, and compares their outputs."""
+
+    def __init__(self, subject: Subject, exported: Infer, original: Infer) -> None:
+        self._subject, self._exported, self._original = subject, exported, original
+        self._calls = self.samples = 0
+        self.difference = 0.0
+        self.turned = 0
+        """Samples that differ by more than the tolerance, where some may; they are not in ``difference``."""
+        self.shown: Tuple[Arrays, Arrays] = ((), ())
+
+    def __call__(self, *inputs: np.ndarray) -> Arrays:
+        """Return what the exported model gives."""
+        outputs, expected = self._exported(*inputs), self._original(*inputs)
+        for value, found, wanted in zip(self._subject.outputs, outputs, expected):
+            if found.shape != wanted.shape or found.dtype != wanted.dtype:
+                kinds = [f"{each.dtype} {list(each.shape)}" for each in (found, wanted)]
+                raise Problem(f"the exported model's {value.name} is {kinds[0]}", kinds[1], code=FAILED)
+            if not self._subject.turned:
+                self.difference = max(self.difference, largest_difference(found, wanted))
+        if self._subject.turned:
+            self._compare_samples(outputs, expected)
+        if self._calls <= self._subject.shown:
+            self.shown = (inputs, outputs)
+        self._calls += 1
+        self.samples += len(inputs[0]) if self._subject.batched else 1
+        return outputs
+
+    def _compare_samples(self, outputs: Arrays, expected: Arrays) -> None:
+        for sample in range(len(outputs[0])):
+            pairs = ((found[sample], wanted[sample]) for found, wanted in zip(outputs, expected))
+            difference = max(largest_difference(found, wanted) for found, wanted in pairs)
+            if difference <= self._subject.tolerance:
+                self.difference = max(self.difference, difference)
+            else:
+                self.turned += 1
+
+
+def largest_difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Return the largest difference, divided by the largest magnitude of ``wanted`` if that is above 1.
+
+    Numbers that are not finite differ by infinity where they differ at all.
+    """
+    if found.size == 0:
+        return 0.0
+    same = (found == wanted) | (np.isnan(found.astype(np.float64)) & np.isnan(wanted.astype(np.float64)))
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
+    distance = np.where(same, 0.0, np.where(np.isfinite(distance), distance, np.inf))
+    magnitudes = np.abs(wanted[np.isfinite(wanted)].astype(np.float64))
+    return float(distance.max() / max(1.0, magnitudes.max() if magnitudes.size else 0.0))
+
+
+def newest(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Return the state and the content of what the run ended with."""
+    return read_for_inference(experiment / "checkpoint", framework)
+
+
+def evaluated(experiment: Path, state: Mapping[str, Any]) -> Dict[str, float]:
+    """Return the quality that the run measured of the model in a checkpoint; empty: it was written in between."""
+    if state["evaluated"] != state["step"]:
+        return {}
+    with open(experiment / "metrics.jsonl", "rb") as file:
+        # An evaluator may have ended after the logs were last measured: a run that has ended has its whole log.
+        lines = file.read(-1 if state["trained"] else state["log_lengths"][METRICS]).splitlines()
+    found = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
+    return dict(found[-1]["qualities"]) if found else {}
+
+
+def has_reached(quality: Mapping[str, float], targets: Mapping[str, float]) -> bool:
+    """Return whether a measured quality is that of a model that met all targets."""
+    return bool(quality) and all(quality.get(name, -np.inf) >= target for name, target in targets.items())
+
+
+def refuse_below_target(quality: Mapping[str, float], targets: Mapping[str, float]) -> None:
+    """Refuse a model that did not reach its targets, saying what it reached."""
+    if has_reached(quality, targets):
+        return
+    measured = ", ".join(f"{name} {quality[name]:.5g}" for name in targets if name in quality)
+    wanted = ", ".join(f"{name} {target:.5g}" for name, target in targets.items())
+    raise Problem(
+        f"the model did not reach its target: {measured or 'it was not evaluated'}",
+        wanted,
+        "train until it does, or export it as it is: --below-target",
+    )
+
+
+def describe(values: Sequence[Value], arrays: Arrays, subject: Subject) -> List[Dict[str, Any]]:
+    """Return inputs or outputs as the passport has them; -1 is an axis of any size."""
+    described = []
+    for value, array in zip(values, arrays):
+        free = {0} if subject.batched else set()
+        free |= set(subject.any_size.get(value.name, ()))
+        shape = [-1 if axis in free else size for axis, size in enumerate(array.shape)]
+        described.append({"name": value.name, "type": TYPES[array.dtype.name], "shape": shape, "about": value.about})
+    return described
+
+
+def save_example(subject: Subject, checked: Checked, path: Path) -> None:
+    """Write the first samples that were checked; of a model without a batch, the first."""
+    values = (*subject.inputs, *subject.outputs)
+    arrays = (*checked.shown[0], *checked.shown[1])
+    kept: Dict[str, Any] = {
+        each.name: array[:EXAMPLES] if subject.batched else array for each, array in zip(values, arrays)
+    }
+    np.savez(path, **kept)
+
+
+def as_parts(prepared: Union[Subject, Parts]) -> Parts:
+    """Return parts; a model alone is one."""
+    if isinstance(prepared, Parts):
+        return prepared
+    evaluate = prepared.evaluate
+    return Parts({WHOLE: prepared}, lambda infer: evaluate(infer[WHOLE]) if evaluate else {})
+
+
+def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Dict[str, Checked], Dict[str, float]]:
+    """Evaluate models that were made of ``parts``; return what each found, and the quality.
+
+    Raises:
+        Problem: the outputs differ by more than the tolerance.
+    """
+    checked = {
+        name: Checked(subject, exported[name], subject.original or tools.infer(subject))
+        for name, subject in parts.subjects.items()
+    }
+    quality = dict(parts.evaluate(checked))
+    for name, subject in parts.subjects.items():
+        found = checked[name]
+        if found.turned > subject.turned * found.samples:
+            raise Problem(
+                f"{found.turned} samples of {found.samples} differ from the training code's by more than "
+                f"{subject.tolerance:.2g}",
+                f"at most {subject.turned:.0%}, of which a last bit turned a decision",
+                "export it again, or in another --format",
+                FAILED,
+            )
+        if not found.difference <= subject.tolerance:
+            raise Problem(
+                f"the outputs of the exported {name or 'model'} differ by {found.difference:.2g} "
+                "from the training code's",
+                f"at most {subject.tolerance:.2g}, over {found.samples} samples of the evaluation set",
+                "export it again, or in another --format",
+                FAILED,
+            )
+    return checked, quality
+
+
+def figures(subject: Subject, checked: Checked) -> Dict[str, Any]:
+    """Return what a check found of a model."""
+    return {
+        "samples": checked.samples,
+        "largest_difference": checked.difference,
+        "tolerance": subject.tolerance,
+        **({"turned": checked.turned} if subject.turned else {}),
+    }
+
+
+def joint(found: Sequence[Mapping[str, Any]], quality: Mapping[str, float]) -> Dict[str, Any]:
+    """Return what a check found of all parts: that part's figures which are nearest to their tolerance."""
+    nearest = max(found, key=lambda each: each["largest_difference"] / (each["tolerance"] or 1.0))
+    return {**nearest, "quality": dict(quality)} if quality else dict(nearest)
+
+
+def fields(subject: Subject, model: str, checked: Checked) -> Dict[str, Any]:
+    """Return the passport's fields of a model, which is in the file ``model``."""
+    return {
+        "model": model,
+        "inputs": describe(subject.inputs, checked.shown[0], subject),
+        "outputs": describe(subject.outputs, checked.shown[1], subject),
+        "batched": subject.batched,
+        "preprocessing": dict(subject.preprocessing),
+        "checked": figures(subject, checked),
+    }
+
+
+def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[str, Any]:
+    """Write and check; return the passport's fields, with those of each part in ``parts`` if there are several.
+
+    Raises:
+        Problem: the outputs differ by more than the tolerance.
+    """
+    files, exported = {}, {}
+    for name, subject in parts.subjects.items():
+        (folder / name).mkdir(exist_ok=True)
+        files[name], exported[name] = tools.writers[format_name](subject, folder / name)
+    checked, quality = check(parts, exported, tools)
+    found = {}
+    for name, subject in parts.subjects.items():
+        save_example(subject, checked[name], folder / name / EXAMPLE)
+        found[name] = fields(subject, files[name], checked[name])
+    together = joint([each["checked"] for each in found.values()], quality)
+    if list(found) == [WHOLE]:
+        return {**found[WHOLE], "checked": together}
+    return {"parts": found, "checked": together}
+
+
+def main(
+    description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare, read: Read = newest
+) -> NoReturn:
+    """Run the command line that every export.py has: the last line of its output is the passport or a problem.
+
+    ``read`` is given where the model that counts is not the one that the run ended with.
+    """
+    end_process(lambda: _main(description, config_class, tools, prepare, read))
+
+
+def _arguments(description: Optional[str], formats: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiment", type=Path, required=True, help="folder of an experiment, with checkpoint/")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
+    parser.add_argument("--to", type=Path, help="an empty folder")
+    parser.add_argument("--format", choices=formats, default=formats[0])
+    parser.add_argument("--facts", type=json.loads, default={}, help="fields for the passport (JSON)")
+    parser.add_argument("--below-target", action="store_true", help="export a model that did not reach its target")
+    parser.add_argument("--through", metavar="URL", help="HOST:PORT of a server: check the model there, write nothing")
+    parser.add_argument("--exported", type=Path, metavar="DIR", help="with --through: what the server's model is of")
+    arguments = parser.parse_args()
+    if (arguments.to is None) == (arguments.through is None) or (arguments.through and not arguments.exported):
+        parser.error("expected --to DIR, or --through URL with --exported DIR")
+    return arguments
+
+
+def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: Prepare, read: Read) -> int:
+    arguments = _arguments(description, list(tools.writers))
+    try:
+        config = configuration.load(config_class, arguments.experiment / "config.json")
+        state, saved = read(arguments.experiment, tools.module)
+        quality = evaluated(arguments.experiment, state)
+        if arguments.through is None and not arguments.below_target:
+            refuse_below_target(quality, config.targets)
+        data = passport.read(arguments.data)
+        parts = as_parts(prepare(on_cpu(config), saved, arguments.data))
+        if arguments.through is not None:
+            # What asks servers is in one environment alone.
+            from benchmarks.common.export.served import check_served
+
+            content = check_served(parts, tools, arguments.through, arguments.exported)
+        else:
+            content = {
+                "schema": SCHEMA,
+                **arguments.facts,
+                "format": arguments.format,
+                **export(parts, tools, arguments.format, arguments.to),
+                "data": {"name": data["name"], "id": data["id"]},
+                "step": state["step"],
+                "quality": quality,
+                "reached": has_reached(quality, config.targets),
+            }
+            write_passports(content, arguments.to)
+    except Problem as problem:
+        print(problem, file=sys.stderr)
+        print(json.dumps({"problem": problem.as_dict()}))
+        return problem.code
+    print(json.dumps(content))
+    return 0
+
+
+def write_passports(content: Mapping[str, Any], folder: Path) -> None:
+    """Write export.json: of the model, or of each part, called NAME-PART, and of all."""
+    shared = {name: value for name, value in content.items() if name != "parts"}
+    for part, own in content.get("parts", {}).items():
+        _write({**shared, **own, "name": f"{content['name']}-{part}"}, folder / part)
+    _write({**content, "parts": list(content["parts"])} if "parts" in content else content, folder)
+
+
+def _write(content: Mapping[str, Any], folder: Path) -> None:
+    (folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,78 @@
+"""Models of TensorFlow as SavedModel: written, and read back for a check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+import numpy as np
+
+from benchmarks.common.export.export import Arrays, Infer, Subject, Tools
+from benchmarks.common.frameworks import tensorflow
+
+import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
+
+SIGNATURE = "serving_default"
+"""The one that servers call."""
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """A network as it evaluates, for `Subject.model`."""
+
+    network: Any
+    """Called with tensors and ``training=False``."""
+    behind: Callable[[Any], Any] = lambda found: found
+    """What follows it in the exported model."""
+
+    @property
+    def variables(self) -> Dict[str, tf.Variable]:
+        """All of its weights."""
+        found: Dict[str, tf.Variable] = self.network.variables
+        return found
+
+    def __call__(self, *inputs: tf.Tensor) -> Any:
+        """Return the outputs."""
+        return self.behind(self.network(*inputs, training=False))
+
+
+def write_saved_model(subject: Subject, folder: Path) -> Tuple[str, Infer]:
+    """Write saved_model/; ``subject.model`` is called with tensors and has ``variables``, by any names."""
+    path = folder / "saved_model"
+    specs = []
+    for value, array in zip(subject.inputs, subject.example):
+        shape = [None, *array.shape[1:]] if subject.batched else list(array.shape)
+        specs.append(tf.TensorSpec(shape, array.dtype, value.name))
+    names = [each.name for each in subject.outputs]
+
+    @tf.function(input_signature=specs)
+    def serve(*inputs: tf.Tensor) -> Any:
+        return dict(zip(names, _listed(subject.model(*inputs))))
+
+    module = tf.Module()
+    module.kept = list(subject.model.variables.values())
+    module.serve = serve
+    tf.saved_model.save(module, str(path), signatures={SIGNATURE: serve})
+    loaded = tf.saved_model.load(str(path))
+
+    def infer(*inputs: np.ndarray) -> Arrays:
+        named = {each.name: tf.constant(array) for each, array in zip(subject.inputs, inputs)}
+        found = loaded.signatures[SIGNATURE](**named)
+        return tuple(found[name].numpy() for name in names)
+
+    return path.name, infer
+
+
+def _listed(found: Any) -> Tuple[Any, ...]:
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+
+def _original(subject: Subject) -> Infer:
+    def infer(*inputs: np.ndarray) -> Arrays:
+        return tuple(each.numpy() for each in _listed(subject.model(*map(tf.constant, inputs))))
+
+    return infer
+
+
+TOOLS = Tools(module=tensorflow, infer=_original, writers={"saved-model": write_saved_model})

@@ -1,0 +1,111 @@
+"""Models of PyTorch as ONNX or as torch.export's own file: written, and read back for a check."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+from unittest import mock
+
+import numpy as np
+import torch
+
+from benchmarks.common.export import onnx
+from benchmarks.common.export.export import Arrays, Infer, Subject, Tools
+from benchmarks.common.frameworks import pytorch
+
+OPSET = 20
+"""Of ONNX: what servers of the last years read."""
+LARGEST_FILE = 1 << 30
+"""Bytes of weights in one ONNX file, whose format ends at 2 GiB; more are in a file of their own next to it."""
+
+
+def as_tensors(arrays: Arrays) -> Tuple[torch.Tensor, ...]:
+    """Return arrays as tensors."""
+    return tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+
+
+def inferring(call: Callable[..., Any]) -> Infer:
+    """Return a module, or what was read back, as a function of arrays."""
+
+    def infer(*inputs: np.ndarray) -> Arrays:
+        with torch.no_grad():
+            found = call(*as_tensors(inputs))
+        tensors = found if isinstance(found, (tuple, list)) else (found,)
+        return tuple(tensor.numpy() for tensor in tensors)
+
+    return infer
+
+
+def _axes(subject: Subject) -> List[Dict[int, Any]]:
+    """Axes of any size of each input, as torch.export takes them; the batch is the same in all."""
+    batch = torch.export.Dim("batch", min=1, max=1 << 16)
+    found = []
+    for value in subject.inputs:
+        axes: Dict[int, Any] = dict.fromkeys(subject.any_size.get(value.name, ()), torch.export.Dim.DYNAMIC)
+        found.append({0: batch, **axes} if subject.batched else axes)
+    return found
+
+
+def _program(subject: Subject) -> Any:
+    with torch.no_grad():
+        axes = tuple(_axes(subject))
+        return torch.export.export(subject.model, as_tensors(subject.example), dynamic_shapes=axes, strict=False)
+
+
+@contextlib.contextmanager
+def _lengths(subject: Subject) -> Iterator[None]:
+    """Let LSTMs be of any length while they are traced.
+
+    PyTorch finds the shape of an LSTM's output by unrolling it, which fixes its length, or by asking oneDNN, which it
+    turns off while it exports (torch/export/_trace.py and torch/_decomp/decompositions.py of 2.13).
+    """
+    if any(isinstance(each, torch.nn.LSTM) for each in subject.model.modules()):
+        with mock.patch.object(torch.backends.mkldnn, "set_flags", lambda *_: ()):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Send what the exporter prints to standard error: the last line of standard output is ours."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def write_torch_export(subject: Subject, folder: Path) -> Tuple[str, Infer]:
+    """Write model.pt2, which torch.export.load reads."""
+    path = folder / "model.pt2"
+    with _quiet(), _lengths(subject):
+        torch.export.save(_program(subject), str(path))
+    return path.name, inferring(torch.export.load(str(path)).module())
+
+
+def write_onnx(subject: Subject, folder: Path) -> Tuple[str, Infer]:
+    """Write model.onnx; Problem where this Python has no onnxscript or onnxruntime."""
+    onnx.require("onnx", "onnxscript")
+    path = folder / onnx.FILE
+    weights = sum(tensor.nbytes for tensor in subject.model.state_dict().values())
+    with _quiet(), _lengths(subject):
+        torch.onnx.export(
+            _program(subject),
+            f=str(path),
+            input_names=[each.name for each in subject.inputs],
+            output_names=[each.name for each in subject.outputs],
+            opset_version=OPSET,
+            external_data=weights > LARGEST_FILE,
+            dynamo=True,
+            verbose=False,
+        )
+    return path.name, onnx.read(path, subject)
+
+
+TOOLS = Tools(
+    module=pytorch,
+    infer=lambda subject: inferring(subject.model),
+    writers={"onnx": write_onnx, "torch-export": write_torch_export},
+)

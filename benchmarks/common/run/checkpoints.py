@@ -1,0 +1,251 @@
+"""Checkpoint folders that are either whole or not there, for any framework.
+
+``checkpoint/step_00000123/`` holds ``state.json`` and whatever files the framework writes, each with its SHA-256 in
+a file ``NAME.sha256`` beside it (``sha256sum --check`` reads it). A folder is filled under a temporary name and renamed
+when it is complete, so that a crash never leaves half of one. The last two are kept: where the newest is damaged, the
+one before it is used and the damaged one is set aside as ``damaged_00000123``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.run.ranks import Ranks
+
+STATE_FILE = "state.json"
+SHARED_FILE = "shared"
+DIGEST = ".sha256"
+KEPT = 2
+"""Checkpoints that stay: the newest, and the one to go back to where that is damaged."""
+CHUNK = 1 << 24
+Content = Callable[[], Mapping[str, Any]]
+
+
+class Checkpoints:
+    """The checkpoints of a run: what rank 0 gives for all, what each rank gives for itself, and the logs' lengths.
+
+    ``framework`` is a module of benchmarks/common/frameworks. All ranks call ``find`` and ``save`` together.
+    """
+
+    def __init__(self, folder: Path, logs: Sequence[Path], framework: Any, ranks: Ranks) -> None:
+        self._folder, self._logs, self._framework, self._ranks = folder, logs, framework, ranks
+        self._lengths: List[int] = []
+        self.found: Optional[Path] = None
+        self.damaged: Dict[str, str] = {}
+        """What is wrong with the newer ones that ``find`` passed over, by their names."""
+
+    def find(self) -> Dict[str, Any]:
+        """Look for a checkpoint and return its state, empty if there is none; cut the logs back to that moment.
+
+        Raises:
+            SystemExit: another number of ranks wrote it, or all that are there are damaged; says what to do.
+        """
+        candidates = sorted(self._folder.glob("step_*"), reverse=True)
+        # No rank may look later than rank 0 starts to write a new one.
+        self._framework.barrier()
+        for number, path in enumerate(candidates):
+            damage = self._damage(path)
+            own = (float(bool(damage) and rank == self._ranks.rank) for rank in range(self._ranks.size))
+            ranks = [rank for rank, found in enumerate(self._framework.total(list(own))) if found]
+            if not ranks:
+                # Where none is whole all stay: what is refused once is refused again, and not begun anew.
+                for damaged in candidates[:number] if self._ranks.rank == 0 else ():
+                    print(f"checkpoint {damaged.name} is damaged: {self.damaged[damaged.name]}", file=sys.stderr)
+                    _set_aside(damaged)
+                return self._take(path)
+            self.damaged[path.name] = damage or f"rank {ranks[0]} found its own part damaged"
+        if candidates:
+            named = "; ".join(f"{name}: {damage}" for name, damage in self.damaged.items())
+            raise SystemExit(
+                f"no checkpoint in {self._folder} is whole: this experiment cannot be resumed\n"
+                f"  found: {named}\n  do this: start a new run; or restore the folder from a copy of your own"
+            )
+        return {}
+
+    def _damage(self, path: Path) -> str:
+        """Say what is wrong with the files that this rank reads; empty: nothing."""
+        names = (STATE_FILE, SHARED_FILE, f"rank_{self._ranks.rank}")
+        # Of another number of ranks this rank may have no file: that is refused, and no damage.
+        problem = _damage_of(path / STATE_FILE)
+        if problem or _read_state(path)["ranks"] != self._ranks.size:
+            return problem
+        problems = list(map(_damage_of, (path / name for name in names)))
+        if self._ranks.rank == 0:
+            state = _read_state(path)
+            problems += map(_damage_of_log, self._logs, state["log_lengths"], state["log_digests"])
+        return "; ".join(filter(None, problems))
+
+    def _take(self, path: Path) -> Dict[str, Any]:
+        state = _read_state(path)
+        if state["ranks"] != self._ranks.size:
+            raise SystemExit(
+                f"checkpoint {path} was written by {state['ranks']} ranks and this run has "
+                f"{self._ranks.size}: resume with the same number, or remove the checkpoint"
+            )
+        if self._ranks.rank == 0:
+            for log, length in zip(self._logs, state["log_lengths"]):
+                cut_log(log, length)
+        self.found = path
+        return state
+
+    def load(self) -> Dict[str, Any]:
+        """Return the shared content and this rank's own together; empty without a checkpoint."""
+        if self.found is None:
+            return {}
+        shared = self._framework.load(self.found / SHARED_FILE)
+        # Last, since each file sets the random generators to those of the rank that wrote it.
+        return {**shared, **self._framework.load(self.found / f"rank_{self._ranks.rank}")}
+
+    def mark_logs(self) -> None:
+        """Remember the logs' lengths now: what comes later is logged again after a resume."""
+        if self._ranks.rank == 0:
+            self._lengths = [path.stat().st_size for path in self._logs]
+
+    def save(self, step: int, state: Mapping[str, Any], shared: Content, own: Content, kind: str = "step") -> None:
+        """Write a checkpoint; return when it is whole. ``own`` is called on all ranks, then ``shared`` on rank 0.
+
+        One of kind ``trained`` is what a run ended with: nothing resumes from it.
+        """
+        mine, temporary = own(), self._folder / f"writing_{step:08d}"
+        if self._ranks.rank == 0:
+            for left in self._folder.glob("writing_*"):  # by a run that was killed meanwhile
+                shutil.rmtree(left)
+            temporary.mkdir(parents=True)
+            self._save(temporary / SHARED_FILE, shared())
+        self._framework.barrier()
+        self._save(temporary / f"rank_{self._ranks.rank}", mine)
+        self._framework.barrier()
+        if self._ranks.rank == 0:
+            digests = list(map(_digest, self._logs, self._lengths))
+            logs = {"log_lengths": self._lengths, "log_digests": digests}
+            state = {**state, "ranks": self._ranks.size, **logs}
+            publish(temporary, self._folder / f"{kind}_{step:08d}", state)
+        self._framework.barrier()
+
+    def _save(self, path: Path, content: Mapping[str, Any]) -> None:
+        self._framework.save(path, content)
+        _write_digest(path)
+
+
+def publish(temporary: Path, final: Path, state: Mapping[str, Any]) -> None:
+    """Write ``state``, make the checkpoint visible under its ``final`` name, remove the older ones but KEPT."""
+    with open(temporary / STATE_FILE, "w", encoding="utf-8") as file:
+        json.dump(state, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    _write_digest(temporary / STATE_FILE)
+    if final.exists():
+        shutil.rmtree(final)
+    temporary.rename(final)
+    for old in sorted(final.parent.glob("step_*"))[:-KEPT] + sorted(final.parent.glob("damaged_*")):
+        shutil.rmtree(old)
+
+
+def _set_aside(path: Path) -> None:
+    aside = path.with_name(path.name.replace("step", "damaged"))
+    if aside.exists():
+        shutil.rmtree(aside)
+    path.rename(aside)
+
+
+def _read_state(path: Path) -> Dict[str, Any]:
+    state: Dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    return state
+
+
+def _digest(path: Path, length: int = sys.maxsize) -> str:
+    """Return the SHA-256 of a file, or of its beginning."""
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(min(CHUNK, length - file.tell())), b""):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def _damage_of_log(path: Path, length: int, digest: str) -> str:
+    """Say how the beginning of a log differs from what was written before a checkpoint; empty: not at all."""
+    if not path.exists() or path.stat().st_size < length:
+        return f"{path.name} is shorter than it was then"
+    return "" if _digest(path, length) == digest else f"{path.name} differs from what it was then"
+
+
+def _write_digest(path: Path) -> None:
+    Path(f"{path}{DIGEST}").write_text(f"{_digest(path)}  {path.name}\n", encoding="ascii")
+
+
+def _damage_of(path: Path) -> str:
+    """Say how a file differs from what was written; empty: not at all."""
+    try:
+        written = Path(f"{path}{DIGEST}").read_text(encoding="ascii").split()
+        if written == [_digest(path), path.name]:
+            return ""
+    except OSError as error:
+        return f"{Path(error.filename).name}: {error.strerror}"
+    except UnicodeDecodeError:
+        return f"{path.name}{DIGEST} is no checksum"
+    return f"{path.name} differs from its checksum"
+
+
+def cut_log(path: Path, length: int) -> None:
+    """Move what follows the first ``length`` bytes of ``path`` to ``path.discarded``."""
+    data = path.read_bytes()
+    if len(data) > length:
+        with open(f"{path}.discarded", "ab") as discarded:
+            discarded.write(data[length:])
+        with open(path, "r+b") as file:
+            file.truncate(length)
+
+
+def save_arrays(path: Path, content: Mapping[str, Any]) -> None:
+    """Write float arrays and bytes by name, for frameworks whose tensors become NumPy arrays."""
+    arrays: Dict[str, Any] = {
+        name: np.frombuffer(v, np.uint8) if isinstance(v, bytes) else v for name, v in content.items()
+    }
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def load_arrays(path: Path) -> Dict[str, Any]:
+    """Return what ``save_arrays`` was given."""
+    with np.load(str(path)) as arrays:
+        return {name: arrays[name].tobytes() if arrays[name].dtype == np.uint8 else arrays[name] for name in arrays}
+
+
+def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Return the state and the content of the newest checkpoint in ``folder``, of any number of ranks.
+
+    What the run ended with comes before what it could resume from, unless training went on while an evaluator worked,
+    and the checkpoint that it evaluated last is there. The content has what rank 0 kept for all ranks,
+    and below "rank_0", "rank_1" ... what each kept for itself.
+
+    Raises:
+        Problem: there is none, or the newest one is damaged.
+    """
+    found = sorted(folder.glob("trained_*")) or sorted(folder.glob("step_*"))
+    if not found:
+        raise Problem(
+            f"no checkpoint in {folder}",
+            "a run that kept one",
+            "train with --set checkpoint_interval=1: the model that a run ends with is kept too",
+        )
+    path = found[-1]
+    trained, state = path.name.startswith("trained"), _read_state(path)
+    judged = folder / f"step_{state['evaluated']:08d}"
+    if trained and state["evaluated"] != state["step"] and judged.exists():
+        path, state = judged, _read_state(judged)
+    state["trained"] = trained
+    names = [SHARED_FILE, *(f"rank_{rank}" for rank in range(state["ranks"]))]
+    problems = list(filter(None, (_damage_of(path / name) for name in (STATE_FILE, *names))))
+    if problems:
+        raise Problem(f"{path} is damaged: {problems[0]}", "the checkpoint as it was written", "export another run")
+    content = {name: framework.load(path / name) for name in names[1:]}
+    return state, {**content, **framework.load(path / SHARED_FILE)}

@@ -1,0 +1,157 @@
+"""The metrics stream: one JSON object a line, written by rank 0, read by whoever follows the run.
+
+Kinds of record, by ``kind``:
+``start``  ranks, global_batch_size, steps_per_epoch, epochs, targets (by quality), resumed_step, damaged (newer
+           checkpoints by name, with what is wrong with each), environment (of rank 0: see ``READ_BY``), choices (what
+           "auto" became, by the configuration's keys; tf32, on GPUs)
+``step``   epoch (from 1), step (from 1 over the whole run), loss (mean since the last record), learning_rate
+``epoch``  epoch, samples_per_second (training alone), input_share (of the time, in which the device was idle because
+           the next batch was not there); where a training times its stages, their seconds as stages
+``eval``   epoch, qualities (by name), seconds; a benchmark may add figures, such as log_loss
+``end``    outcome: reached, not_reached or interrupted
+Every record has ``time``, in Unix seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, TypeVar
+
+from benchmarks.common.run.ranks import Ranks
+
+T = TypeVar("T")
+
+# Variables that the frameworks and their libraries read, whoever set them: the image, its start, Encore or the user.
+# Not what a launcher tells each rank apart by, and no secret.
+READ_BY = re.compile(
+    r"(CUBLAS|CUDA|CUDNN|DALI|HCOLL|KMP|MKL|MXNET|NCCL|NHWC|NVIDIA_TF32|OMP|OPENCV|PYTORCH|TF|TORCH|TRITON|UCX|XLA)_"
+    r"|OMPI_MCA_(btl|coll|pml)|HOROVOD_(?!(RANK|SIZE|LOCAL|CROSS|HOSTNAME|GLOO|RENDEZVOUS|SECRET))"
+)
+
+
+def library_environment() -> Dict[str, str]:
+    """Return what this rank sees of the variables that change how the libraries compute and communicate."""
+    return {name: value for name, value in sorted(os.environ.items()) if READ_BY.match(name)}
+
+
+class MetricsStream:
+    """Appends records to ``path`` on rank 0 and does nothing on any other rank."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one record and flush it."""
+        if self._file is not None:
+            self._file.write(json.dumps({"kind": kind, "time": round(time.time(), 3), **fields}) + "\n")
+            self._file.flush()
+
+
+class StepReports:
+    """Losses of the steps and the speed of each part of the training, and the ranks' agreement to stop.
+
+    ``sums`` is a framework's LaggedSums, ``input_wait`` what its ``input_wait`` returns, ``log_interval`` in steps,
+    ``global_batch_size`` in samples of all ranks.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricsStream,
+        sums: Any,
+        input_wait: Any,
+        ranks: Ranks,
+        global_batch_size: int,
+        steps_per_epoch: int,
+        log_interval: int,
+        losses: Sequence[float] = (),
+    ) -> None:
+        """Continue with the ``losses`` of steps that are reported and not in a record yet."""
+        self._metrics, self._sums, self._input_wait, self._ranks = metrics, sums, input_wait, ranks.size
+        self._global_batch_size, self._steps_per_epoch = global_batch_size, steps_per_epoch
+        self._log_interval = log_interval
+        self._pending: List[Tuple[range, float]] = []
+        self.losses = list(losses)
+        self.start()
+
+    def start(self) -> None:
+        """Start the clock of the speed."""
+        self._input_wait.take()
+        self._samples, self._since = 0, time.time()
+        self._stages: Dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time inside as that of a stage of the step."""
+        started = time.time()
+        yield
+        self._stages[name] = self._stages.get(name, 0.0) + time.time() - started
+
+    def wait_for(self, call: Callable[[], T]) -> T:
+        """Fetch a batch by ``call``, and count the time in which the device is idle."""
+        batch: T = self._input_wait.fetch(call)
+        return batch
+
+    def input_share(self) -> float:
+        """Return the share of the time since ``start`` in which the device waited for its next batch."""
+        share: float = self._input_wait.take() / max(time.time() - self._since, 1e-9)
+        return share
+
+    def add(self, steps: range, loss: Any, stop: bool, learning_rate: Any, samples: Optional[int] = None) -> bool:
+        """Report ``steps`` with their mean loss; True when all ranks know that one of them was asked to stop.
+
+        ``loss`` is the mean over this rank's samples, still on the device; ``samples`` are those of all ranks,
+        by default one global batch. ``learning_rate`` is a number, or a tensor on the device.
+        """
+        more = () if isinstance(learning_rate, (int, float)) else (learning_rate,)
+        self._pending.append((steps, 0.0 if more else learning_rate))
+        self._samples += self._global_batch_size if samples is None else samples
+        sums = self._sums.send(loss, stop, *more)
+        return sums is not None and self._receive(sums)
+
+    def end(self, epoch: int) -> bool:
+        """Wait for the reports in flight and write the speed since ``start``; return as ``add``.
+
+        ``epoch`` counts from 0.
+        """
+        stops = [self._receive(sums) for sums in self._sums.drain()]
+        seconds = max(time.time() - self._since, 1e-9)
+        fields: Dict[str, Any] = {
+            "epoch": epoch + 1,
+            "samples_per_second": round(self._samples / seconds, 2),
+            "input_share": round(self.input_share(), 4),
+        }
+        if self._stages:
+            fields["stages"] = {name: round(spent, 4) for name, spent in self._stages.items()}
+        self._metrics.write("epoch", **fields)
+        return any(stops)
+
+    def _receive(self, sums: List[float]) -> bool:
+        steps, rate = self._pending.pop(0)
+        done = steps.stop
+        loss = sums[0] / self._ranks
+        if len(sums) > 2:
+            rate = float(f"{sums[2] / self._ranks:.6g}")
+        if not math.isfinite(loss):
+            # All ranks read the same sum, so all of them end here.
+            raise SystemExit(
+                f"the loss is not finite at step {done}: found {loss}\n"
+                "  do this: start a new run with a lower learning_rate, or a lower loss_scale with precision=fp16"
+            )
+        self.losses.append(loss)
+        interval = self._log_interval
+        if done // interval > steps.start // interval or done % self._steps_per_epoch == 0:
+            self._metrics.write(
+                "step",
+                epoch=steps.start // self._steps_per_epoch + 1,
+                step=done,
+                loss=sum(self.losses) / len(self.losses),
+                learning_rate=rate,
+            )
+            self.losses = []
+        return sums[1] > 0

@@ -1,0 +1,258 @@
+"""The MLPerf result log of one run, in the dialect of its round; rank 0 alone writes.
+
+All dialects have the same methods, one for each moment of a run, so that Run need not know the round::
+
+    :::MLPv0.5.0 gnmt 1541720386.718600000 (train.py:49) eval_accuracy: {"epoch": 0, "value": 18.87}     v0.5
+    :::MLL 1560822683.386 eval_accuracy: {"value": 20.12, "metadata": {"epoch_num": 1, ...}}            v0.6
+    :::MLLOG {"time_ms": 1592669288183, "key": "eval_accuracy", "value": 0.2012, ...}                   v0.7 and later
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from mlperf_logging.mllog import constants
+from mlperf_logging.mllog.mllog import MLLogger
+
+from benchmarks.common.run.mllog_models import SavedModels
+
+
+def value_of(qualities: Mapping[str, float]) -> Any:
+    """Return a single quality as its number, several by their names, as the rounds' logs have them."""
+    return next(iter(qualities.values())) if len(qualities) == 1 else dict(qualities)
+
+
+def samples(train: int, evaluation: int) -> Dict[str, Any]:
+    """Return the events of the data set's sizes, logged once the input is open."""
+    return {constants.TRAIN_SAMPLES: train, constants.EVAL_SAMPLES: evaluation}
+
+
+class Noted(NamedTuple):
+    """A value of an event with its metadata, where a round's rules ask for more than the value."""
+
+    value: Any
+    metadata: Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How the submitted logs of a benchmark say what all of them say."""
+
+    benchmark: str
+    """Its name in the lines of v0.5."""
+    accuracy_first: bool = False
+    """eval_accuracy comes before eval_stop."""
+    factor: float = 1.0
+    """On each quality from v0.7 on, whose unit is another one there: BLEU of 25.0 is 0.25."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of qualities in the log, where several are logged by other names than the benchmark's."""
+    off_clock: bool = False
+    """From v0.6 on the clock stops, in hindsight, where the first model was saved that reached the target."""
+    v05_keys: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
+    """Keys of v0.5 for one of later rounds, where V05_KEYS is not what this benchmark's logs have; () leaves it out."""
+
+
+def log_of(wording: Wording, path: Path, rank: int, round_name: str) -> Any:
+    """Return the log of a run by the rules of ``round_name``, appended to ``path``."""
+    if round_name == "v0.5":
+        return V05Log(path, rank, wording)
+    return MLLog(path, rank, wording, round_name)
+
+
+class MLLog:
+    """The log from v0.6 on; epochs are counted from 1 in it, from 0 here.
+
+    Each line is flushed as it is written, so that a reader can follow the run.
+    """
+
+    def __init__(self, path: Path, rank: int, wording: Wording, round_name: str = "v0.7") -> None:
+        """Append to ``path``."""
+        self._accuracy_first, self._names = wording.accuracy_first, wording.names
+        self._factor = 1.0 if round_name == "v0.6" else wording.factor
+        self._saves = SavedModels(path, round_name) if wording.off_clock and rank == 0 else None
+        self._log = _V06Lines(path, rank) if round_name == "v0.6" else _mlperf_logger(path, rank)
+
+    def init_start(self, seed: int) -> None:
+        """Log the beginning of the untimed part."""
+        self._log.start(constants.INIT_START)
+        self.event(constants.SEED, seed)
+
+    def init_stop(self, choices: Optional[Mapping[str, Any]] = None) -> None:
+        """Log the end of the untimed part, and how the run computes what its configuration leaves open."""
+        self._log.end(constants.INIT_STOP, metadata={"choices": dict(choices)} if choices else {})
+
+    def run_start(self) -> None:
+        """Log the moment from which time counts."""
+        self._log.start(constants.RUN_START)
+
+    def event(self, key: str, value: Any = None) -> None:
+        """Log POINT_IN_TIME of ``key``."""
+        noted = value if isinstance(value, Noted) else Noted(value, {})
+        self._log.event(key, noted.value, metadata=noted.metadata)
+
+    def block_start(self, first_epoch: int, epochs: int) -> None:
+        """Log the start of a block of epochs."""
+        self._log.start(constants.BLOCK_START, metadata={"first_epoch_num": first_epoch + 1, "epoch_count": epochs})
+
+    def block_stop(self, first_epoch: int) -> None:
+        """Log the end of the block that began with ``first_epoch``."""
+        self._log.end(constants.BLOCK_STOP, metadata={"first_epoch_num": first_epoch + 1})
+
+    def epoch_start(self, epoch: int) -> None:
+        """Log the start of an epoch."""
+        self._log.start(constants.EPOCH_START, metadata={"epoch_num": epoch + 1})
+
+    def epoch_stop(self, epoch: int) -> None:
+        """Log the end of an epoch, and that its model is saved where models are evaluated after the clock."""
+        if self._saves is not None:
+            self._log.event("save_model", {"iteration": epoch + 1})
+        self._log.end(constants.EPOCH_STOP, metadata={"epoch_num": epoch + 1})
+
+    def eval_start(self, epoch_num: float) -> None:
+        """Log the start of an evaluation; ``epoch_num`` as the log has it."""
+        self._log.start(constants.EVAL_START, metadata={"epoch_num": epoch_num})
+
+    def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
+        """Log the end of an evaluation and what it found."""
+        metadata = {"epoch_num": epoch_num}
+        if not self._accuracy_first:
+            self._log.end(constants.EVAL_STOP, metadata=metadata)
+        # 24.0 * 0.01 is not 0.24, which a checker compares with.
+        values = {self._names.get(name, name): round(value * self._factor, 12) for name, value in qualities.items()}
+        self._log.event(constants.EVAL_ACCURACY, value_of(values), metadata=metadata)
+        if self._accuracy_first:
+            self._log.end(constants.EVAL_STOP, metadata=metadata)
+
+    def run_stop(self, reached: bool) -> None:
+        """Log the moment up to which time counts."""
+        status = {"status": "success" if reached else "aborted"}
+        if self._saves is None:
+            self._log.end(constants.RUN_STOP, metadata=status)
+        else:
+            self._saves.log_result(self._log, status)
+
+
+def _mlperf_logger(path: Path, rank: int) -> Any:
+    logger = logging.Logger("encore.mllog", logging.INFO)  # not getLogger's, which would keep an earlier run's file
+    logger.addHandler(logging.FileHandler(path, encoding="utf-8") if rank == 0 else logging.NullHandler())
+    return MLLogger(logger=logger, default_stack_offset=2)
+
+
+def _caller() -> Tuple[str, int]:
+    """Return file and line of what asked for an event; inspect.stack takes 8 ms for it, within the clock."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return (Path(frame.f_code.co_filename).name, frame.f_lineno) if frame is not None else ("", 0)
+
+
+class _V06Lines:
+    """``:::MLL UNIX_SECONDS KEY: {"value": ..., "metadata": {...}}``: what MLLogger is for later rounds."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
+
+    def event(self, key: str, value: Any = None, metadata: Optional[Mapping[str, Any]] = None) -> None:
+        if self._file is None:
+            return
+        file, line = _caller()
+        content = {"value": value, "metadata": {**(metadata or {}), "file": file, "lineno": line}}
+        self._file.write(f":::MLL {time.time():.6f} {key}: {json.dumps(content)}\n")
+        self._file.flush()
+
+    start = end = event
+
+
+V05_KEYS: Mapping[str, Tuple[str, ...]] = {
+    constants.GLOBAL_BATCH_SIZE: ("input_batch_size",),
+    constants.OPT_BASE_LR: ("opt_learning_rate",),
+    constants.OPT_ADAM_BETA_1: ("opt_hp_Adam_beta1",),
+    constants.OPT_ADAM_BETA_2: ("opt_hp_Adam_beta2",),
+    constants.OPT_ADAM_EPSILON: ("opt_hp_Adam_epsilon",),
+    constants.MAX_SEQUENCE_LENGTH: ("input_max_length",),
+    constants.TRAIN_SAMPLES: ("preproc_num_train_examples", "input_size"),
+    constants.EVAL_SAMPLES: ("preproc_num_eval_examples", "eval_size"),
+}
+"""The tags of mlperf_compliance 0.0.10 (its tags.py) for later keys; what has no tag keeps its key."""
+
+
+class V05Log:
+    """``:::MLPv0.5.0 BENCHMARK UNIX_SECONDS (FILE:LINE) KEY: JSON``, as in the logs of v0.5; epochs count from 0.
+
+    That round has no untimed start: its clock includes the construction of the model. Here kernels are chosen and steps
+    captured as the model is built, which no submission of that round did on the clock, so that all of it comes before
+    run_start, between init_start and init_stop, tags of later rounds, which show how long it took.
+    """
+
+    def __init__(self, path: Path, rank: int, wording: Wording) -> None:
+        """Append to ``path``."""
+        self._benchmark, self._names = wording.benchmark, wording.names
+        self._keys = {**V05_KEYS, **wording.v05_keys}
+        self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
+        self._held: Optional[List[Tuple[str, Any]]] = None
+
+    def event(self, key: str, value: Any = None) -> None:
+        """Log ``key``, by its tags of that round, with a JSON ``value``; behind run_start, as in submitted logs."""
+        if self._held is not None:
+            self._held.append((key, value))
+            return
+        plain = value.value if isinstance(value, Noted) else value
+        for tag in self._keys.get(key, (key,)):
+            self._write(tag, plain)
+
+    def _write(self, key: str, value: Any = None) -> None:
+        """Write ``key`` with a value, or without one, and flush the line."""
+        if self._file is None:
+            return
+        text = "" if value is None else f": {json.dumps(value)}"
+        file, line = _caller()
+        self._file.write(f":::MLPv0.5.0 {self._benchmark} {time.time():.9f} ({file}:{line}) {key}{text}\n")
+        self._file.flush()
+
+    def init_start(self, seed: int) -> None:
+        """Log the beginning of the untimed part."""
+        self._write(constants.INIT_START)
+        self._held = [("run_set_random_seed", seed)]
+
+    def init_stop(self, choices: Optional[Mapping[str, Any]] = None) -> None:
+        """Log the end of the untimed part, and how the run computes what its configuration leaves open."""
+        self._write(constants.INIT_STOP, {"choices": dict(choices)} if choices else None)
+
+    def _ignore(self, *_: int) -> None:
+        """Log nothing: this round has neither blocks nor an epoch's end."""
+
+    block_start = block_stop = epoch_stop = _ignore
+
+    def run_start(self) -> None:
+        """Log the moment from which time counts, and what was to be logged behind it."""
+        self._write(constants.RUN_START)
+        held, self._held = self._held or [], None
+        for key, value in held:
+            self.event(key, value)
+        self._write("train_loop")
+
+    def epoch_start(self, epoch: int) -> None:
+        """Log the start of an epoch."""
+        self._write("train_epoch", epoch)
+
+    def eval_start(self, epoch_num: float) -> None:
+        """Log the start of an evaluation."""
+        self._write("eval_start", epoch_num - 1)
+
+    def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
+        """Log what the evaluation found, and its end."""
+        found, wanted = ({self._names.get(name, name): each[name] for name in each} for each in (qualities, targets))
+        self._write("eval_accuracy", {"epoch": epoch_num - 1, "value": value_of(found)})
+        self._write("eval_target", value_of(wanted))
+        self._write("eval_stop", epoch_num - 1)
+
+    def run_stop(self, reached: bool) -> None:
+        """Log the end of the run."""
+        self._write("run_stop", {"success": reached})
+        self._write("run_final")

@@ -1,0 +1,427 @@
+"""What every training keeps about itself: configuration, ranks, logs, position, checkpoints, resume, outcome.
+
+A ``train.py`` trains; everything else is asked of a :class:`Run`, which calls no model, optimizer or loss::
+
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
+    with run.initialization():
+        training = build(run.config, run.ranks, run.saved)
+        run.keep(lambda: {"weights": training.weights})
+    run.log(hyperparameters)
+    with run.timed(timeline):
+        for epoch in run.blocks():                   # what ends in an evaluation
+            for step in run.steps():
+                run.report(train_step(training, run.wait_for(batches.next)), learning_rate)
+            if run.evaluates():
+                run.evaluated(evaluate(training, run))
+    return run.finish()
+
+Where training continues while others evaluate (``Timeline.evaluates_concurrently``), an evaluator is given before the
+loop by ``run.use(evaluator)``, and what a network found by ``run.evaluated_later(found)``.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar, Union
+
+from benchmarks.common.data.problem import FAILED, REFUSED, Problem
+from benchmarks.common.run import choices, configuration
+from benchmarks.common.run.checkpoints import Checkpoints, Content
+from benchmarks.common.run.logs import RunLogs
+from benchmarks.common.run.metrics import StepReports, library_environment
+from benchmarks.common.run.mllog import Wording
+from benchmarks.common.run.pending import Begun, PendingEvaluations, Result, pause
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.stopping import Heartbeat, StopRequest, leaving_together
+from benchmarks.common.run.timeline import Timeline
+
+T = TypeVar("T")
+
+
+class Run:
+    """One training on one rank, from its command line to its exit code. Make it with ``start``."""
+
+    def __init__(self, config: Any, framework: Any, data: Path, output: Path, wording: Wording) -> None:
+        """Join the other ranks and find out where the run is; the signals come first."""
+        self._stop = StopRequest()
+        choices.forget()
+        self._framework, self.data, self.output = framework, data, output
+        self.ranks: Ranks = framework.start(config)
+        self.open(lambda: configuration.refuse_misfits(config, data, self.ranks.size))
+        self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
+        self._logs = RunLogs(output, self.ranks.rank, wording, config)
+        self._checkpoints = Checkpoints(output / "checkpoint", self._logs.paths, framework, self.ranks)
+        with leaving_together(self._framework):
+            state = self._checkpoints.find()
+        self._choices: Dict[str, Any] = state.get("choices", {})  # of the run that is resumed
+        self.config = choices.again(config, self._choices)
+        self.position: int = state.get("step", 0)
+        """Steps that are done."""
+        self._evaluated: int = state.get("evaluated", 0)  # position of the last evaluation
+        self._reached: bool = state.get("reached", False)
+        self._inside_step: bool = state.get("inside_step", False)  # the next step is begun
+        self._losses: List[float] = state.get("losses", [])  # of steps since the last record of the metrics stream
+        self._pending = PendingEvaluations(self._log_later, state.get("pending", []))
+        self.keep(dict)
+        self.leave_out(int)
+        self._ended = self.interrupted = self._failed = self._part_is_open = self._evaluates_later = False
+        self._logs_events = not self.resumed
+
+    @classmethod
+    def start(
+        cls, config_class: Any, framework: Any, description: Optional[str], argv: Optional[List[str]], wording: Wording
+    ) -> Run:
+        """Read the command line that every ``train.py`` has and begin; the log is in the dialect of config.round."""
+        arguments = configuration.arguments(description, argv)
+        config = configuration.load(config_class, arguments.config)
+        return cls(config, framework, arguments.data, arguments.output, wording)
+
+    # -- checkpoints -------------------------------------------------------------------------------------
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this run continues from a checkpoint."""
+        return self._checkpoints.found is not None
+
+    @property
+    def saved(self) -> Dict[str, Any]:
+        """What ``keep`` was given: of all ranks and this rank's own together; empty at the beginning of a run."""
+        return self._checkpoints.load()
+
+    def keep(self, shared: Content, own: Content = dict) -> None:
+        """Name what a checkpoint holds: ``shared`` is called on rank 0, ``own`` before it on every rank."""
+        self._shared, self._own = shared, own
+
+    @property
+    def choices(self) -> Dict[str, Any]:
+        """What this run takes where its configuration leaves it open, and the arithmetic in force on its device."""
+        return {**choices.taken(self.config, self._choices), **self._framework.arithmetic(self.ranks)}
+
+    def _save(self, kind: str = "step") -> None:
+        state: Dict[str, Any] = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
+        state.update(losses=self._reports.losses, inside_step=self._inside_step)
+        state["choices"] = self.choices
+        state["pending"] = self._pending.saved() if self._evaluates_later else []
+        self._checkpoints.save(self.position, state, self._shared, self._own, kind)
+
+    def log(self, events: Mapping[str, Any]) -> None:
+        """Log each item as an event, in order; what a resumed run has in its log already is left out."""
+        if self._logs_events:
+            for key, value in events.items():
+                self._logs.log.event(key, value)
+
+    @contextmanager
+    def initialization(self) -> Iterator[None]:
+        """Log what is inside as the untimed part of the run (MLPerf training rules, "timing")."""
+        if self._logs_events:
+            self._logs.log.init_start(self.config.seed)
+        try:
+            yield
+        except choices.UnavailableError as problem:  # raised on all ranks together
+            print(problem, file=sys.stderr)
+            with leaving_together(self._framework):
+                raise SystemExit(REFUSED) from None
+        if self._logs_events:
+            self._logs.log.init_stop(self.choices)
+
+    @contextmanager
+    def timed(self, timeline: Union[Timeline, Callable[[], Timeline]]) -> Iterator[Timeline]:
+        """Let the clock run for what is inside: reading the data set and training (MLPerf training rules, "timing").
+
+        It starts when all ranks are connected and their devices idle, and no rank passes before rank 0 has logged it;
+        it stops when all ranks and devices are done. Yields the timeline; one that depends on the data set is made by
+        a function, after the clock has started.
+        """
+        self._framework.connect(self.ranks)
+        self._framework.synchronize()
+        self._framework.barrier()
+        if self._logs_events:
+            self._logs.log.run_start()
+        self._framework.barrier()
+        self._timeline = timeline if isinstance(timeline, Timeline) else timeline()
+        try:
+            yield self._timeline
+            self._end()
+        finally:
+            self._pending.close()
+
+    def _end(self) -> None:
+        outcome = "interrupted" if self.interrupted else "reached" if self._reached else "not_reached"
+        if self.interrupted or self._failed:
+            self._save()
+        else:
+            self._framework.synchronize()
+            self._framework.barrier()
+            self._logs.log.run_stop(self._reached)
+            self._pending.finish()
+            if self.config.checkpoint_interval:  # off the clock: what `encore export` reads
+                self._save("trained")
+        if self._failed:
+            with leaving_together(self._framework):
+                raise SystemExit(str(self._pending.problem) if self._pending.problem else FAILED)
+        self._logs.metrics.write("end", outcome=outcome)
+
+    def open(self, call: Callable[[], T]) -> T:
+        """Return the data set that ``call`` opens; what is wrong with it is told once, and ends all ranks."""
+        try:
+            return call()
+        except Problem as problem:
+            if self.ranks.rank == 0:
+                print(problem, file=sys.stderr)
+            raise SystemExit(problem.code) from None
+
+    def finish(self) -> int:
+        """Leave the other ranks and return the exit code."""
+        self._framework.finish()
+        return 0
+
+    # -- the loop ----------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next step, or of the evaluation that comes before it, counted from 0."""
+        return (self.position - self._evaluation_is_due()) // self._timeline.steps_per_epoch
+
+    @property
+    def starts_epoch(self) -> bool:
+        """Whether the next step is the first of its epoch."""
+        return not self._evaluation_is_due() and self.position % self._timeline.steps_per_epoch == 0
+
+    def blocks(self) -> Iterator[int]:
+        """Yield the epoch, from 0, in which each part of the run begins that ends in an evaluation.
+
+        A resumed run begins where it was interrupted: in a part, or with its evaluation.
+        """
+        timeline, sums = self._timeline, self._framework.LaggedSums(self.ranks, "step")
+        wait = self._framework.input_wait(self.ranks)
+        global_batch = self.config.batch_size * (timeline.training_ranks or self.ranks.size)
+        metrics = self._logs.metrics
+        metrics.write(
+            "start",
+            ranks=self.ranks.size,
+            global_batch_size=global_batch,
+            batch_unit=timeline.batch_unit,
+            epochs=timeline.epochs,
+            steps_per_epoch=timeline.steps_per_epoch,
+            targets=self.config.targets,
+            resumed_step=self.position,
+            damaged=self._checkpoints.damaged,
+            environment=library_environment(),
+            choices=self.choices,
+        )
+        steps, interval = timeline.steps_per_epoch, self.config.log_interval
+        self._reports = StepReports(metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)
+        self._logs_events = True
+        self._checkpoints.mark_logs()
+        self._stop.arm()
+        while not self._ended and (self._evaluation_is_due() or self.position < timeline.steps):
+            if not self._evaluation_is_due():
+                self._open_part()
+            yield self.epoch
+            if self._evaluation_is_due() and not self._ended:
+                raise RuntimeError("the evaluation of this block was not reported")
+        self._wait_for_results()
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps up to the next evaluation, counted from 0 over the run; report each one."""
+        for strides in self.strides(1):
+            yield strides.start
+
+    def strides(self, most: int) -> Iterator[range]:
+        """Yield the same as ranges of up to ``most`` steps of one epoch; report each range once."""
+        timeline = self._timeline
+        while not self._ended and self.position < timeline.steps and not self._evaluation_is_due():
+            self._open_part()
+            end_of_epoch = (self.position // timeline.steps_per_epoch + 1) * timeline.steps_per_epoch
+            last = min(self.position + most, end_of_epoch)
+            last = next((s for s in range(self.position + 1, last) if timeline.evaluates_after(s)), last)
+            self._current = range(self.position, last)
+            yield self._current
+            if self._inside_step:
+                self._part_is_open = False
+                with leaving_together(self._framework):
+                    self._reports.end(self.epoch)
+                self._checkpoints.mark_logs()
+                return
+            self.position = last
+            if self._evaluation_is_due():
+                self.position -= self._skipped()
+            if self._ended or self._evaluation_is_due() or self.position == end_of_epoch:
+                self._close_part()
+
+    def report(self, loss: Any, learning_rate: Any, samples: Optional[int] = None) -> None:
+        """Report the present step or range of steps.
+
+        Args:
+            loss: mean over this rank's samples, a tensor on the device, of which nobody waits; None where ``watch``
+                ended within the step, which a resumed run begins with again.
+            learning_rate: of the (last) step: a number, or a tensor on the device, of which nobody waits.
+            samples: of all ranks; default: the global batch size.
+        """
+        self._heartbeat.beat(self._current.stop - 1)
+        if loss is None:
+            self._inside_step = True
+            return
+        with leaving_together(self._framework):
+            stop = self._reports.add(self._current, loss, self._wants_to_stop(), learning_rate, samples)
+        if stop:
+            self._agree()
+
+    def leave_out(self, skipped: Callable[[], int]) -> None:
+        """Count no step that changed no weight; ``skipped`` returns how many there were since it was asked.
+
+        It is asked where an evaluation is due, which waits for the device anyway; the run then goes back by so many.
+        """
+        self._skipped = skipped
+
+    def wait_for(self, call: Callable[[], T]) -> T:
+        """Fetch a batch by ``call``, and count the time in which the device is idle as waiting for input."""
+        return self._reports.wait_for(call)
+
+    def stage(self, name: str) -> ContextManager[None]:
+        """Count the time inside as that of a stage of the step, for the speed's record of the metrics stream."""
+        return self._reports.stage(name)
+
+    def _evaluation_is_due(self) -> bool:
+        return self._evaluated < self.position and self._timeline.evaluates_after(self.position)
+
+    def _open_part(self) -> None:
+        """Begin a part of an epoch: its clock, and the epoch's and the block's lines where they begin."""
+        if self._part_is_open:
+            return
+        self._part_is_open = True
+        timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
+        if done == 0 and not self._inside_step:
+            self._logs.start_epoch(timeline, epoch)
+        self._inside_step = False
+        self._reports.start()
+
+    def _close_part(self) -> None:
+        """End a part of an epoch: at the epoch's end, at an evaluation, or when the run is to stop."""
+        self._part_is_open = False
+        epoch, done = divmod(self.position - 1, self._timeline.steps_per_epoch)
+        with leaving_together(self._framework):
+            if self._reports.end(epoch) and not self._ended:
+                self._agree()
+        if done + 1 == self._timeline.steps_per_epoch:
+            if not self._timeline.evaluates_inside_epochs:
+                self._logs.log.epoch_stop(epoch)
+            if not self._evaluation_is_due():
+                self._end_position()
+        self._checkpoints.mark_logs()
+
+    def _end_position(self) -> None:
+        """Do what comes last at a position: the end of an epoch that holds its evaluations, and a checkpoint."""
+        timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
+        stops = self._reached and timeline.stops_at_target and not timeline.evaluates_concurrently
+        if timeline.evaluates_inside_epochs and (done == 0 or stops):
+            self._logs.stop_epoch(epoch - (done == 0))
+        self._checkpoints.mark_logs()
+        if stops:
+            self._ended = True
+        elif timeline.checkpoints_after(self.position):
+            self._save()
+
+    # -- evaluations -------------------------------------------------------------------------------------
+
+    def evaluates(self) -> bool:
+        """Return whether the evaluation of this block comes now; if so, log its start."""
+        if self._ended or not self._evaluation_is_due():
+            return False
+        # One evaluation at a time: the checker of v0.6 takes no other one that begins before it has ended.
+        if (self._timeline.evaluates_concurrently and self._wait_for_results()) or self._ended:
+            return False
+        self._evaluation = self._logs.start_evaluation(self._timeline, self.position, self.epoch)
+        return True
+
+    def watch(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield the batches of an evaluation; ends early on all ranks, ``interrupted``, when one is to stop.
+
+        All ranks need the same number of batches. Parts of a long step may be watched too: see ``report``.
+        """
+        votes = self._framework.LaggedSums(self.ranks, "stop_evaluation")
+        for batch in batches:
+            yield batch
+            self._heartbeat.beat(self.position)
+            sums = votes.send(None, self._stop.requested)
+            if sums is not None and sums[1] > 0:
+                self.interrupted = self._ended = True
+                break
+        votes.drain()
+
+    def total(self, values: Any, expected: int) -> List[float]:
+        """Sum ``values`` over all ranks; the last one counts samples, of which ``expected`` must have come."""
+        sums: List[float] = self._framework.total(values)
+        counted = sums.pop()
+        if counted != expected:
+            raise RuntimeError(f"evaluated {counted:.0f} samples, the data set has {expected}")
+        return sums
+
+    def evaluated(self, found: Optional[Mapping[str, float]]) -> None:
+        """Log what the evaluation found, None if it was interrupted; decides whether the run continues.
+
+        ``found`` has a value for each of the configuration's targets, and may have other figures.
+        """
+        if found is None:
+            return
+        self._reached |= self._logs.stop_evaluation(self._timeline, self._evaluation, found)
+        self._evaluated = self.position
+        self._end_position()
+
+    def evaluated_after_clock(self, epoch: int, found: Mapping[str, float]) -> bool:
+        """Log what the model saved at the end of ``epoch``, from 1, reached; return whether that is all targets."""
+        begun = self._logs.start_evaluation(self._timeline, epoch * self._timeline.steps_per_epoch, epoch - 1)
+        self._reached = self._logs.stop_evaluation(self._timeline, begun, found)
+        return self._reached
+
+    # -- evaluations by an evaluator: see benchmarks/common/run/pending.py ------------------------------------
+
+    def use(self, evaluator: Any) -> None:
+        """Let ``evaluator`` work on what ``evaluated_later`` is given; what a resumed run had begun begins anew."""
+        self._evaluates_later = True
+        if self.ranks.rank == 0:
+            self._pending.open(evaluator, self._reached and self._timeline.stops_at_target)
+
+    def evaluated_later(self, found: Any) -> None:
+        """Let the evaluator evaluate what was ``found``, on rank 0; waits for it unless it is to work concurrently."""
+        if self.interrupted:
+            return
+        self._pending.start(self._evaluation, found)
+        if not self._timeline.evaluates_concurrently and self._wait_for_results():
+            self._pending.forget()  # interrupted: the resumed run evaluates again
+            return
+        self._evaluated = self.position
+        self._end_position()
+
+    def _log_later(self, begun: Begun, found: Result) -> bool:
+        """Log the end of an evaluation; return whether the run ends because of it. For rank 0."""
+        self._reached |= self._logs.stop_evaluation(self._timeline, begun, found)
+        return self._reached and self._timeline.stops_at_target
+
+    def _wants_to_stop(self) -> bool:
+        """Log the results that are there; return whether this rank was asked to stop, or a result asks for it."""
+        if self._pending.collect():
+            self._checkpoints.mark_logs()
+        return self._stop.requested or any(self._pending.votes[:2])
+
+    def _agree(self) -> bool:
+        """Find out with all ranks whether and why the run ends; return whether a result is still to come."""
+        self._wants_to_stop()
+        votes = self._framework.total(list(map(float, (self._reached, self._stop.requested, *self._pending.votes))))
+        self._reached, requested, ends, failed, waiting = (vote > 0 for vote in votes)
+        self.interrupted = requested and not ends
+        self._failed = failed and not (ends or requested)
+        self._ended |= ends or requested or failed
+        return waiting
+
+    def _wait_for_results(self) -> bool:
+        """Wait until all results are there or the run ends; return whether one is still to come."""
+        waiting = self._evaluates_later
+        while waiting and not self._ended:
+            waiting = self._agree()
+            if waiting:
+                self._heartbeat.beat(self.position)
+                pause()
+        return waiting

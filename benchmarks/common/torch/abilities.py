@@ -1,0 +1,109 @@
+"""What the installed PyTorch can do for a fast step: torch.compile and CUDA graphs; and who compiles first."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import importlib.util
+import inspect
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Callable, Optional, TypeVar
+
+import torch
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import choices, stopping
+from benchmarks.common.run.ranks import Ranks
+
+T = TypeVar("T")
+
+
+def settle(given: T, ranks: Ranks) -> T:
+    """Return ``given`` with a choice for each "auto"; UnavailableError on all ranks if it asks for what is not there.
+
+    ``given`` is a dataclass with device, compile (a mode of torch.compile, none or auto) and cuda_graph (a truth value
+    or auto).
+    """
+    config: Any = given
+    on_gpu = config.device == "gpu"
+    chosen = {
+        "compile": _choose("compile", config.compile, "default" if on_gpu else "none", "none", ranks),
+        "cuda_graph": _choose("cuda_graph", config.cuda_graph, on_gpu, False, ranks),
+    }
+    for key, choice in chosen.items():
+        choices.record(key, choice)
+    settled: T = dataclasses.replace(config, **chosen)
+    return settled
+
+
+def compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
+    """Call ``compiles`` on the first rank of each node, then on its others, which find most in the node's cache.
+
+    It is what a step compiles without its collectives, on noise; a node's only rank compiles in the step itself. The
+    others wait for a lock, which the system takes from a process that ends in any way, and never for a message.
+    """
+    if ranks.size == 1:
+        return
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    job = f"{os.environ.get('MASTER_ADDR', '')}_{os.environ.get('MASTER_PORT', '')}".replace("/", "_")
+    with open(folder / f"compiles_{job}", "a", encoding="ascii") as file:
+        # Where the lock cannot be had, as in some shared folders, all compile at once.
+        with suppress(OSError):
+            if ranks.local_rank == 0:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        pytorch.barrier()  # by now the first has it; a node's only rank waits with the others of all nodes
+        if ranks.local_size == 1:
+            return
+        with suppress(OSError):
+            if ranks.local_rank > 0:
+                fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            compiles()
+        finally:
+            # Not by closing it: processes that the compiler has forked keep the file open.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
+    stopping.progress()
+
+
+def _choose(key: str, asked: Any, best: Any, off: Any, ranks: Ranks) -> Any:
+    wanted = best if asked == "auto" else asked
+    lack = "" if wanted == off else pytorch.agreed(LACKS[key](ranks.context) or "")
+    if not lack:
+        return wanted
+    if asked != "auto":
+        raise choices.UnavailableError(
+            f"{key}={asked}: {lack}\n  do this: set {key}={str(off).lower()}, or use a newer image"
+        )
+    if ranks.rank == 0:
+        print(f"{key}={str(off).lower()}, which is slower: {lack}", file=sys.stderr)
+    return off
+
+
+def lack_of_compiler(device: torch.device) -> Optional[str]:
+    """Return why torch.compile cannot be used on ``device``; None if it can."""
+    if not hasattr(torch, "compile"):
+        return f"PyTorch {torch.__version__} has no torch.compile, which came with 2.0"
+    if device.type != "cuda":
+        return None
+    if importlib.util.find_spec("triton") is None:
+        return "torch.compile needs Triton, which is not installed"
+    capability = torch.cuda.get_device_capability(device)
+    return None if capability >= (7, 0) else f"torch.compile needs compute capability 7.0, the GPU has {capability}"
+
+
+def lack_of_graphs(device: torch.device) -> Optional[str]:
+    """Return why the whole step cannot be captured; None if it can."""
+    if "capture_error_mode" not in inspect.signature(torch.cuda.graph.__init__).parameters:
+        return f"PyTorch {torch.__version__} cannot capture while other threads use the GPU, which came with 2.1"
+    # The captured update reads its rate from the device.
+    if not hasattr(getattr(torch.ops.aten, "_fused_sgd_", None), "tensor_lr"):
+        return f"PyTorch {torch.__version__} has no fused SGD with its rate in a tensor, which came with 2.3"
+    return None
+
+
+LACKS = {"compile": lack_of_compiler, "cuda_graph": lack_of_graphs}

@@ -1,0 +1,88 @@
+"""A function of tensors as one CUDA graph, which the CPU launches whole."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Callable, Iterator, Optional, Sequence
+
+import torch
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import stopping
+
+
+@lru_cache(maxsize=None)
+def side_stream() -> torch.cuda.Stream:
+    """Return the stream of every capture, also for what is built for one.
+
+    DistributedDataParallel keeps nodes of autograd that run on the stream on which it was built: if that is another one
+    than the capture's, PyTorch warns of needless synchronization and of captures that end.
+    """
+    return torch.cuda.Stream()
+
+
+@contextmanager
+def on_side_stream() -> Iterator[None]:
+    """Run what is inside on the side stream, after what was queued before and before what is queued next."""
+    side = side_stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
+
+
+class Captured:
+    """``function`` over fixed memory; call it with tensors of the same shapes, on all ranks together.
+
+    ``warm_up`` runs before the capture on the same stream, as PyTorch's notes on CUDA graphs ask, with the same
+    tensors; what it changes stays changed. A result is valid until the next call.
+
+    With ``beside`` both graphs have one memory for what they compute, so that many sizes of a step need that of the
+    largest, which is captured first: a result is then valid until either is called.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        example: Sequence[torch.Tensor],
+        warm_up: Callable[..., None],
+        beside: Optional[Captured] = None,
+    ) -> None:
+        # A replay reads and writes what the function works on: it must live as long as the graph.
+        self._function = function
+        self._held = [tensor.clone() for tensor in example]
+        with on_side_stream():
+            warm_up(*self._held)
+        pytorch.barrier()
+        stopping.progress()
+        self._graph = torch.cuda.CUDAGraph()
+        pool = beside._graph.pool() if beside is not None else None
+        # thread_local: what other threads ask of the device meanwhile does not end the capture.
+        with torch.cuda.graph(self._graph, pool=pool, stream=side_stream(), capture_error_mode="thread_local"):
+            self._result = function(*self._held)
+        pytorch.register(self)
+        stopping.progress()
+
+    def reset(self) -> None:
+        """Let go of the graph, which is not called again."""
+        self._graph.reset()
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Copy the tensors in and replay; one that is shorter than its example fills the beginning."""
+        for held, new in zip(self._held, tensors):
+            place = held if held.shape == new.shape else held[: len(new)]
+            place.copy_(new, non_blocking=True)
+        self._graph.replay()
+        return self._result
+
+
+def repeated(function: Callable[..., Any], times: int) -> Callable[..., None]:
+    """Return a warm-up of so many calls."""
+
+    def warm_up(*tensors: torch.Tensor) -> None:
+        for _ in range(times):
+            function(*tensors)
+            stopping.progress()
+
+    return warm_up

@@ -1,0 +1,44 @@
+"""What a rank draws from: the same weights on all ranks, other dropout on each, and warm-ups that leave no trace."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Iterator
+
+import torch
+
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import optimizers
+from benchmarks.common.torch.updates import Updates
+
+SEED_STRIDE = 1_000_003
+"""Between the seeds of the ranks' dropout."""
+
+
+def seed_dropout(seed: int, ranks: Ranks) -> None:
+    """Let what dropout draws differ from rank to rank."""
+    torch.manual_seed(seed + (ranks.rank + 1) * SEED_STRIDE)
+
+
+@contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """Draw on the CPU from ``seed``, and leave the generator as it was: a checkpoint has brought its state."""
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    yield
+    torch.set_rng_state(state)
+
+
+@contextmanager
+def without_trace(updates: Updates, ranks: Ranks) -> Iterator[None]:
+    """Let steps at rate 0 be taken inside, and reset the optimizer, the loss scale and the generators behind them."""
+    on_gpu = ranks.context.type == "cuda"
+    generators = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
+    scale = {name: value.clone() for name, value in updates.scale.content().items()} if updates.scale else {}
+    yield
+    optimizers.reset(updates.optimizer)
+    if updates.scale:
+        updates.scale.restore(scale)
+    torch.set_rng_state(generators[0])
+    if generators[1] is not None:
+        torch.cuda.set_rng_state(generators[1])

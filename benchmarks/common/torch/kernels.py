@@ -1,0 +1,276 @@
+"""Which implementation of an operator a run uses: PyTorch's own operators or Triton kernels.
+
+An operator's Triton kernels are in a ``kernels.py``, which is imported only where they can run. They are used
+where they give the values and gradients of the plain path on this very device and a short measurement finds them
+faster. A CPU always has the plain path.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import statistics
+import sys
+from time import perf_counter
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import choices, stopping
+from benchmarks.common.run.ranks import Ranks
+
+WARMUP, MEASURED = 2, 5
+"""Calls of each candidate."""
+HELD_CYCLES = 50_000_000
+"""For which a GPU is held up while calls are queued: some 25 ms."""
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Largest error of a kernel, as a share of the largest value, by the type of the activations: some units in the last
+place of 24, 11 and 8 bits, since the order of a sum is free. TF32 has the bits of fp16."""
+OPTIONS = {"enable_fp_fusion": True}
+"""Of every kernel: whether a product and a sum round once. The default depends on Triton's release."""
+
+Results = List[torch.Tensor]
+Call = Callable[[], Results]
+"""Runs an operator forward and backward on inputs of its own, the same at each call; returns values and gradients."""
+Time = Callable[[Call], float]
+"""Measures a call, in seconds."""
+
+
+class Operator(NamedTuple):
+    """A part of a step that has a plain path and Triton kernels."""
+
+    plain: Any
+    triton: str
+    """Module and name of the implementation in Triton, as in ``benchmarks.dlrm.pytorch.kernels:gather``; "": none."""
+    example: Callable[..., Call]
+    """Make a call of an implementation: (implementation, device, dtype, **sizes)."""
+    small: Tuple[Mapping[str, Any], ...]
+    """Sizes of the examples whose results are compared: edges of blocks, types of indices."""
+
+
+class Other(NamedTuple):
+    """An implementation of another library."""
+
+    name: str
+    """Of the library."""
+    implementation: Any
+
+
+class Specification(NamedTuple):
+    """A kernel as it is compiled: each argument's type, such as ``*fp16``, or the value of a constant."""
+
+    kernel: Any
+    variant: str
+    arguments: Mapping[str, Any]
+    warps: int
+    divisible: Tuple[str, ...] = ()
+    """Whole numbers that are multiples of 16 in a run, which Triton finds at a launch: loads become wider."""
+
+
+def why_plain(device: torch.device) -> str:
+    """Return why ``device`` has no Triton kernels; empty where it has."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton compiles for GPUs alone"
+    return "" if importlib.util.find_spec("triton") else "Triton is not installed"
+
+
+def implementation(operator: Operator, name: str) -> Any:
+    """Return the ``plain`` or the ``triton`` implementation."""
+    if name == "plain":
+        return operator.plain
+    module, _, attribute = operator.triton.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def power_of_two(number: int, least: int = 16) -> int:
+    """Return the smallest power of two that holds ``number``: a block of Triton; products need 16."""
+    return max(least, 1 << (number - 1).bit_length())
+
+
+# -- are they equal -----------------------------------------------------------------------------------
+
+
+def tolerance(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the largest error of a kernel that is taken for rounding."""
+    uses_tf32 = device.type == "cuda" and dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return TOLERANCES[torch.float16 if uses_tf32 else dtype]
+
+
+def error(operator: Operator, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the largest error of the kernels next to the plain path over the ``small`` sizes, as in TOLERANCES."""
+    return distance_of(operator, implementation(operator, "triton"), device, dtype)
+
+
+def distance_of(operator: Operator, other: Any, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the same of any ``other`` implementation."""
+    found = 0.0
+    for sizes in operator.small:
+        plain, results = (operator.example(each, device, dtype, **sizes)() for each in (operator.plain, other))
+        found = max([found, *(_distance(ours, theirs) for ours, theirs in zip(results, plain))])
+    return found
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        raise TypeError(f"{ours.shape} of {ours.dtype} instead of {theirs.shape} of {theirs.dtype}")
+    if not ours.numel():
+        return 0.0
+    distance = (ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp_min(1e-30)
+    # NaN compares false with everything: it must not look like no error.
+    return float(distance) if bool(torch.isfinite(distance)) else float("inf")
+
+
+# -- which is faster ----------------------------------------------------------------------------------
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return the median time of a call."""
+    times = []
+    for _ in range(WARMUP + MEASURED):
+        pytorch.synchronize()
+        started = perf_counter()
+        call()
+        pytorch.synchronize()
+        times.append(perf_counter() - started)
+    return statistics.median(times[WARMUP:])
+
+
+def seconds_on_device(call: Callable[[], object]) -> float:
+    """Return the time of a call on a GPU that has work queued, where nobody sees how long the launches take.
+
+    That is the time in a CUDA graph, and in a step whose kernels take longer than their launches.
+    """
+    if not torch.cuda.is_available():
+        return seconds(call)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(WARMUP):
+        call()
+    pytorch.synchronize()
+    torch.cuda._sleep(HELD_CYCLES)
+    begin.record()
+    for _ in range(MEASURED):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000 / MEASURED
+
+
+def clock(captured: bool) -> Time:
+    """Return how to time what a step calls: without its launches where a CUDA graph makes them."""
+    return seconds_on_device if captured else seconds
+
+
+def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -> Tuple[str, Dict[str, str]]:
+    """Return the name with the least seconds on rank 0, for all ranks, and what each measurement found.
+
+    One that refuses the device, type or option of any rank is no candidate: a rank that took it would end, and the
+    others would wait for it. Raises ValueError on all ranks where none is left.
+    """
+    names = sorted(measures)
+    times, words = [], {}
+    for name in names:
+        try:
+            times.append(measures[name]())
+            words[name] = f"{times[-1] * 1e3:.3f} ms"
+        # Triton has exceptions of its own for what does not compile, which only it can name.
+        except Exception as problem:
+            times.append(float("inf"))
+            words[name] = f"{type(problem).__name__}: {str(problem).strip().splitlines()[-1] if str(problem) else ''}"
+        stopping.progress()
+    failed = pytorch.total([float(time == float("inf")) for time in times])
+    for name, time, ranks in zip(names, times, failed):
+        if ranks and time < float("inf"):
+            words[name] += f", fails on {ranks:.0f} other ranks"
+    left = [number for number, ranks in enumerate(failed) if not ranks]
+    if not left:
+        raise ValueError(f"no implementation runs on all ranks: {words}")
+    best = torch.tensor([min(left, key=times.__getitem__)], device=device)
+    pytorch.broadcast([best])
+    return names[int(best.item())], words
+
+
+def choose(
+    operators: Mapping[str, Operator],
+    wanted: str,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    sizes: Mapping[str, Mapping[str, Any]],
+    saved: Optional[Mapping[str, str]] = None,
+    time: Optional[Time] = None,
+) -> Dict[str, str]:
+    """Return ``plain`` or ``triton`` for each operator; rank 0 prints the choice where the device is a GPU.
+
+    ``wanted`` names one for all, or "auto" measures each on ``sizes`` by ``time`` (default: seconds); ``saved`` is the
+    choice of a checkpoint.
+    Raises ValueError where the kernels are wanted and cannot run.
+    """
+    device = ranks.context
+    reason = pytorch.agreed(why_plain(device))
+    names = dict(saved or {name: wanted if each.triton else "plain" for name, each in operators.items()})
+    if reason and "triton" in names.values():
+        raise choices.UnavailableError(f"kernels=triton: {reason}; use kernels=auto, or resume where the run began")
+    if reason or wanted == "plain":
+        if device.type == "cuda":
+            _report(ranks, [f"plain: {reason or 'kernels=plain'}"])
+        names = dict.fromkeys(operators, "plain")
+        choices.record("kernels", names)
+        return names
+    words = []
+    for name in names:
+        if names[name] == "auto":
+            names[name], found = _measure(operators[name], device, dtype, sizes[name], time or seconds)
+            words.append(f"{name} {names[name]} ({found})")
+        else:
+            words.append(f"{name} {names[name]}")
+    _report(ranks, words)
+    choices.record("kernels", names)
+    return names
+
+
+def _measure(
+    operator: Operator, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], time: Time
+) -> Tuple[str, str]:
+    def measure(name: str) -> float:
+        if name == "triton":
+            found = error(operator, device, dtype)
+            if found > tolerance(device, dtype):
+                raise ArithmeticError(f"wrong by {found:.3g} of the largest value")
+        return time(operator.example(implementation(operator, name), device, dtype, **sizes))
+
+    chosen, words = fastest({name: lambda name=name: measure(name) for name in ("plain", "triton")}, device)  # type: ignore[misc]
+    return chosen, ", ".join(f"{name} {text}" for name, text in words.items())
+
+
+def or_other(
+    name: str,
+    operator: Operator,
+    best: str,
+    other: Other,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    sizes: Mapping[str, Any],
+    time: Optional[Time] = None,
+) -> str:
+    """Return the other's name where it is right and faster than ``best``; rank 0 prints what was measured."""
+    device = ranks.context
+
+    def time_of(implementation: Any) -> float:
+        return (time or seconds)(operator.example(implementation, device, dtype, **sizes))
+
+    def time_of_other() -> float:
+        found = distance_of(operator, other.implementation, device, dtype)
+        if found > tolerance(device, dtype):
+            raise ArithmeticError(f"wrong by {found:.3g} of the largest value")
+        return time_of(other.implementation)
+
+    ours = implementation(operator, best)
+    chosen, words = fastest({best: lambda: time_of(ours), other.name: time_of_other}, device)
+    _report(ranks, [f"{name} {chosen} ({', '.join(f'{key} {text}' for key, text in words.items())})"])
+    return chosen
+
+
+def _report(ranks: Ranks, words: Sequence[str]) -> None:
+    if ranks.rank == 0:
+        print(f"kernels: {'; '.join(words)}", file=sys.stderr, flush=True)

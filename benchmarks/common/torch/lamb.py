@@ -1,0 +1,266 @@
+"""LAMB over one flat tensor of weights, in as many launches for any number of tensors (You et al. 2020).
+
+arXiv 1904.00962, algorithm 2, in the variant of apex's FusedLAMB with the arguments of NVIDIA's v0.7 submission of BERT
+(run_pretraining.py: bias correction, grad_averaging, use_nvlamb=False, max_grad_norm 1.0, which
+benchmarks/common/torch/updates.py applies). With the gradient g over the global batch, clipped by its norm over all
+tensors, weights w of one tensor, decay d of that tensor, learning rate r and t steps done, this one included:
+
+    m <- b1 m + (1 - b1) g          v <- b2 v + (1 - b2) g^2
+    u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon) + d w
+    w <- w - r (|w| / |u|) u        the ratio is 1 where |w| or |u| is 0, and where d is 0 (use_nvlamb=False)
+
+What counts as one tensor is a :class:`Piece`: queries, keys and values that share a product have a ratio each.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch.optimizers import Build
+from benchmarks.common.torch.updates import ALIGNMENT
+
+CHUNK = 1 << 18
+"""Elements: five arrays of so many are 5 MB, about what a core has of caches."""
+
+
+class Piece(NamedTuple):
+    """A tensor of the model in the flat one."""
+
+    begin: int
+    """First element; a multiple of ALIGNMENT."""
+    size: int
+    decay: float
+
+
+class Options(NamedTuple):
+    """Hyperparameters."""
+
+    betas: Tuple[float, float]
+    epsilon: float
+
+
+def pieces_of(
+    named: Sequence[Tuple[str, torch.nn.Parameter]],
+    decay_of: Callable[[str], float],
+    parts_of: Callable[[str], int] = lambda name: 1,
+) -> List[Piece]:
+    """Return where Updates puts the parameters, in its order, each divided into ``parts_of`` equal pieces.
+
+    Raises ValueError where a part would not begin at a multiple of ALIGNMENT.
+    """
+    found, begin = [], 0
+    for name, parameter in named:
+        parts, size = parts_of(name), parameter.numel()
+        share = size // parts
+        if parts > 1 and (size % parts or share % ALIGNMENT):
+            raise ValueError(f"{name} of {size} elements has no {parts} parts of a multiple of {ALIGNMENT}")
+        found += [Piece(begin + part * share, share, decay_of(name)) for part in range(parts)]
+        begin += -(-size // ALIGNMENT) * ALIGNMENT
+    return found
+
+
+Step = Callable[["Lamb", float], None]
+
+
+class Lamb:
+    """The optimizer of one flat parameter, with what Updates asks of an optimizer of PyTorch."""
+
+    def __init__(
+        self,
+        flat: torch.nn.Parameter,
+        pieces: Sequence[Piece],
+        options: Options,
+        step: Step,
+        ranks: Optional[Ranks] = None,
+    ) -> None:
+        """Take the weights ``flat``, whose gradient is flat too, of which ``pieces`` are the tensors.
+
+        With ``ranks``, ``flat`` is this rank's share, as Updates divides all of them, and the norms are summed.
+        """
+        self.flat, self.pieces, self.options, self._step = flat, list(pieces), options, step
+        self.param_groups: List[Dict[str, Any]] = [{"lr": 0.0}]
+        self.grad_scale: Optional[torch.Tensor] = None
+        """Divisor of the gradients, which Updates sets for the fused implementation."""
+        self.found_inf: Optional[torch.Tensor] = None
+        """1.0 where the step is to be skipped."""
+        self.first, self.second = torch.zeros_like(flat.detach()), torch.zeros_like(flat.detach())
+        self.steps = flat.detach().new_zeros(())
+        self.rows = _Rows(flat, self.pieces, ranks)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the weights."""
+        self._step(self, self.param_groups[0]["lr"])
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return the state as PyTorch's optimizers have it."""
+        state = {"first": self.first, "second": self.second, "steps": self.steps}
+        return {"state": {0: state}, "param_groups": [{"lr": float(self.param_groups[0]["lr"])}]}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``."""
+        for name, tensor in self.state_dict()["state"][0].items():
+            tensor.copy_(saved["state"][0][name])
+
+    def tensors(self) -> List[Tuple[Piece, List[torch.Tensor]]]:
+        """Return each piece with its gradient, weights and moments."""
+        whole = (self.flat.grad, self.flat.detach(), self.first, self.second)
+        return [(piece, [each[piece.begin : piece.begin + piece.size] for each in whole]) for piece in self.pieces]
+
+
+class _Rows:
+    """The flat tensor as rows of ALIGNMENT elements, each of one piece alone: its decay and its ratio by rows."""
+
+    def __init__(self, flat: torch.Tensor, pieces: Sequence[Piece], ranks: Optional[Ranks]) -> None:
+        rows = len(flat) // ALIGNMENT
+        piece_of, decay = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 1)
+        self._shared = ranks is not None and ranks.size > 1
+        first = ranks.rank * len(flat) if ranks is not None else 0
+        self._parts = []
+        for number, piece in enumerate(pieces):
+            # What this rank has of it, which may be nothing.
+            begin, end = (min(max(at - first, 0), len(flat)) for at in (piece.begin, piece.begin + piece.size))
+            self._parts.append(slice(begin, end))
+            part = slice(begin // ALIGNMENT, -(-end // ALIGNMENT))
+            if end > begin:
+                piece_of[part], decay[part] = number, piece.decay
+        self.piece_of, self.decay = piece_of.to(flat.device), decay.to(flat.device)
+        self.scaled = torch.tensor([piece.decay != 0 for piece in pieces], device=flat.device)
+        self.update = torch.zeros_like(flat.detach())
+        # What a step reads again is still in a CPU's cache; a GPU takes all at once.
+        size = CHUNK if flat.device.type == "cpu" else max(len(flat), 1)
+        self.chunks = [slice(begin, min(begin + size, len(flat))) for begin in range(0, len(flat), size)]
+        present = [number for number, part in enumerate(self._parts) if part.stop > part.start]
+        self._parts = [self._parts[number] for number in present]
+        self._present, self._pieces = torch.tensor(present, dtype=torch.int64, device=flat.device), len(pieces)
+
+    def norms(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Return the norm of each piece of flat tensors, (tensors, pieces), over all ranks that have a share of it."""
+        parts = [tensor[part] for tensor in tensors for part in self._parts]
+        # _foreach_norm: since PyTorch 1.12.
+        each = torch._foreach_norm(parts) if hasattr(torch, "_foreach_norm") else [part.norm() for part in parts]
+        found = torch.stack(each).view(len(tensors), -1) if parts else tensors[0].new_zeros(len(tensors), 0)
+        if not self._shared:
+            return found
+        squares = found.new_zeros(len(tensors), self._pieces).index_copy_(1, self._present, found.square())
+        dist.all_reduce(squares)
+        return squares.sqrt()
+
+
+def fused_step(lamb: Lamb, rate: Any) -> None:
+    """Update all tensors together, on the device: a step that is skipped changes nothing, and nobody waits."""
+    (beta1, beta2), epsilon = lamb.options
+    goes = torch.ones_like(lamb.steps) if lamb.found_inf is None else 1 - lamb.found_inf
+    factor = goes if lamb.grad_scale is None else goes / lamb.grad_scale
+    lamb.steps += goes
+    steps = lamb.steps.clamp_min(1)  # the very first may be skipped
+    root, corrected = (1 - beta2**steps).sqrt(), 1 - beta1**steps
+    weights, rows, update = lamb.flat.detach(), lamb.rows, lamb.rows.update
+    whole = (lamb.flat.grad, weights, lamb.first, lamb.second, update)
+    for part in rows.chunks:
+        g, w, m, v, u = (each[part] for each in whole)
+        # Weights of 0 where the step is skipped, and no product with what is not finite.
+        torch.mul(g, factor, out=u)
+        if lamb.found_inf is not None:
+            u.masked_fill_(goes == 0, 0.0)
+        m.lerp_(u, (1 - beta1) * goes)
+        v.mul_(1 - (1 - beta2) * goes).addcmul_(u, u, value=1 - beta2)
+        torch.sqrt(v, out=u).add_(epsilon * root)
+        torch.div(m, u, out=u).mul_(root / corrected)
+        by_rows = slice(part.start // ALIGNMENT, part.stop // ALIGNMENT)
+        u.view(-1, ALIGNMENT).addcmul_(w.view(-1, ALIGNMENT), rows.decay[by_rows])
+    sizes, updates = rows.norms(weights, update)
+    ratio = torch.where(rows.scaled & (sizes > 0) & (updates > 0), sizes / updates, torch.ones_like(sizes))
+    factors = (ratio * (-rate * goes))[rows.piece_of][:, None]
+    weights.view(-1, ALIGNMENT).addcmul_(update.view(-1, ALIGNMENT), factors)
+
+
+def plain_step(lamb: Lamb, rate: Any) -> None:
+    """Update one tensor after the other, as the equations stand."""
+    (beta1, beta2), epsilon = lamb.options
+    lamb.steps += 1
+    steps = float(lamb.steps)
+    for piece, (gradient, weights, first, second) in lamb.tensors():
+        first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        second.mul_(beta2).add_(gradient.square() * (1 - beta2))
+        update = (first / (1 - beta1**steps)) / ((second / (1 - beta2**steps)).sqrt() + epsilon)
+        ratio = torch.ones_like(lamb.steps)
+        if piece.decay:
+            update = update + piece.decay * weights
+            size, norm = weights.norm(), update.norm()
+            ratio = torch.where((size > 0) & (norm > 0), size / norm, ratio)
+        weights -= rate * ratio * update
+
+
+def apex_step(apex: Any, lamb: Lamb, rate: Any) -> None:
+    """Update by apex's kernel (amp_C.multi_tensor_lamb, which FusedLAMB.step calls): a call per decay."""
+    (beta1, beta2), epsilon = lamb.options
+    lamb.steps += 1
+    device = lamb.flat.device
+    # The gradient is clipped: a norm of 0 lets the kernel leave it.
+    norm, skip = torch.zeros(1, device=device), torch.zeros(1, dtype=torch.int32, device=device)
+    for decay in sorted({piece.decay for piece in lamb.pieces}):
+        parts = zip(*(tensors for piece, tensors in lamb.tensors() if piece.decay == decay))
+        apex.multi_tensor_applier(
+            apex.multi_tensor_lamb,
+            skip,
+            [list(part) for part in parts],
+            float(rate),
+            beta1,
+            beta2,
+            epsilon,
+            int(lamb.steps),
+            True,  # bias correction
+            decay,
+            True,  # grad_averaging
+            1,  # the decay is in the update, not in the gradient (adam_w_mode)
+            norm,
+            1.0,  # max_grad_norm
+            False,  # use_nvlamb
+        )
+
+
+def find_apex() -> Any:
+    """Return what apex_step calls, or None where the image has no apex or one without its CUDA parts."""
+    if not torch.cuda.is_available():
+        return None
+    try:
+        kernels = importlib.import_module("amp_C")
+        applier = importlib.import_module("apex.multi_tensor_apply").multi_tensor_applier
+    except ImportError:
+        return None
+    return _Apex(applier, kernels.multi_tensor_lamb) if hasattr(kernels, "multi_tensor_lamb") else None
+
+
+class _Apex(NamedTuple):
+    multi_tensor_applier: Any
+    multi_tensor_lamb: Any
+
+
+def lamb_candidates(pieces: Sequence[Piece], options: Options, apex: Any) -> Dict[str, Build]:
+    """Return LAMB by the name of each implementation at hand; each takes one flat parameter."""
+    steps: Dict[str, Step] = {"plain": plain_step, "fused": fused_step}
+    if apex is not None:
+        steps["apex"] = partial(apex_step, apex)
+
+    def build(step: Step, parameters: Sequence[torch.nn.Parameter]) -> Any:
+        (flat,) = parameters
+        return Lamb(flat, pieces, options, step)
+
+    return {name: partial(build, step) for name, step in steps.items()}
+
+
+def split_candidates(pieces: Sequence[Piece], options: Options, ranks: Ranks) -> Dict[str, Build]:
+    """Return LAMB of this rank's share of the weights; apex's kernel takes norms of whole tensors alone."""
+
+    def build(parameters: Sequence[torch.nn.Parameter]) -> Any:
+        (flat,) = parameters
+        return Lamb(flat, pieces, options, fused_step, ranks)
+
+    return {"fused": build}
