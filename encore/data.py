@@ -314,15 +314,15 @@ def _shortfall(facts: Mapping[str, Any]) -> str:
         return ""
     if not known["exactly"]:
         return "no count of it is published"
-    least = known.get("at_least", {})
+    least, checksums = known.get("at_least", {}), known.get("checksums", {})
     differing = []
-    for path, number in {**known["exactly"], **least}.items():
+    for path, wanted in {**known["exactly"], **least, **checksums}.items():
         found: Any = facts
         for key in path.split("."):
             found = found.get(key) if isinstance(found, dict) else None
         found = len(found) if isinstance(found, list) else found
-        if not isinstance(found, int) or (found < number if path in least else found != number):
-            differing.append(f"{path} {found} for {number:,}")
+        if not isinstance(found, type(wanted)) or (found < wanted if path in least else found != wanted):
+            differing.append(f"{path} {found} for {wanted if path in checksums else format(wanted, ',')}")
     return ", ".join(differing)
 
 

@@ -89,10 +89,11 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     """Write arrays, vocabulary and paragraphs."""
     if listing.folder is None:
         paragraphs = {part: made.paragraphs(part, args.seed) for part in PARTS}
-        entries = words_of(paragraphs["train"])
+        entries, sha256 = words_of(paragraphs["train"]), {}
     else:
         files = {"train": squad.TRAIN, "test": squad.TEST}
         paragraphs = {part: squad.read(listing.folder / files[part]) for part in PARTS}
+        sha256 = {part: hashlib.sha256((listing.folder / files[part]).read_bytes()).hexdigest() for part in PARTS}
         entries = list(wordpiece.read(listing.folder / "vocab.txt").entries)
         check_room(scratch, ROOM_FACTOR * sum((listing.folder / name).stat().st_size for name in files.values()))
     train, held = (
@@ -122,6 +123,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
             "made": listing.folder is None,
             "seed": args.seed if listing.folder is None else None,
             "in_both": common,
+            "sha256": sha256,
             **{name: {part: getattr(written[part], name) for part in PARTS} for name in Written._fields[2:]},
         },
         tool={"version": VERSION, "numpy": np.__version__},

@@ -15,9 +15,10 @@ from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.measurements import Measurement, of_side
 from encore.results.sides import Side, load_sides
-from encore.results.statistics import interval
+from encore.results.statistics import LEVEL, interval
 from encore.results.systems import family
 from encore.results.tables import Cell, Table, relative_to, scaling_efficiency
+from encore.results.words import percent
 
 BASE_FAMILY = "P100"
 """The accelerator that the study takes as the base, as the first round of MLPerf did."""
@@ -168,9 +169,10 @@ def time_to_target(runs: Sequence[ServerRun]) -> Table:
                 each.epochs, f"{side.converged} of {side.runs}",
             )
         )  # fmt: skip
+    bounds = (f"{percent(LEVEL)} from", f"{percent(LEVEL)} to")
     columns = (
-        "benchmark", "server", "framework", "GPUs", "CPU ranks", "links", "precision", "batch", "minutes", "95 % from",
-        "95 % to", "minutes per epoch", "epochs", "reached",
+        "benchmark", "server", "framework", "GPUs", "CPU ranks", "links", "precision", "batch", "minutes", *bounds,
+        "minutes per epoch", "epochs", "reached",
     )  # fmt: skip
     note = "Batch: of all GPUs together."
     return Table(title="Time to the target", columns=columns, rows=tuple(rows), note=note)

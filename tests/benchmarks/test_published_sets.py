@@ -1,8 +1,9 @@
-"""A published data set's name is earned by its counts, on both sides of the wall."""
+"""A published data set's name is earned by its counts and checksums, on both sides of the wall."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def written(folder: Path, name: str, change: int) -> dict[str, Any]:
         for key in keys:
             place = place.setdefault(key, {})
         place[last] = [str(each) for each in range(number + change)] if path == "classes" else number + change
+    for path, digest in SETS[name].get("checksums", {}).items():
+        facts["how"].setdefault("sha256", {})[path.split(".")[-1]] = digest
     facts["splits"].setdefault("train", {"count": 1})
     for split in facts["splits"].values():
         split["files"] = []
@@ -38,13 +41,25 @@ def written(folder: Path, name: str, change: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(SETS))
-def test_a_name_is_earned_by_counts_on_both_sides(name: str, tmp_path: Path) -> None:
+def test_a_name_is_earned_on_both_sides(name: str, tmp_path: Path) -> None:
     whole, wrong = (written(tmp_path, name, change) for change in (0, -1))
     assert bool(published.shortfall(whole)) == (not SETS[name]["exactly"])
     assert published.shortfall(wrong)
     assert data.read_passport(tmp_path).unearned
     written(tmp_path, name, 0)
     assert bool(data.read_passport(tmp_path).unearned) == (not SETS[name]["exactly"])
+
+
+def test_a_name_is_not_earned_by_counts_where_there_are_checksums(tmp_path: Path) -> None:
+    facts = written(tmp_path, "squad-v1.1", 0)
+    facts["how"]["sha256"]["test"] = "0" * 64
+    passports.write(copy.deepcopy(facts), tmp_path)
+    wanted = SETS["squad-v1.1"]["checksums"]["how.sha256.test"]
+    assert (
+        published.shortfall(facts)
+        == data.read_passport(tmp_path).unearned
+        == f"how.sha256.test {'0' * 64} for {wanted}"
+    )
 
 
 def test_every_benchmark_states_the_counts_of_its_full_data_set() -> None:
@@ -62,4 +77,6 @@ def test_another_set_in_squads_format_is_own_data(tmp_path: Path) -> None:
     wordpiece.write(raw / "vocab.txt", [*SPECIAL, "here", "where", "?"])
     args = prepare.parse(DATA_SET, ["--from", str(raw), "--to", str(to), "--allow-overlap"])
     assert prepare.prepare(DATA_SET, args, Progress(as_json=True)) == 0
-    assert passports.read(to)["name"] == "own data"
+    manifest = passports.read(to)
+    assert manifest["name"] == "own data"
+    assert manifest["how"]["sha256"]["train"] == hashlib.sha256((raw / "train-v1.1.json").read_bytes()).hexdigest()

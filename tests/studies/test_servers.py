@@ -81,6 +81,7 @@ def test_score_is_relative_to_any_server(runs: list[ServerRun]) -> None:
     found = {table.title: table for table in servers.tables(runs, "new")}
     assert [row["times as fast"] for row in rows(found["Score relative to new"])] == pytest.approx([0.2, 1.0])
     assert "Score relative to old" in {table.title for table in servers.tables(runs)}
+    assert {"90 % from", "90 % to"} < set(found["Time to the target"].columns), "the level of a score's interval"
     with pytest.raises(EncoreError, match="base"):
         servers.tables(runs, "newer")
 

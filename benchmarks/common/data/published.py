@@ -1,4 +1,4 @@
-"""The names of published data sets, which a data set has only with the counts that are known of them.
+"""The names of published data sets, which a data set has only with the counts and checksums that are known of them.
 
 ``published_sets.json`` has what a passport must say, by a dotted path into it; the host side reads the same file. A
 name without any count in it cannot be earned.
@@ -35,6 +35,8 @@ def shortfall(passport: Mapping[str, Any]) -> str:
         for found in [_value(passport, path)]
         if not isinstance(found, int) or (found < number if more else found != number)
     ]
+    for path, digest in wanted.get("checksums", {}).items():
+        differing += [f"{path} {_value(passport, path)} for {digest}"] * (_value(passport, path) != digest)
     return ", ".join(differing)
 
 

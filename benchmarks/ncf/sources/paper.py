@@ -71,7 +71,7 @@ def _read_pairs(path: Path) -> Tuple[np.ndarray, np.ndarray]:
             if len(pair) < 2 or not (pair[0].isdigit() and pair[1].isdigit()) or max(map(int, pair)) > MOST_ID:
                 found = lines[place].rstrip()[:60].decode("utf-8", "replace")
                 expected = f"user TAB item, whole numbers from 0 to {MOST_ID:,}"
-                remedy = "mend or remove the line"
+                remedy = "correct or remove the line"
                 raise Problem(f"{path}, line {number + place + 1:,}: {found!r}", expected, remedy)
         tables.append(np.array([list(map(int, pair)) for pair in fields], np.int32))
         number += len(lines)

@@ -157,7 +157,7 @@ def _parse_rows(raw: BinaryIO, separator: str, where: str) -> Ratings:
                 f"{where}, line {number:,}: {_shown(separator.join(row))}",
                 "user, item, rating (any number above 0) and timestamp (seconds, by which the last is found); "
                 "ids not negative",
-                "mend or remove the line; turn dates into seconds (date -d DATE +%s)" + NO_TIMES,
+                "correct or remove the line; turn dates into seconds (date -d DATE +%s)" + NO_TIMES,
             )
         users.add(found[0])
         items.add(found[1])
@@ -182,7 +182,7 @@ def _rows(raw: BinaryIO, separator: str, where: str) -> Iterator[Tuple[int, List
         try:
             row = next(reader, None)
         except csv.Error as error:
-            remedy = "mend or remove the line"
+            remedy = "correct or remove the line"
             raise Problem(f"{where}, line {number:,}: {error}", "whole lines, quotes closed", remedy) from None
         if row is None:
             return
