@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -40,6 +41,12 @@ LONGEST = (
     "tests/run/test_run.py",
 )
 """Begun first, by tests/all.sh: no worker of pytest-xdist is to begin one of them when the others are almost done."""
+
+
+def pytest_configure() -> None:
+    """Take SIGINT again where a caller ignores it, as nohup and background jobs of a shell do: tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
