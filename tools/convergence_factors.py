@@ -16,7 +16,7 @@ from encore.results.convergence import convergence_of
 from encore.results.normalization import SCALED_SINCE, read_scaling
 from encore.results.rules import ROUNDS
 from encore.results.score import score_folder
-from encore.results.tables import Table
+from encore.results.table import Table
 
 COLUMNS = (
     "round", "sets", "passed", "too few epochs", "no reference point", "not checked",

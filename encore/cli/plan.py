@@ -16,7 +16,7 @@ from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.report import Report, write_files
 from encore.results.rules import canonical
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.run.planning import check_gpus
 from encore.scaling.curves import DEFAULT, Curve, load_curves
 from encore.scaling.curves import options as options_of

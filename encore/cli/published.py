@@ -17,7 +17,7 @@ from encore.names import unknown
 from encore.results.published import PublishedResult, load_published, select
 from encore.results.result_table import parts_of_width, result_table, sections
 from encore.results.rules import canonical
-from encore.results.tables import Table
+from encore.results.table import Table
 
 PUBLISHED_EPILOG = """
 Examples:

@@ -13,11 +13,13 @@ from encore.cli.layout import console, plain_table, print_fitted, reading, say, 
 from encore.errors import EncoreError, ExitCode
 from encore.results.archive import check_package, write_archive
 from encore.results.measurements import of_side
+from encore.results.package import check_trees
 from encore.results.report import build_report, measurements_of_published, measurements_of_study, write_files
 from encore.results.sides import load_sides
 from encore.results.studies import MICROWAY, findings
 from encore.results.studies import tables as study_tables
-from encore.results.tables import Table, all_tables
+from encore.results.table import Table
+from encore.results.tables import all_tables
 from encore.results.words import count_of
 
 REPORT_EPILOG = """
@@ -84,7 +86,8 @@ def report(
             baseline=baseline,
             study=study,
             published=published,
-            package=package,
+            studied=[*study_tables(), findings()] if study == MICROWAY else [],
+            packages=[each for path in runs or [] for each in check_trees(path)] if package else [],
             on_read=on_read,
         )
     files = write_files(made, output)

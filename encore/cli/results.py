@@ -28,7 +28,7 @@ from encore.results.normalization import official_in_words
 from encore.results.package import check_trees
 from encore.results.power import Energy, energy_of
 from encore.results.score import Score, find_sets, score_folder
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.results.words import count_of, round_of
 
 SCORE_EPILOG = """

@@ -19,7 +19,7 @@ from encore.cli.sweep import here, submitter
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 from encore.results.report import write_files
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.run import hints, planning, run_folder, runner
 from encore.run.supervise import Limits
 from encore.scaling import plots, throughput

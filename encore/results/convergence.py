@@ -28,7 +28,7 @@ from encore.results.official import version
 from encore.results.rules import ROUNDS
 from encore.results.run_log import RunLog
 from encore.results.score import Score
-from encore.results.tables import shown
+from encore.results.table import shown
 
 _SCALED_SINCE = "v2.1"
 """Earlier rounds had the points, and did not multiply scores by the factor: of v2.0 one set has a scaling.json."""

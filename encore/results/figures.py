@@ -16,14 +16,8 @@ from typing import Any
 
 from encore.results.measurements import Measurement
 from encore.results.panel import Panel, Point, Span, padded
-from encore.results.tables import (
-    Table,
-    by_precision,
-    by_release,
-    quality_table,
-    relative_to,
-    scaling_efficiency,
-)
+from encore.results.table import Table
+from encore.results.tables import by_precision, by_release, quality_table, relative_to, scaling_efficiency
 
 WIDTH, _HEIGHT = 560, 340
 _SMALL = 0.15

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from encore.results.panel import Panel, padded
 from encore.results.set_figures import Plot
 from encore.results.shown import files_of, lines_of
-from encore.results.tables import Table
+from encore.results.table import Table
 
 FILE, EVALUATIONS, GAMES = "generations.jsonl", "evaluations.jsonl", "shown_games.jsonl"
 """In the folder of an experiment: one JSON object a generation."""

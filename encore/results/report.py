@@ -24,15 +24,13 @@ from encore.results.figures import Figure, all_figures
 from encore.results.findings import ComplianceReport
 from encore.results.generations import drawing as board
 from encore.results.measurements import Measurement, of_published, of_side, of_study
-from encore.results.package import check_trees
 from encore.results.parallel import OnRead
 from encore.results.published import load_published, load_studies
 from encore.results.score import Score, existing, no_log
 from encore.results.sections import Section, section, summary
 from encore.results.sides import side_of
-from encore.results.studies import MICROWAY, findings
-from encore.results.studies import tables as study_tables
-from encore.results.tables import Table, all_tables
+from encore.results.table import Table
+from encore.results.tables import all_tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +72,13 @@ def build_report(
     baseline: str | None = None,
     study: str | None = None,
     published: str | None = None,
-    package: bool = False,
+    studied: Sequence[Table] = (),
+    packages: Sequence[ComplianceReport] = (),
     on_read: OnRead | None = None,
 ) -> Report:
     """Read every set of runs at or below ``paths`` and everything that can be said of them.
 
-    ``package``: also of the submitters' trees, by mlperf-logging's package checker, which takes as long again.
+    ``studied`` are a study's own tables, ``packages`` what the package checker says of the submitters' trees.
     """
     read = [_read(path, on_read) for path in paths]
     reports = {report.path: report for _, checked in read for report in checked}
@@ -97,7 +96,6 @@ def build_report(
     )
     measured = [of_side(side) for side in sides] + measurements_of_study(study)
     measured += measurements_of_published(published, {each.benchmark for each in measured} or None)
-    studied = [*study_tables(), findings()] if study == MICROWAY else []
     return Report(
         created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         summary=summary(sections),
@@ -105,7 +103,7 @@ def build_report(
         tables=tuple(all_tables(measured, baseline)) if measured else (),
         figures=tuple(all_figures(measured, baseline)),
         studies=tuple(studied),
-        packages=tuple(each for path in paths for each in check_trees(path)) if package else (),
+        packages=tuple(packages),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from encore.results.published import PublishedResult
-from encore.results.tables import Table
+from encore.results.table import Table
 
 GROUPS = ("round", "division", "availability")
 """What distinguishes the sections of MLCommons' table."""

@@ -22,7 +22,7 @@ from encore.results.rules import data_size
 from encore.results.set_figures import Plot, phase_bars, quality_plots, ratio_line, run_dots
 from encore.results.sides import Side
 from encore.results.statistics import LEVEL, interval
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.results.timing import length_of
 from encore.results.translations import translations_table
 from encore.results.words import count_of, percent, with_names

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from encore.results.measurements import of_study
 from encore.results.published import StudyFigure, load_figures
-from encore.results.tables import Cell, Table, shown
+from encore.results.table import Cell, Table, shown
 
 MICROWAY, DELL, MULTINODE, BARC = (
     "microway-dgx1-scaling", "dell-demystifying", "dell-multinode-v100", "barc2019-dgx1",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encore.results.shown import files_of, lines_of
-from encore.results.tables import Cell, Table
+from encore.results.table import Cell, Table
 
 FILE = "translations.jsonl"
 """In the folder of an experiment: one JSON object per sentence of the test set."""

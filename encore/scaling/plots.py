@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from encore.results.figures import WIDTH, Figure, over_gpus
 from encore.results.panel import SERIES, Panel
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.scaling.sharing import Schedule
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.scaling.curves import Option
 from encore.scaling.sharing import Job, Placement, Schedule, one_by_one
 from encore.scaling.steady import SteadyState, rounds_one_by_one

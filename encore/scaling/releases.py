@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from encore import catalogue, paths
 from encore.results.figures import Figure, bars
-from encore.results.tables import Cell, Table
+from encore.results.table import Cell, Table
 from encore.scaling.throughput import Result
 
 TITLE = "Speed-up by release of the image"

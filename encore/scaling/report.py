@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from encore.results.report import Report, build_report, write_files
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.scaling import releases
 from encore.scaling.plots import speed_up
 from encore.scaling.sweep_folder import Study

@@ -14,7 +14,7 @@ from typing import Any
 from encore import files
 from encore.results.run_log import read_run
 from encore.results.statistics import Sample
-from encore.results.tables import Cell, Table
+from encore.results.table import Cell, Table
 from encore.run.follow import Tail
 from encore.scaling.cost_model import Point, fit_steps
 from encore.scaling.fitting import Prediction

@@ -19,7 +19,7 @@ from encore.results.digest import submission
 from encore.results.published import PublishedResult, load_published
 from encore.results.rules import data_size
 from encore.results.systems import family
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.scaling.cost_model import Point, Product, fit_epochs, fit_steps
 from encore.scaling.fitting import Prediction
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from encore.results.figures import Figure, bars, over_gpus
 from encore.results.panel import SERIES
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.studies.definition import Question, Study, Value
 from encore.studies.results import Ours, Printed, Result, Standing, beside, bounds, chosen, grouped, in_percent, ratio
 

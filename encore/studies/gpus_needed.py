@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from encore.results.tables import Cell, Table
+from encore.results.table import Cell, Table
 from encore.scaling.cost_model import Point, StepModel, fit_steps
 from encore.studies.servers import ServerRun
 

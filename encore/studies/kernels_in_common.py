@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encore.errors import EncoreError
-from encore.results.tables import Table
+from encore.results.table import Table
 
 _TIME, _NAME = "Total Time (ns)", "Name"
 

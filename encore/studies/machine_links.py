@@ -28,7 +28,7 @@ from encore.machine import links
 from encore.machine.links import Server
 from encore.machine.node import Node
 from encore.results.figures import Figure, over_gpus
-from encore.results.tables import Cell, Table
+from encore.results.table import Cell, Table
 
 FILE = "machine.json"
 NCCL_TESTS = {"all-reduce": "all_reduce_perf", "all-to-all": "alltoall_perf"}

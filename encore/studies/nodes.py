@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from encore.results.published import StudyFigure, load_figures
 from encore.results.statistics import Sample
-from encore.results.tables import Cell, Table
+from encore.results.table import Cell, Table
 from encore.scaling.grid import Grid
 from encore.scaling.throughput import Result, devices
 from encore.studies.definition import DATA

@@ -12,7 +12,7 @@ from encore import files
 from encore.errors import EncoreError
 from encore.results import pages
 from encore.results.studies import checks
-from encore.results.tables import Table, shown
+from encore.results.table import Table, shown
 from encore.studies import traffic
 from encore.studies.answers import Answer, answer
 from encore.studies.definition import Study

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from encore.results.published import load_figures
 from encore.results.studies import DELL
-from encore.results.tables import Table
+from encore.results.table import Table
 
 PLACES = (
     ("slide: time to accuracy", "Published: time to the target"),

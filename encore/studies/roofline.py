@@ -20,7 +20,7 @@ from typing import Any
 from encore.errors import EncoreError
 from encore.results.figures import WIDTH, Figure
 from encore.results.panel import Panel, Scale
-from encore.results.tables import Cell, Table
+from encore.results.table import Cell, Table
 
 PEAKS = "peaks.json"
 _HEIGHT = 360

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from encore.machine.links import Server
 from encore.results.figures import Figure
 from encore.results.panel import escaped
-from encore.results.tables import Table
+from encore.results.table import Table
 
 _GPU, _GAP, _EDGE = 58.0, 8.0, 10.0
 _TALL, _CPU_TOP, _SWITCH_TOP, _GPU_TOP = 30.0, 26.0, 92.0, 158.0

@@ -17,7 +17,8 @@ from encore.results.measurements import Measurement, of_side
 from encore.results.sides import Side, load_sides
 from encore.results.statistics import LEVEL, interval
 from encore.results.systems import family
-from encore.results.tables import Cell, Table, relative_to, scaling_efficiency
+from encore.results.table import Cell, Table
+from encore.results.tables import relative_to, scaling_efficiency
 from encore.results.words import percent
 
 BASE_FAMILY = "P100"

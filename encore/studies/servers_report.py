@@ -16,7 +16,7 @@ from encore.results.figures import Figure, bars, efficiency, quality_curves, tim
 from encore.results.measurements import Measurement
 from encore.results.report import Report
 from encore.results.sections import summary
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.studies import roofline, servers
 from encore.studies.gpus_needed import gpus_needed
 from encore.studies.machine_links import Machine, load_machine, machine_tables, speeds_figure

@@ -23,7 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.studies.definition import DATA
 
 Pair = tuple[int, int]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from encore.results.run_log import RunLog
-from encore.results.tables import Table
+from encore.results.table import Table
 
 FILE = "telemetry.jsonl"
 _KIB_PER_MIB = 1024.0

@@ -27,8 +27,10 @@ from encore.results.report import Report, build_report, render, write_report
 from encore.results.sections import section, summary, tone
 from encore.results.set_figures import quality_plots, run_dots
 from encore.results.sides import load_side
-from encore.results.studies import MICROWAY
-from encore.results.tables import all_tables, shown
+from encore.results.studies import MICROWAY, findings
+from encore.results.studies import tables as study_tables
+from encore.results.table import shown
+from encore.results.tables import all_tables
 from encore.results.translations import FILE, LONGEST, translations_table
 from tests.results.result_logs import START_MS, resnet_v07, uneven, write_set
 
@@ -75,7 +77,9 @@ def write_translations(experiment: Path, translations: list[tuple[str, float]]) 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    write_report(runs(folder / "runs"), folder / "out", study=MICROWAY, baseline="$one$")
+    write_report(
+        runs(folder / "runs"), folder / "out", study=MICROWAY, studied=[*study_tables(), findings()], baseline="$one$"
+    )
     return folder / "out" / "report.html"
 
 

@@ -16,8 +16,8 @@ from encore.results.measurements import Measurement, of_published, of_side, of_s
 from encore.results.published import load_figures, load_published, select
 from encore.results.sides import load_sides
 from encore.results.studies import MICROWAY, Span, checks, span_of, tables
+from encore.results.table import Table
 from encore.results.tables import (
-    Table,
     by_precision,
     by_release,
     quality_table,

@@ -16,7 +16,7 @@ from encore.cli import study_servers
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.machine.links import parse_topology
-from encore.results.tables import Table
+from encore.results.table import Table
 from encore.studies import (
     gpus_needed,
     kernels_in_common,

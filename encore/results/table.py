@@ -1,0 +1,75 @@
+"""A table of figures, to be written in any form: text, CSV, Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table to be written in any form; a cell of None is empty."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    formats: Mapping[str, str] = field(default_factory=dict)
+    """How a column's numbers are written, such as ".3f"; else as ``shown`` writes them."""
+
+    def texts(self, row: tuple[Cell, ...]) -> list[str]:
+        """Return the cells of a row as they are to be read."""
+        return [
+            format(cell + 0.0, self.formats[column])
+            if column in self.formats and isinstance(cell, int | float)
+            else shown(cell)
+            for column, cell in zip(self.columns, row, strict=True)
+        ]
+
+    def is_number(self, column: int) -> bool:
+        """Return whether a column holds numbers alone, so that it is aligned to the right."""
+        cells = [row[column] for row in self.rows if row[column] is not None]
+        return bool(cells) and not any(isinstance(cell, str) for cell in cells)
+
+    def filled(self) -> Table:
+        """Return the table without columns that are empty in every row."""
+        kept = [at for at in range(len(self.columns)) if any(row[at] not in (None, "") for row in self.rows)]
+        rows = tuple(tuple(row[at] for at in kept) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[at] for at in kept), rows=rows)
+
+    def as_csv(self) -> str:
+        """Return the table as CSV, numbers unrounded."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(["" if cell is None else cell for cell in row] for row in self.rows)
+        return file.getvalue()
+
+    def as_markdown(self) -> str:
+        """Return the table as Markdown."""
+        right = [self.is_number(column) for column in range(len(self.columns))]
+        lines = [f"| {' | '.join(self.columns)} |", f"|{'|'.join('---:' if r else '---' for r in right)}|"]
+        lines += [f"| {' | '.join(_in_markdown(text) for text in self.texts(row))} |" for row in self.rows]
+        return "\n".join(lines)
+
+
+def shown(cell: Cell) -> str:
+    """Return a cell as text: five significant digits, and numbers from 1000 on without a fraction."""
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        if abs(cell) >= 1000:
+            return f"{cell:,.0f}"
+        if 0 < abs(cell) < 0.01:
+            return f"{cell:.3g}"
+        return f"{cell:.4f}".rstrip("0").rstrip(".") if abs(cell) < 10 else f"{cell:.5g}"
+    return f"{cell:,}" if isinstance(cell, int) else cell
+
+
+def _in_markdown(text: str) -> str:
+    """Return the text of a cell that can neither end the cell nor be taken for HTML, a link or an image."""
+    return " ".join(text.replace("|", "/").replace("<", "&lt;").replace("[", "\\[").split())
