@@ -38,7 +38,7 @@ def _write_part(folder: Path, part: str, count: int, random: np.random.RandomSta
         each.mkdir(parents=True, exist_ok=True)
     images: List[Dict[str, Any]] = []
     objects: List[Dict[str, Any]] = []
-    for number, data in enumerate(photographs(count, WIDTH, HEIGHT), 1):
+    for number, data in enumerate(photographs(count, WIDTH, HEIGHT, seed=int(part == "val")), 1):
         name = f"{number:012}.jpg"
         (place / name).write_bytes(data)
         images.append({"id": number, "file_name": name, "width": WIDTH, "height": HEIGHT})

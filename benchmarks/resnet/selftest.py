@@ -30,8 +30,8 @@ EVALUATED = 32
 def real_images(folder: Path, count: int) -> None:
     """Prepare so many images to train on, of classes that they do not show."""
     with tempfile.TemporaryDirectory(dir=str(folder.parent)) as raw:
-        for part, images in (("train", count), ("val", EVALUATED)):
-            for number, data in enumerate(photographs(images, WIDTH, HEIGHT)):
+        for seed, (part, images) in enumerate((("train", count), ("val", EVALUATED))):
+            for number, data in enumerate(photographs(images, WIDTH, HEIGHT, seed)):
                 place = Path(raw) / part / f"c{number % CLASSES}"
                 place.mkdir(parents=True, exist_ok=True)
                 (place / f"{number}.jpg").write_bytes(data)

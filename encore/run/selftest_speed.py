@@ -28,7 +28,7 @@ def measure(place: Place, seconds: float, row: Row) -> dict[str, Any] | Row:
             return judged(written, place.work, seconds, row)
         place = replace(place, data=real if written.answer else place.data)
     counts = ("--steps", "20" if on_gpu else "2", "--repeats", "3" if on_gpu else "1")
-    command = place.command("bench", "--config", str(config), "--data", str(place.data), *counts)
+    command = place.command("bench", "--config", str(config), "--data", str(place.data), "--any-data", *counts)
     ended = execute(command, place.work, seconds)
     return ended.answer if isinstance(ended.answer, dict) else judged(ended, place.work, seconds, row)
 

@@ -239,5 +239,5 @@ def test_too_large_a_batch_is_refused(pytorch_python: Path, language: Path, tmp_
     config = write_config(tmp_path / "config.json", 2, "batch_size=8000")
     ended = finish(start_ranks(pytorch_python, config, language, tmp_path / "run", 2))
     assert [code for code, _ in ended] == [2, 2], ended
-    assert "do this: take a smaller batch, fewer ranks, or more data" in ended[0][1]
+    assert "do this: set a smaller batch_size, take fewer ranks, or more data" in ended[0][1]
     assert "Traceback" not in ended[0][1] + ended[1][1]

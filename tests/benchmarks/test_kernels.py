@@ -52,7 +52,7 @@ def test_kernel_that_does_not_compile_fails(kernels_python: Path, tmp_path: Path
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, triton, triton.language as tl\n"
-        "from benchmarks.common import compile_kernels\n"
+        "from benchmarks.common.checks import compile_kernels\n"
         "from benchmarks.common.torch.kernels import Specification\n"
         "@triton.jit\n"
         "def wrong(pointer, N: tl.constexpr):\n"

@@ -28,7 +28,7 @@ config = dataclasses.replace(
     Config(), device="cpu", layout="NCHW", precision="fp32", pad_channels=False, depth=18, num_classes=10,
     image_size=32, eval_resize=32, batch_size=batch_size, dali_threads=1, seed=5,
 )  # fmt: skip
-run = some_run(config, mxnet)
+run = some_run(config, mxnet, data)
 training = build(config, run.ranks, {})
 evaluation = EvaluationInput(tensors, config, data, run.ranks)
 passes = [train.evaluate(training, evaluation, run)["accuracy"] for _ in range(2)]

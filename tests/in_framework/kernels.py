@@ -17,8 +17,8 @@ from benchmarks.common.torch import kernels
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.pytorch import config as dlrm_config
 from benchmarks.dlrm.pytorch import operators
-from benchmarks.dlrm.pytorch import train as dlrm
 from benchmarks.dlrm.pytorch.data import Batch
+from benchmarks.dlrm.pytorch.model import Training
 from benchmarks.ncf.pytorch import config as ncf_config
 from benchmarks.ncf.pytorch import model as ncf_model
 from benchmarks.ncf.pytorch import operators as ncf_operators
@@ -62,7 +62,7 @@ def dlrm_step(wanted: str) -> list:
         seed=5, kernels=wanted,
     )  # fmt: skip
     sizes = tuple(3 + table % 5 for table in range(blocks.TABLES))
-    made = dlrm.build(config, sizes, CPU, {})
+    made = Training(config, sizes, CPU)
     numbers = torch.Generator().manual_seed(1)
     indices = torch.stack([torch.randint(0, size, (8,), generator=numbers) for size in sizes])
     batch = Batch(torch.rand(8, blocks.NUMBERS, generator=numbers), torch.arange(8) % 2 / 1.0, indices.int())

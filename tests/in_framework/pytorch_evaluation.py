@@ -20,7 +20,7 @@ config = dataclasses.replace(
     Config(), device="cpu", precision="fp32", pad_channels=False, depth=18, num_classes=10,
     image_size=32, eval_resize=32, batch_size=batch_size, dali_threads=1, seed=5,
 )  # fmt: skip
-run = some_run(config, pytorch)
+run = some_run(config, pytorch, data)
 ranks = run.ranks
 training = train.build(config, ranks, {})
 network = training.network

@@ -9,6 +9,6 @@ from benchmarks.common.run.mllog import Wording
 from benchmarks.common.run.run import Run
 
 
-def some_run(config, framework, output=None) -> Run:
-    """A run of ``config`` that has not begun; default: in a new folder."""
-    return Run(config, framework, Path("unused"), Path(output or tempfile.mkdtemp()), Wording("some"))
+def some_run(config, framework, data: Path) -> Run:
+    """A run of ``config`` on a data set that has not begun, in a new folder."""
+    return Run(config, framework, data, Path(tempfile.mkdtemp()), Wording("some"))

@@ -163,7 +163,7 @@ def test_a_sweep_is_run_reported_and_not_run_again(encore: Encore, study: Study)
     assert rows["1x1"]["speed-up"] == rows["1x1"]["efficiency"] == 1
     assert rows["1x2"]["efficiency"] == pytest.approx(rows["1x2"]["speed-up"] / 2)
     assert totals["rows"][0][0] == 4
-    assert "Throughput by number of GPUs" in (folder / "report" / "report.md").read_text(encoding="utf-8")
+    assert "Throughput by number of ranks" in (folder / "report" / "report.md").read_text(encoding="utf-8")
     assert (folder / "report" / "speed-up.svg").exists()
     before = sorted(path for path in folder.glob("1x*/*/experiment_0/metrics.jsonl"))
     stamps = [path.stat().st_mtime_ns for path in before]

@@ -155,11 +155,15 @@ def _main(
     parser.add_argument("--steps", type=int, default=20, help="steps of a measurement; not used where it is an epoch")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind")
     parser.add_argument("--only", nargs="+", default=(), metavar="LOOP", help="loops to measure; default: all")
+    parser.add_argument(
+        "--any-data", action="store_true", help="also data that could not be trained on: for speeds alone"
+    )
     arguments = parser.parse_args()
     config = configuration.load(config_class, arguments.config)
     ranks = framework.start(config)
     try:
-        configuration.refuse_misfits(config, arguments.data, ranks.size)
+        if not arguments.any_data:
+            configuration.refuse_misfits(config, arguments.data, ranks.size)
         subject = prepare(config, ranks, arguments.data)
     except (choices.UnavailableError, Problem) as problem:
         raise SystemExit(str(problem)) from None

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.common.torch import kernels
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def compared(device: torch.device) -> List[Dict[str, Any]]:

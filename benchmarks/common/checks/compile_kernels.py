@@ -23,7 +23,7 @@ from benchmarks.common.torch.kernels import OPTIONS, Specification
 
 TARGETS = (80, 90, 100)
 """Compute capabilities: A100, H100 and H200, B200."""
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Usage(NamedTuple):

@@ -28,7 +28,17 @@ def measure(
     folder.mkdir(parents=True, exist_ok=True)
     bench.suite.write_real(data, IMAGES["cpu"])
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    where = ["--config", str(folder / "config.json"), "--data", str(data), "--steps", str(steps), "--repeats", "1"]
+    where = [
+        "--config",
+        str(folder / "config.json"),
+        "--data",
+        str(data),
+        "--steps",
+        str(steps),
+        "--repeats",
+        "1",
+        "--any-data",
+    ]
     run([sys.executable, "-m", f"{bench.suite.module}.bench", *where, "--only", *loops], folder, {})
     printed = (folder / "output.txt").read_text(encoding="utf-8").splitlines()
     answer = [line for line in printed if line.startswith("{")][-1]

@@ -20,11 +20,11 @@ QUALITY = 95
 where COCO's have 163 KB."""
 
 
-def photographs(count: int, width: int, height: int) -> Iterator[bytes]:
-    """Yield generated images as JPEG; the same ones each time."""
+def photographs(count: int, width: int, height: int, seed: int = 0) -> Iterator[bytes]:
+    """Yield generated images as JPEG; the same ones each time, and others for another seed."""
     from PIL import Image
 
-    random = np.random.RandomState(0)
+    random = np.random.RandomState(seed)
     for _ in range(count):
         colours = random.randint(0, 256, (height // CELL, width // CELL, 3)).astype(np.uint8)
         soft = np.asarray(Image.fromarray(colours).resize((width, height), Image.BICUBIC)).astype(np.int16)
