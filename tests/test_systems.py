@@ -17,11 +17,11 @@ from encore import catalogue, configuration, paths
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration
 from encore.job import rank_environment
+from encore.lab.submissions import mapping
+from encore.lab.submissions.mapping import Facts, Implementation, Mapped, Option
+from encore.lab.submissions.reproduction import left_options
+from encore.lab.submissions.shell_values import Value
 from encore.launchers import Launch
-from encore.reproduce import mapping
-from encore.reproduce.mapping import Facts, Implementation, Mapped, Option
-from encore.reproduce.reproduction import left_options
-from encore.reproduce.shell_values import Value
 
 SAMPLES = paths.ROOT / "tests" / "samples"
 NOT_SET = mapping.common().left_out

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from encore import catalogue, paths
-from encore.results.published import load_published
+from encore.results.published.published import load_published
 
 FRAMEWORKS = {"mxnet", "torch", "tensorflow", "horovod", "nvidia"}
 
@@ -55,14 +55,17 @@ def constants(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_host_side_names_neither_benchmark_nor_framework(tmp_path: Path) -> None:
-    """What is said of one is in its TOML. results/ reads everybody's logs, and knows all benchmarks of MLPerf."""
+    """What is said of one is in its TOML. results/ reads everybody's logs, and knows all benchmarks of MLPerf.
+
+    So do the tables that a study printed.
+    """
     names = described_names()
     assert {"resnet", "resnet-pytorch", "ssd", "pytorch", "torch", "tensorflow-cpu", "mxnet"} <= names
     root = paths.ROOT / "encore"
     found = [
         f"{path.relative_to(paths.ROOT)}:{line}: {text}"
         for path in root.rglob("*.py")
-        if root / "results" not in path.parents
+        if root / "results" not in path.parents and path.name != "printed_tables.py"
         for line, text in constants(path)
         if text.lower() in names
     ]

@@ -20,8 +20,8 @@ from pathlib import Path
 from encore.results.audit.judge import audit_path, audit_score
 from encore.results.audit.rates import FILE
 from encore.results.audit.rules import RULES
-from encore.results.run_log import Phase, Quality, RunLog, Stated
-from encore.results.score import Score, score_runs
+from encore.results.logs.run_log import Phase, Quality, RunLog, Stated
+from encore.results.scores.score import Score, score_runs
 
 EXAMPLES = 3
 LEAST_RUNS = 3

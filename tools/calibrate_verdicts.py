@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from encore.results.calibration import COLUMNS, DATA_FILE, load_calibration
-from encore.results.compare import WITHIN
-from encore.results.score import score_folder
-from encore.results.sides import length_samples
+from encore.results.compare.compare import WITHIN
+from encore.results.compare.sides import length_samples
+from encore.results.compare.verdicts import Verdict, decide, factor_of, length_factor
+from encore.results.logs.timing import length_of
+from encore.results.published.calibration import COLUMNS, DATA_FILE, load_calibration
+from encore.results.scores.score import score_folder
 from encore.results.statistics import Sample
-from encore.results.timing import length_of
-from encore.results.verdicts import Verdict, decide, factor_of, length_factor
 
 Runs = list[tuple[float, float]]
 """Minutes and epochs of each run."""

@@ -14,13 +14,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from encore.results.compliance import read_and_check
+from encore.results.compliance.compliance import read_and_check
+from encore.results.compliance.official import TARGET_NOT_MET
+from encore.results.compliance.rates import FILE
 from encore.results.findings import ComplianceReport
-from encore.results.official import TARGET_NOT_MET
-from encore.results.parallel import map_files
-from encore.results.rates import FILE
-from encore.results.run_log import RunLog
-from encore.results.score import find_sets
+from encore.results.logs.parallel import map_files
+from encore.results.logs.run_log import RunLog
+from encore.results.scores.score import find_sets
 
 EXAMPLES = 3
 

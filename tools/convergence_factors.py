@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from encore.results.convergence import convergence_of
-from encore.results.normalization import SCALED_SINCE, read_scaling
+from encore.results.compliance.convergence import convergence_of
 from encore.results.rules import ROUNDS
-from encore.results.score import score_folder
+from encore.results.scores.normalization import SCALED_SINCE, read_scaling
+from encore.results.scores.score import score_folder
 from encore.results.table import Table
 
 COLUMNS = (

@@ -81,8 +81,9 @@ def fuzz_coverage(seconds: int) -> None:
     import atheris
 
     with atheris.instrument_imports():
-        from encore.results import gather, reader, run_log, score
         from encore.results.audit import judge
+        from encore.results.logs import gather, reader, run_log
+        from encore.results.scores import score
     del gather, reader
     folder = tempfile.mkdtemp()
     path = Path(folder) / "result_0.txt"

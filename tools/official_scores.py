@@ -15,10 +15,10 @@ import functools
 import re
 from pathlib import Path
 
-from encore.results.digest import digests
-from encore.results.normalization import official, read_scaling
-from encore.results.published import DATA
+from encore.results.compare.digest import digests
+from encore.results.published.published import DATA
 from encore.results.rules import canonical
+from encore.results.scores.normalization import official, read_scaling
 
 COLUMNS = ("scaling_factor", "official_minutes", "division", "availability")
 _DIVISIONS = {"close": "closed"}

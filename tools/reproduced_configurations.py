@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from encore.errors import EncoreError
-from encore.reproduce.expressions import NoValueError
-from encore.reproduce.reproduction import Reproduction, reproduce
-from encore.reproduce.source import open_source
+from encore.lab.submissions.expressions import NoValueError
+from encore.lab.submissions.reproduction import Reproduction, reproduce
+from encore.lab.submissions.source import open_source
 
 
 def folders(root: Path) -> Iterator[Path]:

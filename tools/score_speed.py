@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
-SCORE = "from encore.results.score import score_folder as work"
-SCORE_AND_CHECK = "from encore.results.compliance import score_and_check as work"
+SCORE = "from encore.results.scores.score import score_folder as work"
+SCORE_AND_CHECK = "from encore.results.compliance.compliance import score_and_check as work"
 
 
 def submission_tree(folder: Path, root: Path) -> Path:

@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from encore.reproduce import mapping
+from encore.lab.submissions import mapping
 
 V05 = "v0.5.0/nvidia/submission/code"
 LATER = "NVIDIA/benchmarks"

@@ -12,12 +12,12 @@ from encore.cli import options
 from encore.cli.audit import summary
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError
-from encore.results.compare import Comparison, Factor, certainty, compare_path, compare_with
-from encore.results.digest import submission
-from encore.results.explain import Explanation
-from encore.results.explain import explain as explained
-from encore.results.nearest import AS_GIVEN, find_submission
-from encore.results.sides import Side, load_side
+from encore.results.compare.compare import Comparison, Factor, certainty, compare_path, compare_with
+from encore.results.compare.digest import submission
+from encore.results.compare.explain import Explanation
+from encore.results.compare.explain import explain as explained
+from encore.results.compare.nearest import AS_GIVEN, find_submission
+from encore.results.compare.sides import Side, load_side
 from encore.results.words import round_of
 
 COMPARE_EPILOG = """

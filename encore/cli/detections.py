@@ -10,8 +10,8 @@ import typer
 from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError, ExitCode
-from encore.results.detections import FILE, KEY, Detected, drawing, images_of
-from encore.results.score import existing
+from encore.results.report.detections import FILE, KEY, Detected, drawing, images_of
+from encore.results.scores.score import existing
 
 SHOW_DETECTIONS_EPILOG = """
 Examples:

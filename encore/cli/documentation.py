@@ -26,12 +26,12 @@ from encore import catalogue, configuration, names, paths
 from encore.catalogue import Choice, System
 from encore.containers import dockerfiles, images, support
 from encore.errors import EncoreError, ExitCode
-from encore.results import calibration
-from encore.results import rates as check_rates
 from encore.results.audit import rates
 from encore.results.audit.oddities import Rule
 from encore.results.audit.rules import RULES
-from encore.results.published import PublishedResult, load_published
+from encore.results.compliance import rates as check_rates
+from encore.results.published import calibration
+from encore.results.published.published import PublishedResult, load_published
 from encore.run import published_speed
 
 START = re.compile(r"<!-- generated: (?P<name>[\w -]+) -->")
@@ -193,7 +193,7 @@ def shift_table() -> str:
 def predictions_table(benchmark: str) -> str:
     """Return the cost model's predictions next to the published results of a benchmark."""
     # scipy, which only this table needs, takes half a second to load.
-    from encore.scaling.validation import error_table
+    from encore.lab.scaling.validation import error_table
 
     table = error_table(benchmark)
     return f"{table.as_markdown()}\n\n{table.note}\n"

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from encore.results.parallel import OnRead
+from encore.results.logs.parallel import OnRead
 
 FOLDED = 16
 """Characters of a name to which a narrow terminal may fold it."""

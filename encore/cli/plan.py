@@ -13,17 +13,17 @@ from encore.cli import options
 from encore.cli.layout import console, say, text, write_json
 from encore.cli.report import print_table
 from encore.errors import EncoreError
+from encore.lab.scaling.curves import DEFAULT, Curve, load_curves
+from encore.lab.scaling.curves import options as options_of
+from encore.lab.scaling.plots import gantt
+from encore.lab.scaling.proposals import schedule_table, sentences, steady_table
+from encore.lab.scaling.sharing import Job, Schedule, one_by_one, shortest
+from encore.lab.scaling.steady import SteadyState, most_runs, rounds_one_by_one
 from encore.names import unknown
-from encore.results.report import Report, write_files
+from encore.results.report.report import Report, write_files
 from encore.results.rules import canonical
 from encore.results.table import Table
 from encore.run.planning import check_gpus
-from encore.scaling.curves import DEFAULT, Curve, load_curves
-from encore.scaling.curves import options as options_of
-from encore.scaling.plots import gantt
-from encore.scaling.proposals import schedule_table, sentences, steady_table
-from encore.scaling.sharing import Job, Schedule, one_by_one, shortest
-from encore.scaling.steady import SteadyState, most_runs, rounds_one_by_one
 
 PLAN_EPILOG = """
 BENCHMARK may be followed by =N: to be run N times. Minutes come from measured curves: a study, a part of the

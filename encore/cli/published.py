@@ -14,8 +14,8 @@ from encore.cli import options
 from encore.cli.layout import FOLDED, console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError
 from encore.names import unknown
-from encore.results.published import PublishedResult, load_published, select
-from encore.results.result_table import parts_of_width, result_table, sections
+from encore.results.published.published import PublishedResult, load_published, select
+from encore.results.report.result_table import parts_of_width, result_table, sections
 from encore.results.rules import canonical
 from encore.results.table import Table
 

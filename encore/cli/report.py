@@ -11,15 +11,15 @@ import typer
 from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, reading, say, text, write_json
 from encore.errors import EncoreError, ExitCode
-from encore.results.archive import check_package, write_archive
-from encore.results.measurements import of_side
-from encore.results.package import check_trees
-from encore.results.report import build_report, measurements_of_published, measurements_of_study, write_files
-from encore.results.sides import load_sides
-from encore.results.studies import MICROWAY, findings
-from encore.results.studies import tables as study_tables
+from encore.lab.scaling.printed_tables import MICROWAY, findings
+from encore.lab.scaling.printed_tables import tables as study_tables
+from encore.lab.submissions.archive import check_package, write_archive
+from encore.lab.submissions.package import check_trees
+from encore.results.compare.sides import load_sides
+from encore.results.report.measurements import of_side
+from encore.results.report.report import build_report, measurements_of_published, measurements_of_study, write_files
+from encore.results.report.tables import all_tables
 from encore.results.table import Table
-from encore.results.tables import all_tables
 from encore.results.words import count_of
 
 REPORT_EPILOG = """

@@ -16,11 +16,11 @@ from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
-from encore.reproduce import commands, writing
-from encore.reproduce.expressions import NoValueError
-from encore.reproduce.reproduction import Reproduction
-from encore.reproduce.reproduction import reproduce as read_configuration
-from encore.reproduce.source import Source, name_of, open_source
+from encore.lab.submissions import commands, writing
+from encore.lab.submissions.expressions import NoValueError
+from encore.lab.submissions.reproduction import Reproduction
+from encore.lab.submissions.reproduction import reproduce as read_configuration
+from encore.lab.submissions.source import Source, name_of, open_source
 from encore.results.rules import ROUNDS
 from encore.results.words import count_of
 from encore.run import hints

@@ -19,15 +19,15 @@ from encore.cli.audit import SEVERITY_STYLE, summary
 from encore.cli.layout import console, plain_table, print_fitted, reading, say, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.files import is_archive, unpacked
+from encore.lab.submissions.package import check_trees
 from encore.results.audit.judge import audit_score
-from encore.results.compliance import check as check_alone
-from encore.results.compliance import known_ruleset, score_and_check
-from encore.results.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
+from encore.results.compliance.compliance import check as check_alone
+from encore.results.compliance.compliance import known_ruleset, score_and_check
+from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
 from encore.results.findings import ComplianceReport, Finding
-from encore.results.normalization import official_in_words
-from encore.results.package import check_trees
-from encore.results.power import Energy, energy_of
-from encore.results.score import Score, find_sets, score_folder
+from encore.results.scores.normalization import official_in_words
+from encore.results.scores.power import Energy, energy_of
+from encore.results.scores.score import Score, find_sets, score_folder
 from encore.results.table import Table
 from encore.results.words import count_of, round_of
 

@@ -16,15 +16,15 @@ from encore import names
 from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError, ExitCode
+from encore.lab.serving import evaluation, server, serving
+from encore.lab.serving import export as exports
+from encore.lab.serving import repository as repositories
+from encore.lab.serving.export import Export, Model
+from encore.lab.serving.model_config import Settings, config_text
+from encore.lab.serving.repository import Repository
+from encore.lab.serving.server import Ports
+from encore.lab.serving.serving import Load, Place
 from encore.machine import node
-from encore.serving import evaluation, server, serving
-from encore.serving import export as exports
-from encore.serving import repository as repositories
-from encore.serving.export import Export, Model
-from encore.serving.model_config import Settings, config_text
-from encore.serving.repository import Repository
-from encore.serving.server import Ports
-from encore.serving.serving import Load, Place
 
 SERVE_EPILOG = """
 Examples:

@@ -12,10 +12,10 @@ from encore import paths
 from encore.cli import options, study_nodes, study_servers
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError, ExitCode
+from encore.lab.studies import definition, measuring
+from encore.lab.studies.definition import Study
+from encore.lab.studies.measuring import Folder, Place
 from encore.run import hints
-from encore.studies import definition, measuring
-from encore.studies.definition import Study
-from encore.studies.measuring import Folder, Place
 
 Small = Annotated[bool, typer.Option("--small", help="The study's small grid: minutes on two cores, no GPU.")]
 PointNumber = Annotated[str | None, typer.Option("--point", help="Only this point: its name, or its number from 0 on.")]
@@ -175,7 +175,7 @@ def _print_points(folder: Folder, as_json: bool) -> None:
 def report(folder: FolderArgument, as_json: options.Json = False) -> None:
     """Write the report of a study again, and print its answers."""
     from encore.cli.report import print_table, tables_as_json
-    from encore.studies.page import build, write
+    from encore.lab.studies.page import build, write
 
     opened = measuring.open_folder(Path(folder))
     built = build(opened)

@@ -17,16 +17,16 @@ from encore.cli.layout import console, say, text, write_json
 from encore.cli.report import print_table, tables_as_json
 from encore.cli.sweep import here, submitter
 from encore.errors import EncoreError, ExitCode
+from encore.lab.scaling import plots, throughput
+from encore.lab.scaling import sweep_folder as sweeps
+from encore.lab.scaling.grid import Grid, points, request_of
+from encore.lab.studies import nodes
+from encore.lab.studies.servers_report import page
 from encore.machine import node
-from encore.results.report import write_files
+from encore.results.report.report import write_files
 from encore.results.table import Table
 from encore.run import hints, planning, run_folder, runner
 from encore.run.supervise import Limits
-from encore.scaling import plots, throughput
-from encore.scaling import sweep_folder as sweeps
-from encore.scaling.grid import Grid, points, request_of
-from encore.studies import nodes
-from encore.studies.servers_report import page
 
 NAME = "multi-node"
 EPILOG = """

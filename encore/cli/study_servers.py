@@ -15,11 +15,11 @@ from encore.cli.data import shown_progress
 from encore.cli.layout import console, say, text, write_json
 from encore.cli.report import print_table, tables_as_json
 from encore.errors import EncoreError
+from encore.lab.studies import kernels_in_common, machine_links, roofline, servers_report
+from encore.lab.studies.published_servers import published_tables
 from encore.machine import node
-from encore.results.report import Report, write_files
+from encore.results.report.report import Report, write_files
 from encore.run import benching
-from encore.studies import kernels_in_common, machine_links, roofline, servers_report
-from encore.studies.published_servers import published_tables
 
 SERVERS_EPILOG = """
 Examples:

@@ -18,15 +18,15 @@ from encore.cli.report import print_table, tables_as_json
 from encore.cli.run import hooks, refuse_with_resume
 from encore.configuration import describe_scale
 from encore.errors import EncoreError, ExitCode
+from encore.lab.scaling import sweep_folder as sweeps
+from encore.lab.scaling.batch import connect
+from encore.lab.scaling.grid import Grid, GridPoint, points, request_of
+from encore.lab.scaling.sweep_folder import Here, Study, Submitter
 from encore.machine import node
 from encore.run import hints, judge, planning
 from encore.run.run_folder import RunFolder
 from encore.run.runner import Hooks
 from encore.run.supervise import Limits
-from encore.scaling import sweep_folder as sweeps
-from encore.scaling.batch import connect
-from encore.scaling.grid import Grid, GridPoint, points, request_of
-from encore.scaling.sweep_folder import Here, Study, Submitter
 
 SWEEP_EPILOG = """
 Examples:
@@ -223,7 +223,7 @@ def _run(screen: Console, study: Study, limits: Limits, submit: bool, predict: t
 
 def _report(screen: Console, study: Study, predict: tuple[int, ...], as_json: bool) -> None:
     """Write the report, and print its first tables."""
-    from encore.scaling import releases, report, throughput
+    from encore.lab.scaling import releases, report, throughput
 
     results = throughput.measured(study)
     tables = [throughput.throughput_table(results)]

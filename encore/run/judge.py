@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from encore import catalogue
 from encore.catalogue import Benchmark
 from encore.files import read_json
-from encore.results.compliance import check
+from encore.results.compliance.compliance import check
 from encore.results.findings import ComplianceReport
+from encore.results.logs.run_log import RunLog, read_run
+from encore.results.logs.timing import length_of
 from encore.results.rules import ROUNDS
-from encore.results.run_log import RunLog, read_run
-from encore.results.timing import length_of
 from encore.run.follow import read_progress
 from encore.run.run_folder import FINISHED, Experiment, ExperimentState, RunFolder
 

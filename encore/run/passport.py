@@ -14,7 +14,7 @@ from encore.configuration import Configuration
 from encore.errors import EncoreError
 from encore.job import Command
 from encore.machine import node
-from encore.results.systems import DESCRIPTION_FIELDS
+from encore.results.published.systems import DESCRIPTION_FIELDS
 from encore.run.run_folder import SCHEMA
 from encore.slurm import cluster as clusters
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from encore.configuration import Configuration
-from encore.results.published import PublishedResult, load_published
+from encore.results.published.published import PublishedResult, load_published
 
 MARGIN = 2.0
 """Own hardware, file system and luck with the seed; Slurm kills at the limit, and waits for none."""

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.detection import detections
 from benchmarks.detection.detections import Detections
 from encore import data, paths
-from encore.results import compliance
+from encore.results.compliance import compliance
 from tests.conftest import logged, records
 from tests.trainings import PATIENCE, InFramework, result
 

@@ -19,8 +19,8 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.gnmt import schedule
 from benchmarks.translation import orders
 from encore import catalogue, configuration, data
-from encore.results.compliance import check
-from encore.results.reader import read_events
+from encore.results.compliance.compliance import check
+from encore.results.logs.reader import read_events
 from tests import trainings
 from tests.conftest import Encore, evaluations, inside, logged, losses, only_run, quality, records
 from tests.trainings import InFramework, exported, finish, result, steps_so_far, trained_once, write_small_config

@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.maskrcnn import schedule
 from encore import catalogue, configuration, data, paths
-from encore.results.compliance import check
+from encore.results.compliance.compliance import check
 from tests import trainings
 from tests.conftest import Encore, logged, losses, only_run, records
 from tests.trainings import PATIENCE, InFramework, exported, finish, result, trained_once, write_small_config

@@ -21,8 +21,8 @@ from benchmarks.minigo.engine import Game
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
 from encore import catalogue, configuration, data
 from encore.errors import EncoreError
-from encore.results.compliance import check
-from encore.results.generations import game_of, generations_table, last_moves
+from encore.results.compliance.compliance import check
+from encore.results.report.generations import game_of, generations_table, last_moves
 from tests.conftest import Encore, logged, only_run, records
 from tests.trainings import InFramework, Started, exported, result, settings, wait_until, write_small_config
 

@@ -15,8 +15,8 @@ from encore import catalogue
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration, resolve
 from encore.machine import node
-from encore.results.compliance import check
-from encore.results.run_log import read_run
+from encore.results.compliance.compliance import check
+from encore.results.logs.run_log import read_run
 from encore.run import log_header
 
 STEPS = 1000

@@ -16,7 +16,7 @@ import pytest
 
 from encore import data, paths
 from encore.errors import EncoreError
-from encore.results.compliance import check
+from encore.results.compliance.compliance import check
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
 from tests.trainings import PATIENCE, InFramework, recorded, result
 

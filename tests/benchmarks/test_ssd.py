@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.ssd import schedule
 from encore import catalogue, configuration, data
-from encore.results.compliance import check
+from encore.results.compliance.compliance import check
 from tests import trainings
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
 from tests.trainings import InFramework, exported, finish, result, write_small_config

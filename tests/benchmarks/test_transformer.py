@@ -17,7 +17,7 @@ from mlperf_logging import compliance_checker
 from benchmarks.common.run.mllog import Noted, log_of
 from benchmarks.transformer import events, schedule
 from encore import catalogue, configuration, data
-from encore.results.compliance import check
+from encore.results.compliance.compliance import check
 from tests.conftest import Encore, evaluations, logged, only_run, quality, records
 from tests.trainings import (
     SEED,

@@ -19,8 +19,8 @@ from encore import catalogue, configuration
 from encore.catalogue import System
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.reproduce.reproduction import Reproduction, reproduce
-from encore.reproduce.source import open_source
+from encore.lab.submissions.reproduction import Reproduction, reproduce
+from encore.lab.submissions.source import open_source
 from tools import reproduced_configurations
 
 FOLDER = "training_results_v0.7/Maker/benchmarks/resnet/implementations/mxnet"

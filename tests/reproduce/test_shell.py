@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from encore.reproduce.shell import Reader
-from encore.reproduce.shell_tokens import ShellError
-from encore.reproduce.shell_values import State
+from encore.lab.submissions.shell import Reader
+from encore.lab.submissions.shell_tokens import ShellError
+from encore.lab.submissions.shell_values import State
 
 UNDERSTOOD = {
     "quotes": """A=one B='two  words' C="$A and ${B}" D=a\\ b E="a\\"b\\$A" F='' G=$A"$B"'$A'""",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from encore.results.audit.judge import audit_score
-from encore.results.run_log import read_run
-from encore.results.score import score_runs
+from encore.results.logs.run_log import read_run
+from encore.results.scores.score import score_runs
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results.archive import check_package, write_archive
-from encore.results.score import score_folder
+from encore.lab.submissions.archive import check_package, write_archive
+from encore.results.scores.score import score_folder
 from tests.results.result_logs import START_MS, resnet_v05, resnet_v07, write_set
 
 

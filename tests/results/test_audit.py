@@ -19,10 +19,10 @@ from encore.results.audit.clocks import clock_backwards, implausible_time
 from encore.results.audit.judge import Audit, audit_path
 from encore.results.audit.rules import RULES
 from encore.results.audit.stated import faster_than_stated
-from encore.results.compare import compare_path
-from encore.results.digest import digests
-from encore.results.run_log import Phase, RunLog, Stated
-from encore.results.sides import load_side
+from encore.results.compare.compare import compare_path
+from encore.results.compare.digest import digests
+from encore.results.compare.sides import load_side
+from encore.results.logs.run_log import Phase, RunLog, Stated
 from tests.results.mutants import mutate
 from tests.results.result_logs import START_MS, mll, mllog, resnet_v07, write_set
 

@@ -15,14 +15,22 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results.compare import SAME_LOGS, SAME_RUNS, Comparison, Verdict, compare, compare_path, compare_with
-from encore.results.digest import submission
-from encore.results.explain import explain
+from encore.results.compare.compare import (
+    SAME_LOGS,
+    SAME_RUNS,
+    Comparison,
+    Verdict,
+    compare,
+    compare_path,
+    compare_with,
+)
+from encore.results.compare.digest import submission
+from encore.results.compare.explain import explain
+from encore.results.compare.nearest import AS_GIVEN, How, Match, find_submission, rank, why
+from encore.results.compare.sides import load_side, load_sides, side_of
 from encore.results.findings import Finding
-from encore.results.nearest import AS_GIVEN, How, Match, find_submission, rank, why
-from encore.results.published import load_published
-from encore.results.score import Lack, Score, find_sets
-from encore.results.sides import load_side, load_sides, side_of
+from encore.results.published.published import load_published
+from encore.results.scores.score import Lack, Score, find_sets
 from encore.results.statistics import Sample
 from tests.results.result_logs import START_MS, resnet_v05, resnet_v07, uneven, write_set
 

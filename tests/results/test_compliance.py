@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results import rates
-from encore.results.compliance import ComplianceReport, check
+from encore.results.compliance import rates
+from encore.results.compliance.compliance import ComplianceReport, check
 from encore.results.findings import Finding
 from tests.results.result_logs import START_MS, mll, mllog, resnet_v05, resnet_v07, v05
 

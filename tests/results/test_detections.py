@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results.detections import FILE, drawing, images_of, shown_in_report
-from encore.results.report import build_report, render, write_files
+from encore.results.report.detections import FILE, drawing, images_of, shown_in_report
+from encore.results.report.report import build_report, render, write_files
 from tests.results.result_logs import resnet_v07, write_set
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -13,17 +13,18 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results import digest, published
-from encore.results.compare import compare_with
-from encore.results.digest_build import main
-from encore.results.explain import explain
-from encore.results.nearest import AS_GIVEN
-from encore.results.published import load_published, select
+from encore.results.compare import digest
+from encore.results.compare.compare import compare_with
+from encore.results.compare.digest_build import main
+from encore.results.compare.explain import explain
+from encore.results.compare.nearest import AS_GIVEN
+from encore.results.compare.sides import Side, load_side, load_sides
+from encore.results.logs.run_log import read_run
+from encore.results.logs.timing import MOST_POINTS, curve_of
+from encore.results.published import published
+from encore.results.published.published import load_published, select
+from encore.results.published.systems import cells_at
 from encore.results.rules import ROUNDS
-from encore.results.run_log import read_run
-from encore.results.sides import Side, load_side, load_sides
-from encore.results.systems import cells_at
-from encore.results.timing import MOST_POINTS, curve_of
 from tests.results.result_logs import START_MS, mllog, resnet_v07, write_set
 
 

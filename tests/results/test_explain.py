@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from encore import catalogue
 from encore.cli.app import app
-from encore.results.compare import compare, compare_with
-from encore.results.explain import Difference, explain
-from encore.results.nearest import AS_GIVEN
-from encore.results.report import write_report
-from encore.results.run_log import read_run
-from encore.results.sides import Side, load_side, load_sides
-from encore.results.timing import length_of, phases_of
+from encore.results.compare.compare import compare, compare_with
+from encore.results.compare.explain import Difference, explain
+from encore.results.compare.nearest import AS_GIVEN
+from encore.results.compare.sides import Side, load_side, load_sides
+from encore.results.logs.run_log import read_run
+from encore.results.logs.timing import length_of, phases_of
+from encore.results.report.report import write_report
 from tests.results.result_logs import START_MS, mllog, resnet_v07, v05, write_set
 
 

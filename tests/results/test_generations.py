@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from encore.results.figures import quality_curves
-from encore.results.generations import drawing, game_of, generation_plots, generations_of, generations_table, last_moves
-from encore.results.measurements import Curve, Measurement
-from encore.results.report import build_report, render, write_files
+from encore.results.report.figures import quality_curves
+from encore.results.report.generations import (
+    drawing,
+    game_of,
+    generation_plots,
+    generations_of,
+    generations_table,
+    last_moves,
+)
+from encore.results.report.measurements import Curve, Measurement
+from encore.results.report.report import build_report, render, write_files
 from tests.results.result_logs import resnet_v07, write_set
 
 # Black takes the white stone in the corner A5 by B5 and A4, and white plays into the hole again, which takes nothing.

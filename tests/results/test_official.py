@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from encore.cli.app import app
-from encore.results.compare import compare_path
-from encore.results.convergence import Outcome, convergence_of, points_known, report_of
-from encore.results.normalization import read_scaling
-from encore.results.power import energy_of
-from encore.results.published import load_published, select
-from encore.results.result_table import parts_of_width, result_table, sections
-from encore.results.score import Score, score_folder
+from encore.results.compare.compare import compare_path
+from encore.results.compliance.convergence import Outcome, convergence_of, points_known, report_of
+from encore.results.published.published import load_published, select
+from encore.results.report.result_table import parts_of_width, result_table, sections
+from encore.results.scores.normalization import read_scaling
+from encore.results.scores.power import energy_of
+from encore.results.scores.score import Score, score_folder
 from tests.results.result_logs import START_MS, mllog, resnet_v07, uneven, write_set
 
 DELL = "v4.0/Dell/XE9680x8H100-SXM-80GB"

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from encore.results import compliance, parallel, reader
-from encore.results.compliance import check_log_of_many, score_and_check
-from encore.results.score import find_sets, score_folder
+from encore.results.compliance import compliance
+from encore.results.compliance.compliance import check_log_of_many, score_and_check
+from encore.results.logs import parallel, reader
+from encore.results.scores.score import find_sets, score_folder
 from tests.results.result_logs import resnet_v07, write_set
 
 READ = """
 import os, signal, sys, time
 from pathlib import Path
-from encore.results import parallel
+from encore.results.logs import parallel
 from encore.errors import EncoreError
 
 parallel._WORTHWHILE = 0

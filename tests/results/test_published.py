@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results.digest import digests
-from encore.results.published import load_figures, load_published, load_studies, select, system_of
+from encore.results.compare.digest import digests
+from encore.results.published.published import load_figures, load_published, load_studies, select, system_of
 from encore.results.rules import ROUNDS
 
 

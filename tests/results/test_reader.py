@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from encore.results import reader
-from encore.results.reader import MAX_LINE, Event, parse_line, read_events
-from encore.results.run_log import read_run
+from encore.results.logs import reader
+from encore.results.logs.reader import MAX_LINE, Event, parse_line, read_events
+from encore.results.logs.run_log import read_run
 from tests.results.mutants import check_mutant, mutate
 from tests.results.result_logs import mll, mllog, resnet_v05, resnet_v07, v05
 

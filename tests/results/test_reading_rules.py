@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.audit.judge import audit_path
-from encore.results.compare import compare_path
-from encore.results.compliance import check, score_and_check
-from encore.results.extra_rules import small_data_findings
+from encore.results.compare.compare import compare_path
+from encore.results.compare.sides import load_side
+from encore.results.compliance.compliance import check, score_and_check
+from encore.results.compliance.extra_rules import small_data_findings
+from encore.results.logs.run_log import Reason, RunLog, read_run
+from encore.results.logs.timing import Length, length_of
 from encore.results.rules import canonical, rule_for, targets_of
-from encore.results.run_log import Reason, RunLog, read_run
-from encore.results.score import score_folder
-from encore.results.sides import load_side
-from encore.results.timing import Length, length_of
+from encore.results.scores.score import score_folder
 from tests.results.result_logs import START_MS, mllog, resnet_v07, write_set
 
 LATER_MS = 1_640_000_000_000

@@ -16,22 +16,22 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results.compare import Factor, compare
-from encore.results.compliance import check_log_of_many
-from encore.results.digest import submission
-from encore.results.figures import STYLE, all_figures
+from encore.lab.scaling.printed_tables import MICROWAY, findings
+from encore.lab.scaling.printed_tables import tables as study_tables
+from encore.results.compare.compare import Factor, compare
+from encore.results.compare.digest import submission
+from encore.results.compare.sides import load_side
+from encore.results.compliance.compliance import check_log_of_many
 from encore.results.findings import Finding
-from encore.results.measurements import of_side
-from encore.results.published import load_published
-from encore.results.report import Report, build_report, render, write_report
-from encore.results.sections import section, summary, tone
-from encore.results.set_figures import quality_plots, run_dots
-from encore.results.sides import load_side
-from encore.results.studies import MICROWAY, findings
-from encore.results.studies import tables as study_tables
+from encore.results.published.published import load_published
+from encore.results.report.figures import STYLE, all_figures
+from encore.results.report.measurements import of_side
+from encore.results.report.report import Report, build_report, render, write_report
+from encore.results.report.sections import section, summary, tone
+from encore.results.report.set_figures import quality_plots, run_dots
+from encore.results.report.tables import all_tables
+from encore.results.report.translations import FILE, LONGEST, translations_table
 from encore.results.table import shown
-from encore.results.tables import all_tables
-from encore.results.translations import FILE, LONGEST, translations_table
 from tests.results.result_logs import START_MS, resnet_v07, uneven, write_set
 
 OPTIONS = (

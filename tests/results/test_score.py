@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.audit.judge import audit_score
-from encore.results.published import DATA
+from encore.results.logs.run_log import Reason, read_run
+from encore.results.published.published import DATA
 from encore.results.rules import canonical, rule_for
-from encore.results.run_log import Reason, read_run
-from encore.results.score import Score, score_folder
+from encore.results.scores.score import Score, score_folder
 from tests.results.result_logs import START_MS, mll, mllog, resnet_v05, resnet_v07, v05, write_set
 
 

@@ -11,13 +11,12 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results.figures import all_figures, time_over_gpus
-from encore.results.measurements import Measurement, of_published, of_side, of_study
-from encore.results.published import load_figures, load_published, select
-from encore.results.sides import load_sides
-from encore.results.studies import MICROWAY, Span, checks, span_of, tables
-from encore.results.table import Table
-from encore.results.tables import (
+from encore.lab.scaling.printed_tables import MICROWAY, Span, checks, span_of, tables
+from encore.results.compare.sides import load_sides
+from encore.results.published.published import load_figures, load_published, select
+from encore.results.report.figures import all_figures, time_over_gpus
+from encore.results.report.measurements import Measurement, of_published, of_side, of_study
+from encore.results.report.tables import (
     by_precision,
     by_release,
     quality_table,
@@ -26,6 +25,7 @@ from encore.results.tables import (
     speed_up_table,
     synopsis,
 )
+from encore.results.table import Table
 from tests.results.result_logs import START_MS, resnet_v07, write_set
 
 PRINTED = {

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from encore.results.compare import compare_path
-from encore.results.descriptions import described, from_description
-from encore.results.measurements import of_published
-from encore.results.published import load_published, select
-from encore.results.systems import family, model_of, nearest_description, rounds_system
+from encore.results.compare.compare import compare_path
+from encore.results.published.descriptions import described, from_description
+from encore.results.published.published import load_published, select
+from encore.results.published.systems import family, model_of, nearest_description, rounds_system
+from encore.results.report.measurements import of_published
 from tests.results.result_logs import resnet_v07, write_set
 
 VALID = {

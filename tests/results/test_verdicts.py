@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from encore.cli.documentation import GENERAL
-from encore.results.calibration import load_calibration
-from encore.results.compare import Comparison, Verdict, compare
-from encore.results.score import find_sets
-from encore.results.sides import load_side
+from encore.results.compare.compare import Comparison, Verdict, compare
+from encore.results.compare.sides import load_side
+from encore.results.compare.verdicts import decide, factor_of, length_factor
+from encore.results.published.calibration import load_calibration
+from encore.results.scores.score import find_sets
 from encore.results.statistics import Outcome, Sample, further_runs, interval, ratio_of, z_score
-from encore.results.verdicts import decide, factor_of, length_factor
 from tests.results.result_logs import START_MS, resnet_v07, uneven, write_set
 from tools.calibrate_verdicts import POPULATIONS, SHIFTS, Runs, simulated, tally, verdict_of
 

@@ -13,9 +13,9 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.export import export
 from encore import data
 from encore.errors import EncoreError
+from encore.lab.serving import evaluation
 from encore.run import exporting
 from encore.run.run_folder import Experiment, ExperimentState
-from encore.serving import evaluation
 from tests.conftest import Encore, evaluations, only_run, quality
 from tests.trainings import evaluated, exported
 

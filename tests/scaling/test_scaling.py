@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from encore.errors import EncoreError
-from encore.results.published import load_published
-from encore.scaling import validation
-from encore.scaling.cost_model import Algorithm, Point, fit_epochs, fit_steps
-from encore.scaling.fitting import Prior, fit
+from encore.lab.scaling import validation
+from encore.lab.scaling.cost_model import Algorithm, Point, fit_epochs, fit_steps
+from encore.lab.scaling.fitting import Prior, fit
+from encore.results.published.published import load_published
 
 TRUTH = {"compute": 7e-4, "fixed": 5e-3, "latency": 2e-5, "transfer": 1e-2, "transfer between nodes": 4e-2}
 """Seconds: a ResNet-50 on V100s, about."""

@@ -14,12 +14,12 @@ from filelock import FileLock
 
 from encore import catalogue
 from encore.errors import EncoreError, ExitCode
+from encore.lab.scaling import batch, plots, releases, sweep_folder, throughput
+from encore.lab.scaling.grid import Grid, GridPoint, batch_settings, points, request_of
+from encore.lab.scaling.sweep_folder import Here, Submitter
 from encore.run import planning, run_folder
 from encore.run.run_folder import ExperimentState
 from encore.run.supervise import Limits
-from encore.scaling import batch, plots, releases, sweep_folder, throughput
-from encore.scaling.grid import Grid, GridPoint, batch_settings, points, request_of
-from encore.scaling.sweep_folder import Here, Submitter
 from tests.conftest import TINY, Encore, Study, losses, records
 from tests.trainings import PATIENCE, in_background, wait_for_step
 

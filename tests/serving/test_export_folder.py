@@ -13,11 +13,11 @@ import pytest
 
 from encore.cli import serve as command
 from encore.errors import EncoreError
-from encore.serving import export as exports
-from encore.serving import repository as repositories
-from encore.serving import server, wheel
-from encore.serving.model_config import Backend, Settings, config_text
-from encore.serving.text_format import Word, render
+from encore.lab.serving import export as exports
+from encore.lab.serving import repository as repositories
+from encore.lab.serving import server, wheel
+from encore.lab.serving.model_config import Backend, Settings, config_text
+from encore.lab.serving.text_format import Word, render
 
 SAMPLES = 4
 PASSPORT: dict[str, Any] = {

@@ -20,8 +20,8 @@ import pytest
 from encore import paths
 from encore.errors import EncoreError
 from encore.job import Command
-from encore.serving import server
-from encore.serving.server import Ports
+from encore.lab.serving import server
+from encore.lab.serving.server import Ports
 from tests.conftest import Encore
 from tests.trainings import ATTEMPTS, free_ports
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from encore import files
-from encore.studies import measuring
-from encore.studies.definition import Point, Study
-from encore.studies.measuring import MEASUREMENT, Folder, Place
+from encore.lab.studies import measuring
+from encore.lab.studies.definition import Point, Study
+from encore.lab.studies.measuring import MEASUREMENT, Folder, Place
 
 WEIGHTS = {"lenet": 70_753_070, "alexnet": 50_844_008, "googlenet": 6_998_552, "inception-v3": 23_817_352}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from encore.studies import measuring
+from encore.lab.studies import measuring
 from tests.conftest import Encore
 from tests.studies.test_study import OWN
 from tests.trainings import in_background, wait_until

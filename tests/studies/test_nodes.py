@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
+from encore.lab.scaling.grid import Grid, GridPoint, hosts_of, points
+from encore.lab.scaling.throughput import Result
+from encore.lab.studies import nodes
 from encore.machine import node
 from encore.results.statistics import Sample
-from encore.scaling.grid import Grid, GridPoint, hosts_of, points
-from encore.scaling.throughput import Result
-from encore.studies import nodes
 
 HOSTS = ("n1:4", "n2:4", "n3:4", "n4:4")
 

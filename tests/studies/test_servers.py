@@ -15,9 +15,7 @@ from encore import paths
 from encore.cli import study_servers
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.machine.links import parse_topology
-from encore.results.table import Table
-from encore.studies import (
+from encore.lab.studies import (
     gpus_needed,
     kernels_in_common,
     machine_links,
@@ -26,8 +24,10 @@ from encore.studies import (
     servers,
     utilisation,
 )
-from encore.studies.published_servers import PLACES, published_tables
-from encore.studies.servers import ServerRun
+from encore.lab.studies.published_servers import PLACES, published_tables
+from encore.lab.studies.servers import ServerRun
+from encore.machine.links import parse_topology
+from encore.results.table import Table
 from tests.results.result_logs import START_MS, resnet_v07
 
 TOPOLOGY = paths.ROOT / "tests" / "samples" / "topology"

@@ -9,10 +9,10 @@ import pytest
 
 from encore import paths
 from encore.errors import EncoreError
+from encore.lab.scaling.printed_tables import BARC, checks
+from encore.lab.studies import measuring, page, traffic
+from encore.lab.studies.definition import Point, changed, load, order, parse, points
 from encore.machine.links import parse_topology
-from encore.results.studies import BARC, checks
-from encore.studies import measuring, page, traffic
-from encore.studies.definition import Point, changed, load, order, parse, points
 from tests.studies import made
 
 OWN = """

@@ -23,7 +23,7 @@ import psutil
 
 from encore import catalogue, configuration, data, environment, paths
 from encore.machine import processes
-from encore.results import reader
+from encore.results.logs import reader
 from encore.run import hints
 from tests.conftest import evaluations, records
 

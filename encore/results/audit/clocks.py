@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 
 from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, in_words, milliseconds, starting_line
-from encore.results.extra_rules import small_data_findings
-from encore.results.run_log import Reason, RunLog
-from encore.results.timing import intervals_of, length_of
+from encore.results.compliance.extra_rules import small_data_findings
+from encore.results.logs.run_log import Reason, RunLog
+from encore.results.logs.timing import intervals_of, length_of
 from encore.results.words import count_of
 
 Span = tuple[float, float, float]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encore.results.audit.oddities import Oddity, milliseconds
-from encore.results.run_log import RunLog
-from encore.results.score import Score
+from encore.results.logs.run_log import RunLog
+from encore.results.scores.score import Score
 
 _LEAST_EVALUATIONS = 4
 _LEAST_EQUAL_TIMES = 3

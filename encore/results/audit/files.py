@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from encore.results.audit.oddities import Oddity
-from encore.results.run_log import RunLog
-from encore.results.score import Score
+from encore.results.logs.run_log import RunLog
+from encore.results.scores.score import Score
 from encore.results.words import count_of
 
 _SHOWN = 8

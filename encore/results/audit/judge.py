@@ -18,7 +18,7 @@ from encore.results.audit.oddities import Oddity, Rule
 from encore.results.audit.rates import rate_of, severity_of
 from encore.results.audit.rules import RULES
 from encore.results.findings import Finding, Severity, no_error
-from encore.results.score import Score, score_folder
+from encore.results.scores.score import Score, score_folder
 
 _COPY, _ALTERED_COPY = (rule for rule in RULES if rule.check is None)
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")

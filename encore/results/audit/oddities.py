@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encore.results.findings import Severity
-from encore.results.run_log import RunLog
-from encore.results.score import Score
+from encore.results.logs.run_log import RunLog
+from encore.results.scores.score import Score
 
 OFF_THE_CLOCK = frozenset({"minigo", "stable_diffusion"})
 """Their checkpoints may be evaluated after the run, which the rules of their rounds allow."""

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, milliseconds, starting_line
-from encore.results.score import Score
-from encore.results.timing import length_of
+from encore.results.logs.timing import length_of
+from encore.results.scores.score import Score
 
 _OUTLIER = 5.0
 _PACE = 1.5

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from encore.results.audit.oddities import Oddity
-from encore.results.published import lines_of
+from encore.results.logs.run_log import RunLog
+from encore.results.logs.timing import curve_of
+from encore.results.published.published import lines_of
 from encore.results.rules import ROUNDS
-from encore.results.run_log import RunLog
-from encore.results.score import Score
-from encore.results.timing import curve_of
+from encore.results.scores.score import Score
 from encore.results.words import count_of
 
 _LEAST_VALUES = 4

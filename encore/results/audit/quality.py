@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, in_words
+from encore.results.logs.run_log import RunLog
 from encore.results.rules import BLEU_BENCHMARKS
-from encore.results.run_log import RunLog
 
 _SLACK_S = 1.0
 _UNBOUNDED = ("perplexity", "entropy", "loss", "FID")

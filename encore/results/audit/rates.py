@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from encore.results.audit.oddities import Rule
+from encore.results.compliance.rates import severity_at
 from encore.results.findings import Severity
-from encore.results.published import DATA
-from encore.results.rates import severity_at
+from encore.results.published.published import DATA
 
 FILE = DATA / "audit_rates.json"
 

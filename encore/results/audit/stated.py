@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from encore.results.audit.clocks import Span, seconds_without, spans_of
 from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, in_words
-from encore.results.run_log import RunLog, Stated
-from encore.results.timing import intervals_of
+from encore.results.logs.run_log import RunLog, Stated
+from encore.results.logs.timing import intervals_of
 
 _FASTER = 1.04
 """Of the public logs of v1.0, v1.1, v3.0, v3.1 and v5.0, by which it was chosen, 99 in 100 are at most 1.02."""

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from encore.results.audit.oddities import Oddity, starting_line
-from encore.results.run_log import RunLog
-from encore.results.score import Score
+from encore.results.logs.run_log import RunLog
+from encore.results.scores.score import Score
 
 _TUNED = re.compile(r"(?:opt|sgd|lars|adam|lamb)_|s_optimizer$|gradient_accumulation_steps$")
 _DEFERRED = "DEFERRED"

@@ -1,0 +1,1 @@
+"""What stands on the core, and what the core never imports."""

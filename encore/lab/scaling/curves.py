@@ -1,0 +1,193 @@
+"""Minutes to the target over GPUs: from a study, published results, runs, a sweep, or a file.
+
+from encore.lab.scaling.curves import load_curves, options
+for option in options(load_curves(["microway-dgx1-scaling"])["ssd"], gpus=8):
+    print(option.gpus, option.minutes, option.how)
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from encore.errors import EncoreError
+from encore.lab.scaling.cost_model import Point, fit_steps
+from encore.lab.scaling.printed_tables import MICROWAY
+from encore.results.compare.sides import load_sides
+from encore.results.published.published import load_studies
+from encore.results.report.measurements import Measurement, of_side
+from encore.results.report.report import measurements_of_published, measurements_of_study
+from encore.results.rules import canonical
+
+DEFAULT = MICROWAY
+_COLUMNS = ("benchmark", "gpus", "minutes")
+
+How = Literal["measured", "interpolated", "predicted"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Minutes to the target of one benchmark by number of GPUs, each measured."""
+
+    benchmark: str
+    points: tuple[tuple[int, float], ...]
+    """GPUs and minutes, ascending by GPUs."""
+    source: str
+
+    @property
+    def least(self) -> int:
+        """Fewest GPUs measured."""
+        return self.points[0][0]
+
+    @property
+    def most(self) -> int:
+        """Most GPUs measured."""
+        return self.points[-1][0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A number of GPUs that a benchmark can be given."""
+
+    gpus: int
+    minutes: float
+    how: How = "measured"
+    low: float | None = None
+    """Ends of the 95 % interval where the minutes are predicted."""
+    high: float | None = None
+
+    @property
+    def work(self) -> float:
+        """GPU-minutes of a run."""
+        return self.gpus * self.minutes
+
+
+def load_curves(sources: Sequence[str]) -> dict[str, Curve]:
+    """Return curves by benchmark; EncoreError where a source is none, or mixes kinds of accelerators."""
+    gathered: dict[str, dict[int, tuple[float, str, str]]] = {}
+    for source in sources:
+        for benchmark, gpus, minutes, kind in _read(source):
+            points = gathered.setdefault(benchmark, {})
+            others = {other for _, other, _ in points.values()} - {kind}
+            if others:
+                raise EncoreError(
+                    f"{benchmark} was measured on {kind} and on {', '.join(sorted(others))}",
+                    expected="one kind of accelerator",
+                    remedy="narrow --curves, such as v0.7/NVIDIA/dgxa100",
+                )
+            if gpus not in points or minutes < points[gpus][0]:
+                points[gpus] = (minutes, kind, source)
+    return {
+        benchmark: Curve(
+            benchmark=benchmark,
+            points=tuple((gpus, points[gpus][0]) for gpus in sorted(points)),
+            source=", ".join(dict.fromkeys(source for _, _, source in points.values())),
+        )
+        for benchmark, points in gathered.items()
+    }
+
+
+def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
+    """Yield the benchmark, GPUs, minutes and kind of accelerator of everything that a source measured."""
+    path = Path(source)
+    if path.is_file():
+        yield from _read_file(path)
+        return
+    measured: list[Measurement]
+    if path.is_dir():
+        measured = [of_side(side) for side in load_sides(path)]
+    elif source in {study.key for study in load_studies()}:
+        measured = measurements_of_study(source)
+    elif source == "published":
+        raise EncoreError(
+            "published results are of many accelerators",
+            expected="a part of their names",
+            remedy="--curves v0.7/NVIDIA/dgxa100; `encore published` lists them",
+        )
+    elif path.suffix or source.startswith((".", "/")):
+        raise EncoreError(f"there is no {source}", expected="a CSV file or a folder of runs")
+    else:
+        measured = measurements_of_published(source)
+    for each in measured:
+        if each.gpus and each.minutes:
+            yield each.benchmark, each.gpus, each.minutes, each.system.rpartition("nodes, ")[2]
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
+    """Yield rows of a CSV file with the columns benchmark, gpus and minutes."""
+    with path.open(encoding="utf-8", newline="", errors="replace") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise EncoreError(
+                f"{path} has no column {', '.join(missing)}", expected=f"the columns {','.join(_COLUMNS)}"
+            )
+        for row in reader:
+            try:
+                gpus, minutes = int(row["gpus"]), float(row["minutes"])
+            except (TypeError, ValueError):
+                gpus, minutes = 0, 0.0
+            if gpus < 1 or not (minutes > 0 and math.isfinite(minutes)) or not row["benchmark"]:
+                raise EncoreError(
+                    f"{path}, line {reader.line_num}: {','.join(str(row[name]) for name in _COLUMNS)}",
+                    expected="a benchmark, a positive whole number of GPUs, positive minutes",
+                )
+            yield canonical(row["benchmark"]) or row["benchmark"], gpus, minutes, str(path)
+
+
+def options(curve: Curve, gpus: int, extrapolate: bool = False) -> tuple[Option, ...]:
+    """Return what a machine of so many GPUs can give a benchmark: measured counts, and powers of two between them.
+
+    Between two measured counts the minutes are interpolated, linearly in the logarithms of both. Outside they
+    come from the cost model, where that is wanted. Counts that cost more GPUs and save no time are left out.
+    """
+    measured = dict(curve.points)
+    found = [Option(gpus=n, minutes=minutes) for n, minutes in curve.points if n <= gpus]
+    for n in _candidates(gpus):
+        if n in measured:
+            continue
+        if curve.least < n < curve.most:
+            found.append(Option(gpus=n, minutes=interpolated(curve, n), how="interpolated"))
+        elif extrapolate:
+            found.append(_predicted(curve, n))
+    if not found:
+        raise EncoreError(
+            f"{curve.benchmark} was measured on {curve.least} to {curve.most} GPUs, and there are {gpus}",
+            expected=f"at least {curve.least} GPUs",
+            remedy="measure it on fewer with `encore sweep`, or let the cost model guess: --extrapolate",
+        )
+    return tuple(_useful(found))
+
+
+def _candidates(gpus: int) -> list[int]:
+    powers = [2**power for power in range(gpus.bit_length()) if 2**power <= gpus]
+    return sorted({*powers, gpus})
+
+
+def _useful(found: Iterable[Option]) -> Iterator[Option]:
+    fastest = math.inf
+    for option in sorted(found, key=lambda each: each.gpus):
+        if option.minutes < fastest:
+            fastest = option.minutes
+            yield option
+
+
+def interpolated(curve: Curve, gpus: int) -> float:
+    """Return minutes between two measured counts, linear in the logarithms."""
+    for (below, slow), (above, fast) in pairwise(curve.points):
+        if below <= gpus <= above:
+            share = math.log(gpus / below) / math.log(above / below)
+            return math.exp(math.log(slow) + share * (math.log(fast) - math.log(slow)))
+    raise ValueError(f"{gpus} GPUs lie outside {curve.least} to {curve.most}")
+
+
+def _predicted(curve: Curve, gpus: int) -> Option:
+    """Return minutes by the cost model, with the work of the whole training divided among the GPUs."""
+    model = fit_steps([Point(gpus=n, samples_per_gpu=1 / n, time=minutes) for n, minutes in curve.points])
+    found = model.predict(Point(gpus=gpus, samples_per_gpu=1 / gpus))
+    return Option(gpus=gpus, minutes=found.value, how="predicted", low=found.low, high=found.high)

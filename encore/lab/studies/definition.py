@@ -1,0 +1,288 @@
+"""A study as data: what is measured, on which grid, what was published of it, and which questions it answers.
+
+from encore.lab.studies.definition import load, points
+study = load("multi-gpu")
+for point in points(study):
+    print(point.key, point.config)
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from encore import configuration, names, paths
+from encore.errors import EncoreError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DATA = Path(__file__).parent / "data"
+Value = str | int | float | bool
+Kind = Literal["speed-up", "against", "size", "stages", "memory", "weak"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Program(_Strict):
+    """The measuring program: config.json in, measurement.json out."""
+
+    module: str
+    """Python module; the config.py next to it checks a point before anything starts."""
+    framework: str
+    """Names the environment, and how ranks are started."""
+    image: str = ""
+    """Benchmark whose image holds the framework; empty: the program runs on the host alone."""
+    ranks: str = "ranks"
+    """Axis with the number of devices."""
+    one_process: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
+    """Axis and values for which one process drives all devices; else each has its own."""
+    seconds: float = 10.0
+    """A point's duration before any was measured, for the estimate of a dry run."""
+
+
+class Epoch(_Strict):
+    """What an epoch is, so that seconds per step become seconds per epoch."""
+
+    images: int
+    """Of strong scaling, over all devices; of weak scaling, of each device."""
+    batch: str = "batch_size"
+    """Axis with the samples of a step on each device."""
+
+
+class Published(_Strict):
+    """Which printed figures belong to which points."""
+
+    source: str
+    """Key of studies.toml in the results' data."""
+    model: str
+    """Axis that is the figures' model."""
+    models: dict[str, str] = Field(default_factory=dict)
+    """Name of a value of that axis in the figures, where it is another."""
+    context: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Axis, and the words for its values that a figure's context has."""
+
+
+class Question(_Strict):
+    """One question, and how the data answers it."""
+
+    text: str
+    kind: Kind
+    x: str = ""
+    """Axis from left to right."""
+    series: tuple[str, ...] = ()
+    """Axes of which each combination of values is a line."""
+    where: dict[str, Value] = Field(default_factory=dict)
+    """Points that the answer is made of; an axis that is not named is taken as it is."""
+    between: tuple[Value, ...] = ()
+    """Two values of ``x`` that are held against each other."""
+    quantity: str = ""
+    """Of the printed figures next to it; empty: there are none."""
+    why: str = ""
+    """What the study gives as the reason; printed in the last section."""
+
+
+class Part(_Strict):
+    """What a smaller grid, such as ``--small``, has in place of the whole one."""
+
+    base: dict[str, Value] = Field(default_factory=dict)
+    grid: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
+    values: dict[str, dict[str, dict[str, Value]]] = Field(default_factory=dict)
+    questions: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """By the number of a question, from 1: what it has in place of its own."""
+    skip: tuple[dict[str, Value], ...] = ()
+    """In addition to the study's."""
+    more: tuple[dict[str, tuple[Value, ...]], ...] = ()
+    seconds: float | None = None
+    epoch: Epoch | None = None
+
+
+class Study(_Strict):
+    """A study that can be measured."""
+
+    name: str
+    title: str
+    about: str = ""
+    program: Program
+    base: dict[str, Value]
+    grid: dict[str, tuple[Value, ...]]
+    values: dict[str, dict[str, dict[str, Value]]] = Field(default_factory=dict)
+    """Axis, value, and what else the configuration has with it."""
+    skip: tuple[dict[str, Value], ...] = ()
+    """Combinations that are not measured."""
+    more: tuple[dict[str, tuple[Value, ...]], ...] = ()
+    """Grids of points next to the first one: values of its axes, and of any key of the configuration."""
+    passes: int = Field(2, ge=1)
+    """How often each point is measured: the first time in the grid's order, then shuffled."""
+    epoch: Epoch
+    published: Published | None = None
+    links: str = ""
+    """Links of the machine that the study was made on: a file in data/links."""
+    questions: tuple[Question, ...]
+    small: Part = Part()
+    is_small: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a study's grid."""
+
+    axes: Mapping[str, Value]
+    config: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Return the name of the point's folder: the values of the axes in their order, of a switch its name."""
+        words = [axis if value is True else str(value).replace("/", "_") for axis, value in self.axes.items()]
+        return "-".join(words)
+
+
+def known() -> list[str]:
+    """Return the names of the studies that come with Encore."""
+    return sorted(path.stem for path in DATA.glob("*.toml"))
+
+
+def load(name: str, small: bool = False) -> Study:
+    """Return the study ``name``, or that of a TOML file; EncoreError for one that cannot be."""
+    path = Path(name) if name.endswith(".toml") else DATA / f"{name}.toml"
+    if not path.is_file():
+        if path.parent != DATA:
+            raise EncoreError(f"no file {path}", remedy="name the TOML file of the study")
+        raise names.unknown("study", name, known())
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse({"name": path.stem, **content}, small)
+    except tomllib.TOMLDecodeError as error:
+        raise EncoreError(f"{path} is no TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise EncoreError(f"{path}: {place}: {first['msg']}", remedy="see docs/studies.md for the fields") from error
+
+
+def parse(content: Mapping[str, Any], small: bool = False) -> Study:
+    """Return a study from its fields; with ``small`` its small grid."""
+    study = Study.model_validate(content)
+    if small:
+        if not study.small.grid:
+            raise EncoreError(
+                f"the study {study.name} has no small grid", remedy="leave out --small, or add [small.grid]"
+            )
+        study = _reduced(study)
+    _check(study)
+    return study
+
+
+def _reduced(study: Study) -> Study:
+    """Return the study on its small grid."""
+    part = study.small
+    values = {axis: dict(by_value) for axis, by_value in study.values.items()}
+    for axis, by_value in part.values.items():
+        for value, more in by_value.items():
+            values.setdefault(axis, {})[value] = {**values.get(axis, {}).get(value, {}), **more}
+    questions = tuple(
+        Question.model_validate({**question.model_dump(), **part.questions.get(str(number), {})})
+        for number, question in enumerate(study.questions, 1)
+    )
+    program = study.program.model_copy(update={"seconds": part.seconds or study.program.seconds})
+    changes = {
+        "base": {**study.base, **part.base}, "grid": {**study.grid, **part.grid}, "values": values,
+        "questions": questions, "program": program, "skip": (*study.skip, *part.skip), "more": part.more,
+        "epoch": part.epoch or study.epoch, "is_small": True,
+    }  # fmt: skip
+    return study.model_copy(update=changes)
+
+
+def _check(study: Study) -> None:
+    """Refuse what would only be found out while it is measured."""
+    axes = {study.program.ranks, study.epoch.batch, *study.program.one_process}
+    for question in study.questions:
+        axes |= {*question.series, *question.where, *([question.x] if question.x else [])}
+    for axis in sorted(axes):
+        if axis not in study.grid:
+            raise names.unknown(f"axis in the study {study.name}", axis, study.grid)
+    for each in study.more:
+        absent = sorted(set(study.grid) - set(each))
+        if absent:
+            raise EncoreError(f"[[more]] of the study {study.name} does not say {', '.join(absent)}")
+    fields = configuration.field_types(folder(study))
+    for point in points(study):
+        for name in point.config:
+            if name not in fields:
+                raise names.unknown(f"key in the study {study.name}", name, fields)
+        missing = sorted(set(fields) - set(point.config))
+        if missing:
+            raise EncoreError(f"the study {study.name} does not say {', '.join(missing)}", remedy="add it to [base]")
+        try:
+            _check_values(fields, point.config)
+            configuration.config_class(folder(study))(**point.config)
+        except (ValueError, TypeError) as error:
+            raise EncoreError(f"point {point.key}: {error}", remedy="change [base] or [grid]") from error
+
+
+def _check_values(fields: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    for name, value in config.items():
+        choices = typing.get_args(fields[name])
+        if choices and value not in choices:
+            raise ValueError(f"{name} is {value!r}, and must be one of {', '.join(map(str, choices))}")
+        if not choices and not isinstance(value, (int, float) if fields[name] is float else fields[name]):
+            raise ValueError(f"{name} is {value!r}, and must be of type {fields[name].__name__}")
+
+
+def folder(study: Study) -> Path:
+    """Return the folder of the measuring program, with its config.py."""
+    return paths.ROOT.joinpath(*study.program.module.split(".")[:-1])
+
+
+def changed(study: Study, settings: Sequence[str]) -> Study:
+    """Return the study with other values in its base, each ``key=value``; EncoreError for an axis or an unknown key."""
+    if not settings:
+        return study
+    fields = configuration.field_types(folder(study))
+    values = dict(configuration.parse_setting(each, fields) for each in settings)
+    axes = sorted(set(values) & set(study.grid))
+    if axes:
+        raise EncoreError(f"--set {axes[0]}: the study's grid sets it", remedy="write a study of your own")
+    found = study.model_copy(update={"base": {**study.base, **values}})
+    _check(found)
+    return found
+
+
+def points(study: Study) -> list[Point]:
+    """Return every point, those with few devices first, so that a study that is cut short has the whole of them."""
+    found = []
+    for grid in (study.grid, *study.more):
+        for combination in itertools.product(*grid.values()):
+            axes = dict(zip(grid, combination, strict=True))
+            if any(all(axes.get(name) == value for name, value in each.items()) for each in study.skip):
+                continue
+            more: dict[str, Value] = {}
+            for axis, value in axes.items():
+                more.update(study.values.get(axis, {}).get(str(value), {}))
+            found.append(Point(axes, {**study.base, **more, **axes}))
+    return sorted(found, key=lambda point: float(point.axes[study.program.ranks]))
+
+
+def order(study: Study) -> list[tuple[int, Point]]:
+    """Return each pass's number, from 1, and its points in the order in which they are measured.
+
+    What the machine does meanwhile, such as growing warm, is another thing at each point of a shuffled pass, so that
+    two passes differ by it.
+    """
+    every = points(study)
+    found = [(1, point) for point in every]
+    for number in range(2, study.passes + 1):
+        found += [(number, point) for point in random.Random(number).sample(every, len(every))]
+    return found

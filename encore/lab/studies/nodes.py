@@ -1,0 +1,158 @@
+"""A study of frameworks on several nodes: one sweep for each framework, and the printed figures next to them.
+
+from encore.lab.studies.nodes import grids, load, tables
+for name, grid in grids(load("multi-node"), small=True).items():
+    print(name, grid.benchmark, grid.precisions)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from encore.lab.scaling.grid import Grid
+from encore.lab.scaling.throughput import Result, devices
+from encore.lab.studies.definition import DATA
+from encore.lab.studies.results import in_percent, ratio
+from encore.results.published.published import StudyFigure, load_figures
+from encore.results.statistics import Sample
+from encore.results.table import Cell, Table
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Framework(_Strict):
+    """One of the sweeps."""
+
+    name: str
+    benchmark: str
+    printed: str
+    """The framework's name in the printed figures."""
+
+
+class Points(_Strict):
+    """The grid of each sweep; several nodes with all their GPUs alone."""
+
+    nodes: tuple[int, ...]
+    gpus: tuple[int, ...]
+    precisions: tuple[str, ...]
+    """Each with the batch of a GPU: fp32:64."""
+    settings: tuple[str, ...]
+    seconds: float | None = None
+    """Of a point, as it was measured; None: nobody knows before one has run."""
+
+
+class NodeStudy(Points):
+    """A study of several nodes."""
+
+    title: str
+    source: str
+    frameworks: tuple[Framework, ...]
+    small: Points
+
+
+def load(name: str) -> NodeStudy:
+    """Return the study in data/nodes/NAME.toml."""
+    content = tomllib.loads((DATA / "nodes" / f"{name}.toml").read_text(encoding="utf-8"))
+    return NodeStudy.model_validate(content)
+
+
+def grids(study: NodeStudy, small: bool, **given: Any) -> dict[str, Grid]:
+    """Return the grid of each framework's sweep, by its name; ``given``: further fields of all grids."""
+    part = study.small if small else study
+    return {
+        each.name: Grid(
+            benchmark=each.benchmark, nodes=part.nodes, gpus=part.gpus, precisions=part.precisions, mode="weak",
+            full_nodes=True, settings=part.settings, **given,
+        )
+        for each in study.frameworks
+    }  # fmt: skip
+
+
+def tables(study: NodeStudy, found: Mapping[str, Sequence[Result]]) -> list[Table]:
+    """Return the study's table 2 and the tables behind its figures 2 and 3, from the points of each framework."""
+    figures = [each for each in load_figures() if each.source == study.source]
+    return [_inputs(study, found, figures), _speeds(study, found, figures), _gains(study, found, figures)]
+
+
+def _inputs(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for each in study.frameworks:
+        for precision in dict.fromkeys(result.point.precision for result in found[each.name]):
+            batch = next(r.point.batch for r in found[each.name] if r.point.precision == precision)
+            own = [f for f in figures if f.context == each.printed and f.precision == precision]
+            printed = [next((f.printed for f in own if f.quantity == q), "") for q in ("batch_per_gpu", "epochs")]
+            rows.append((each.name, precision, batch, each.printed, *printed))
+    each_has = "batch of a rank" if _devices(found) == "ranks" else "batch of a GPU"
+    columns = ("framework", "precision", each_has, "printed of", "printed batch", "printed epochs")
+    return Table(title="Inputs (table 2)", columns=columns, rows=tuple(rows))
+
+
+def _speeds(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for each in study.frameworks:
+        speeds = {(r.point.precision, r.point.gpus): r.samples_per_second for r in found[each.name]}
+        for result in found[each.name]:
+            point, base = result.point, speeds.get((result.point.precision, 1))
+            own = result.samples_per_second
+            value, low, high = ratio(own, base) if own and base and point.gpus > 1 else (None, None, None)
+            printed = _printed(figures, "speedup", each, point.precision, point.gpus)
+            rows.append((
+                each.name, point.precision, point.nodes, point.gpus, own.estimate if own else None, value, low, high,
+                value / point.gpus if value else None, printed, result.state,
+            ))  # fmt: skip
+    what = _devices(found)
+    columns = (
+        "framework", "precision", "nodes", what, "images/s", "speed-up", "from", "to", "efficiency",
+        "printed speed-up", "state",
+    )  # fmt: skip
+    note = (
+        f"Against one of the {what}, with the same batch of each; without the first epoch. Nothing else is printed as a"
+        " number."
+    )
+    return Table(title="Performance and speed-up (figures 2 and 3)", columns=columns, rows=tuple(rows), note=note)
+
+
+def _devices(found: Mapping[str, Sequence[Result]]) -> str:
+    return devices(each for results in found.values() for each in results)
+
+
+def _gains(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for each in study.frameworks:
+        by_point: dict[tuple[int, int], dict[str | None, Sample]] = {}
+        for result in found[each.name]:
+            if result.samples_per_second:
+                place = (result.point.nodes, result.point.gpus)
+                by_point.setdefault(place, {})[result.point.precision] = result.samples_per_second
+        own = [f for f in figures if f.quantity == "gain_percent" and f.context.startswith(each.printed)]
+        ends = " to ".join(f.printed for f in own if f.gpus is None)
+        for (nodes, gpus), speeds in by_point.items():
+            if {"fp16", "fp32"} <= set(speeds):
+                found_ratio = ratio(speeds["fp16"], speeds["fp32"])
+                alone = next((f.printed for f in own if f.gpus == gpus), ends)
+                rows.append((each.name, nodes, gpus, *map(in_percent, found_ratio), alone))
+    columns = ("framework", "nodes", _devices(found), "fp16 over fp32, %", "from", "to", "printed, %")
+    return Table(title="What fp16 gains", columns=columns, rows=tuple(rows))
+
+
+def _printed(
+    figures: Sequence[StudyFigure], quantity: str, framework: Framework, precision: str | None, gpus: int
+) -> str:
+    same = [
+        each.printed
+        for each in figures
+        if (each.quantity, each.precision, each.gpus) == (quantity, precision, gpus)
+        and each.context.startswith(framework.printed)
+    ]
+    return same[0] if same else ""

@@ -1,0 +1,259 @@
+"""What was measured at the points of a study, with intervals, and how printed figures lie to it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from encore.lab.studies.definition import Study, Value
+from encore.lab.studies.measuring import Folder
+from encore.results.published.published import StudyFigure, load_figures
+from encore.results.statistics import Sample, interval, ratio_of
+
+_BUSY = 0.1
+"""Share of the processors from which on others' programs are seen in a time: a rank has one of some cores."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far the passes of a point are apart, over all points: what blocks of steps of one process cannot show."""
+
+    cv: float
+    """Standard deviation of a pass, as a share of the mean of a point's passes."""
+    freedom: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """One point that was measured."""
+
+    study: Study
+    axes: Mapping[str, Value]
+    passes: Sequence[Mapping[str, Any]]
+    """What each pass has measured."""
+    drift: Drift | None = None
+    """None: no point has more than one pass."""
+
+    @property
+    def found(self) -> Mapping[str, Any]:
+        """What the first pass has measured, for what does not change from one to the next."""
+        return self.passes[0]
+
+    @property
+    def ranks(self) -> int:
+        """Devices."""
+        return int(self.axes[self.study.program.ranks])
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether steps were timed; a search for the largest batch times none."""
+        return "step_seconds" in self.found
+
+    @property
+    def step(self) -> Sample:
+        """Seconds of a step, by its passes; of one pass by its blocks."""
+        return self._sample([each["step_seconds"] for each in self.passes])
+
+    def _sample(self, blocks: Sequence[Sequence[float]]) -> Sample:
+        if self.drift is None:
+            return Sample.of(blocks[0])
+        found = Sample.of([statistics.fmean(each) for each in blocks])
+        # Two passes of one point happen to be alike, and are no better for it.
+        spread = max(found.cv or 0.0, self.drift.cv) * found.estimate
+        return replace(found, spread=spread, spread_count=self.drift.freedom + 1)
+
+    def steps(self, weak: bool = False) -> float:
+        """Return the steps of an epoch: all images over the joint batch; with ``weak`` each device has as many."""
+        joint = int(self.axes[self.study.epoch.batch]) * self.ranks
+        return self.study.epoch.images * (self.ranks if weak else 1) / joint
+
+    def epoch(self, weak: bool = False) -> Sample:
+        """Return seconds of an epoch: its steps, and once what the first step takes longer than the others."""
+        first = statistics.fmean(float(each["first_step_seconds"]) for each in self.passes)
+        # The fixed cost has no spread of its own: that of the steps is what is known.
+        fixed = max(0.0, first - self.step.estimate)
+        blocks = [[value * self.steps(weak) + fixed for value in each["step_seconds"]] for each in self.passes]
+        return self._sample(blocks)
+
+    def stage(self, name: str) -> float:
+        """Return the mean seconds of a stage of a step: fp_bp, wu, step (both, with waits), metric."""
+        return statistics.fmean(value for each in self.passes for value in each["stages"][name])
+
+    def operators(self, name: str) -> float | None:
+        """Return seconds of the operators of a stage in a step of one device: fp, bp, wu; None: not profiled."""
+        found = [float(each["operators"][name]) for each in self.passes if each.get("operators")]
+        return statistics.fmean(found) if found else None
+
+    @property
+    def others(self) -> tuple[float, int] | None:
+        """Cores that other programs used in the pass with most, in the mean, and all cores; None: not recorded."""
+        found = [(float(each["others_cores"]), int(each["cores"])) for each in self.passes if "others_cores" in each]
+        return max(found, default=None)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs took more than a tenth of the processors while it was measured."""
+        return self.others is not None and self.others[0] > _BUSY * self.others[1]
+
+    def memory(self, when: str) -> tuple[float, float | None]:
+        """Return memory in GB of device 0 and the mean of the others (None: there are none, or one process has all)."""
+        first, *others = self.found["memory_mib"][when]
+        unit = 2**20 / 1e9
+        return first * unit, sum(others) / len(others) * unit if others else None
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients of one device."""
+        width = 2 if self.axes.get("precision") == "fp16" else 4
+        return width * int(self.found["network"]["weights"])
+
+
+def read(folder: Folder) -> list[Result]:
+    """Return every point that was measured, if in one pass alone."""
+    found = [Result(folder.study, point.axes, folder.measurements(point)) for point in folder.points()]
+    measured = [each for each in found if each.passes]
+    apart = drift(measured)
+    return [replace(each, drift=apart) for each in measured]
+
+
+def drift(results: Sequence[Result]) -> Drift | None:
+    """Return how far passes are apart, pooled over the points that have several."""
+    squares, freedom = 0.0, 0
+    for each in results:
+        if each.is_timed and len(each.passes) > 1:
+            means = [statistics.fmean(one["step_seconds"]) for one in each.passes]
+            squares += statistics.variance(means) / statistics.fmean(means) ** 2 * (len(means) - 1)
+            freedom += len(means) - 1
+    return Drift(math.sqrt(squares / freedom), freedom) if freedom else None
+
+
+def chosen(results: Sequence[Result], where: Mapping[str, Value]) -> list[Result]:
+    """Return the timed results with these values; of points outside of the grid only those that ``where`` names."""
+    return [
+        each
+        for each in results
+        if each.is_timed
+        and all(each.axes.get(name) == value for name, value in where.items())
+        and set(each.axes) <= {*each.study.grid, *where}
+    ]
+
+
+def grouped(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Value, ...], list[Result]]:
+    """Return the results by their values of some axes."""
+    found: dict[tuple[Value, ...], list[Result]] = {}
+    for each in results:
+        found.setdefault(tuple(each.axes[axis] for axis in series), []).append(each)
+    return found
+
+
+def ratio(over: Sample, under: Sample) -> tuple[float, float | None, float | None]:
+    """Return over / under and its interval, which is None and None without a spread."""
+    found = ratio_of(over, under)
+    if found is None:
+        return float("nan"), None, None
+    low, high = found.interval() or (None, None)
+    return found.value, low, high
+
+
+def in_percent(value: float | None) -> float | None:
+    """Return what a ratio is above 1, in percent."""
+    return None if value is None else 100 * (value - 1)
+
+
+def bounds(sample: Sample) -> tuple[float | None, float | None]:
+    """Return the interval of a sample, which is None and None without a spread."""
+    return interval(sample) or (None, None)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A value of ours that a printed figure can be held against."""
+
+    axes: Mapping[str, Value]
+    value: float
+    low: float | None
+    """None, as ``high``: a single reading, which has no interval."""
+    high: float | None
+    quantity: str = ""
+    """Of the printed figures; empty: the question's."""
+
+
+class Standing(str, Enum):
+    """How a printed figure compares with our interval."""
+
+    WITHIN = "within"
+    BEYOND = "beyond"
+    NO_INTERVAL = "no_interval"
+    NOT_MEASURED = "not_measured"
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A printed figure as a row of a table, and how it compares with ours."""
+
+    row: tuple[Any, ...]
+    standing: Standing
+
+
+Wanted = Callable[[StudyFigure], bool]
+
+
+def beside(study: Study, quantity: str, ours: Sequence[Ours], wanted: Wanted = lambda figure: True) -> list[Printed]:
+    """Return rows of the printed figures of a quantity, each with our value where the point is the same.
+
+    Columns: model, GPUs, batch, context, printed, our point, ours, from, to, difference.
+    """
+    if study.published is None or not quantity:
+        return []
+    rows: list[Printed] = []
+    for figure in load_figures():
+        if figure.source != study.published.source or figure.quantity != quantity or not wanted(figure):
+            continue
+        same = next((each for each in ours if _is_same(study, figure, each.axes)), None)
+        printed = f"{'' if figure.relation == '=' else figure.relation + ' '}{figure.printed} {figure.unit}".strip()
+        place = (figure.model, figure.gpus, figure.batch, figure.context)
+        if same is None:
+            row = (*place, printed, None, None, None, None, "not measured here")
+            rows.append(Printed(row, Standing.NOT_MEASURED))
+        else:
+            point = ", ".join(map(str, same.axes.values()))
+            standing, words = difference(figure, same)
+            rows.append(Printed((*place, printed, point, same.value, same.low, same.high, words), standing))
+    return rows
+
+
+def difference(figure: StudyFigure, ours: Ours) -> tuple[Standing, str]:
+    """Return how a printed figure compares with our interval, or with our value where that has none; and in words."""
+    low, high, value = ours.low, ours.high, figure.value
+    if low is None or high is None:
+        ratio_words = f"ours is {ours.value / value:.2f} times the printed" if value else f"printed is {value:g}"
+        return Standing.NO_INTERVAL, f"no interval: {ratio_words}"
+    if figure.relation in ("<", "<="):
+        agrees, words = low <= value, f"beyond the interval: ours is above {value:g}"
+        return (Standing.WITHIN, "agrees") if agrees else (Standing.BEYOND, words)
+    if figure.relation in (">", ">="):
+        agrees, words = high >= value, f"beyond the interval: ours is below {value:g}"
+        return (Standing.WITHIN, "agrees") if agrees else (Standing.BEYOND, words)
+    if low <= value <= high:
+        return Standing.WITHIN, "within the interval"
+    return Standing.BEYOND, f"beyond the interval: ours is {'larger' if ours.value > value else 'smaller'}"
+
+
+def _is_same(study: Study, figure: StudyFigure, axes: Mapping[str, Value]) -> bool:
+    rules = study.published
+    assert rules is not None
+    model = str(axes.get(rules.model, ""))
+    if rules.models.get(model, model) != figure.model:
+        return False
+    if figure.gpus is not None and axes.get(study.program.ranks) != figure.gpus:
+        return False
+    if figure.batch is not None and axes.get(study.epoch.batch) != figure.batch:
+        return False
+    for axis, words in rules.context.items():
+        if axis in axes and figure.context in words.values() and words.get(str(axes[axis])) != figure.context:
+            return False
+    return True

@@ -1,0 +1,263 @@
+"""Rooflines and kernel tables of training steps, from the JSON that benchmarks/common/checks/roofline.py prints.
+
+    from encore.lab.studies.roofline import load, roofline_table
+    print(roofline_table(load(Path("roofline"))).as_markdown())
+
+Attainable operations per second are min(peak, intensity * bandwidth) (Williams, Waterman and Patterson, "Roofline: an
+insightful visual performance model", CACM 52, 2009), here with a peak and a bandwidth measured on the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encore.errors import EncoreError
+from encore.results.report.figures import WIDTH, Figure
+from encore.results.report.panel import Panel, Scale
+from encore.results.table import Cell, Table
+
+PEAKS = "peaks.json"
+_HEIGHT = 360
+_KERNELS = 12
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The ceilings of a machine and the steps that were measured under them, as they were printed."""
+
+    peaks: Mapping[str, Any]
+    steps: tuple[Mapping[str, Any], ...]
+
+    @property
+    def bandwidth(self) -> float:
+        """The larger of copy and triad, in bytes per second."""
+        return float(max(self.peaks["bytes_per_second"].values()))
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether all this was measured on a CPU."""
+        return bool(self.peaks["device"] == "cpu")
+
+    def peak(self, step: Mapping[str, Any]) -> float | None:
+        """Return the ceiling of a step's precision, where it was measured."""
+        found = self.peaks["flops_per_second"].get(step["precision"])
+        return float(found) if found is not None else None
+
+
+def load(folder: Path) -> Measured:
+    """Return what the JSON files of a folder hold; EncoreError where there are no ceilings."""
+    peaks: Mapping[str, Any] | None = None
+    steps = []
+    for path in sorted(folder.glob("*.json")):
+        content = _read(path)
+        peaks = content.get("peaks") or peaks
+        if content.get("step"):
+            steps.append({**content["step"], "file": path.stem})
+    if peaks is None:
+        raise EncoreError(
+            f"{folder} has no ceilings", expected=PEAKS, remedy="encore study roofline BENCHMARK... -o FOLDER"
+        )
+    return Measured(peaks=peaks, steps=tuple(steps))
+
+
+def fastest(peaks: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the ceilings with what was faster in the file ``path``, where that is of the same device and library.
+
+    Other programs slow a measurement down, and nothing makes it faster than the device is.
+    """
+    before = (_read(path) if path.is_file() else {}).get("peaks", {})
+    if any(before.get(name) != peaks[name] for name in ("device", "name", "library", "threads")):
+        return dict(peaks)
+    speeds = ("flops_per_second", "bytes_per_second")
+    return {
+        **peaks,
+        **{kind: {name: max(value, before[kind][name]) for name, value in peaks[kind].items()} for kind in speeds},
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EncoreError(f"{path} cannot be read: {error}", expected="JSON of a roofline") from error
+    return content if isinstance(content, dict) else {}
+
+
+def title_of(step: Mapping[str, Any]) -> str:
+    """Return the benchmark and precision of a step."""
+    return f"{_benchmark(step)}, {step['precision']}, batch {step['batch_size']}"
+
+
+def _benchmark(step: Mapping[str, Any]) -> str:
+    return str(step["module"].split(".")[1])
+
+
+def _names(measured: Measured) -> list[str]:
+    """Return a name for each step: its benchmark, and all of its title where that has several."""
+    benchmarks = list(map(_benchmark, measured.steps))
+    return [
+        title_of(step) if benchmarks.count(name) > 1 else name
+        for step, name in zip(measured.steps, benchmarks, strict=True)
+    ]
+
+
+def _unit(measured: Measured) -> tuple[str, float]:
+    """Return the unit of speeds and its operations per second."""
+    return ("GFLOP/s", 1e9) if measured.is_cpu else ("TFLOP/s", 1e12)
+
+
+def peaks_table(measured: Measured) -> Table:
+    """Return the ceilings."""
+    unit, size = _unit(measured)
+    rows: list[tuple[Cell, ...]] = [
+        (f"product of matrices, {name}", value / size, unit)
+        for name, value in measured.peaks["flops_per_second"].items()
+    ]
+    rows += [(f"memory, {name}", value / 1e9, "GB/s") for name, value in measured.peaks["bytes_per_second"].items()]
+    device = measured.peaks["name"] or f"CPU, {measured.peaks['threads']} threads"
+    return Table(
+        title=f"Ceilings of {device}", columns=("ceiling", "measured", "unit"), rows=tuple(rows),
+        note=f"Measured by {measured.peaks['library']} on this machine before each benchmark, the fastest of all.",
+    )  # fmt: skip
+
+
+def roofline_table(measured: Measured) -> Table:
+    """Return each step with its intensity, what it attains, and the share of what it could."""
+    rows = []
+    unit, size = _unit(measured)
+    for step in measured.steps:
+        seconds, peak = step["seconds"]["median"], measured.peak(step)
+        attained, intensity = step["flops"] / seconds, step["flops"] / step["moved"]
+        roof = min(peak, intensity * measured.bandwidth) if peak else None
+        rows.append(
+            (
+                _benchmark(step), step["precision"], step["batch_size"], step["flops"] / 1e9, step["moved"] / 1e9,
+                intensity, seconds * 1e3, step["samples_per_step"] / seconds,
+                step.get("unit", "samples"), attained / size,
+                attained / roof if roof else None, attained / peak if peak else None, ", ".join(step["uncounted"]),
+            )
+        )  # fmt: skip
+    columns = (
+        "step", "precision", "batch", "GFLOP", "GB", "FLOP/byte", "ms", "per second", "of", unit, "of the roof",
+        "of the peak", "not counted",
+    )  # fmt: skip
+    return Table(
+        title="Roofline",
+        columns=columns,
+        rows=tuple(rows),
+        formats={"of the roof": ".1%", "of the peak": ".1%"},
+        note="GFLOP: PyTorch's count of products, convolutions and attention. GB: what each operator reads and writes "
+        "by itself; what a compiler fuses, and what stays in a cache, is not moved, so that a step may be above it.",
+    )
+
+
+def classes_table(measured: Measured) -> Table:
+    """Return the share of the time by class of kernel, with the operations and bytes that were counted of it."""
+    rows = []
+    for step, title in zip(measured.steps, _names(measured), strict=True):
+        counted = step["by_class"]
+        for name, share in sorted(step["classes"].items(), key=lambda item: -item[1]):
+            flops, moved = counted.get(name, (0, 0))
+            rows.append((title, name, share, flops / 1e9, moved / 1e9))
+    return Table(
+        title="Kernels by class",
+        columns=("step", "class", "share of the time", "GFLOP", "GB"),
+        formats={"share of the time": ".1%"},
+        rows=tuple(rows),
+        note="Share of the time in which kernels ran; by the names of kernels on a GPU, of operators on a CPU.",
+    )
+
+
+def kernels_table(measured: Measured, most: int = _KERNELS) -> Table:
+    """Return the longest kernels of each step."""
+    rows = tuple(
+        (title, short_kernel(each["name"]), each["class"], each["share"], each["calls"], each["seconds"] * 1e3)
+        for step, title in zip(measured.steps, _names(measured), strict=True)
+        for each in step["kernels"][:most]
+    )
+    columns = ("step", "kernel", "class", "share of the time", "calls", "ms")
+    note = "Names without namespaces and arguments, cut; whole in the JSON files."
+    return Table(title="Longest kernels", columns=columns, formats={"share of the time": ".1%"}, rows=rows, note=note)
+
+
+def short_kernel(name: str) -> str:
+    """Return the name of a kernel without return type, namespaces and arguments, of at most 60 characters."""
+    bare = _NAMESPACES.sub("", name)
+    depth = 0
+    for place, letter in enumerate(bare):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0:
+            bare = bare[:place]
+            break
+    return bare if len(bare) <= _NAME else f"{bare[: _NAME - 1]}…"
+
+
+_NAMESPACES = re.compile(r"^void |\(anonymous namespace\)::|\b(?:at|native|c10|std|cuda|cudnn|cutlass|pytorch_flash)::")
+_NAME = 60
+
+
+def roofline_figure(measured: Measured) -> Figure | None:
+    """Return the steps below the ceilings, both axes logarithmic."""
+    if not measured.steps:
+        return None
+    spots = [(s["flops"] / s["moved"], s["flops"] / s["seconds"]["median"]) for s in measured.steps if s["moved"]]
+    roofs = {name: float(value) for name, value in measured.peaks["flops_per_second"].items()}
+    ridge = max(roofs.values()) / measured.bandwidth
+    x = _decades([*(spot[0] for spot in spots), ridge * 2, 1.0])
+    y = _decades([*(spot[1] for spot in spots), *roofs.values()])
+    panel = Panel(WIDTH, _HEIGHT, left=58)
+    panel.axes(x, None, "FLOP per byte", "FLOP/s", at=_powers(x))
+    panel.y = Scale(*y, panel.bottom, panel.top, True)
+    for level in _powers(y):
+        panel.line([(x[0], level), (x[1], level)], "grid")
+        panel.text(panel.left - 6, panel.y(level) + 4, _short(level), "end")
+    panel.clip()
+    for roof in roofs.values():
+        start = max(x[0], y[0] / measured.bandwidth)
+        panel.line([(start, start * measured.bandwidth), (roof / measured.bandwidth, roof), (x[1], roof)], "level")
+    panel.clip(end=True)
+    for height, words in _labels(roofs, panel):
+        panel.text(panel.right, height - 4, words, "end halo")
+    for number, (step, spot) in enumerate(zip(measured.steps, spots, strict=False), 1):
+        panel.marks([spot], number)
+        panel.name(number, title_of(step))
+    panel.name(None, f"measured ceilings, {measured.bandwidth / 1e9:.4g} GB/s")
+    title = "Roofline" + (" of this machine's CPU" if measured.is_cpu else f" of {measured.peaks['name']}")
+    return Figure("roofline", title, panel.svg(title), roofline_table(measured))
+
+
+def _labels(roofs: Mapping[str, float], panel: Panel) -> list[tuple[float, str]]:
+    """Return heights and texts of the ceilings, one text for those whose own would cover each other."""
+    found: list[tuple[float, str]] = []
+    for name, roof in sorted(roofs.items(), key=lambda item: -item[1]):
+        height, words = panel.y(roof), f"{name} {_short(roof)}"
+        if found and height - found[-1][0] < _LETTER:
+            found[-1] = (found[-1][0], f"{found[-1][1]}, {words}")
+        else:
+            found.append((height, words))
+    return found
+
+
+_LETTER = 14.0
+"""Height of a line of text."""
+
+
+def _decades(values: Sequence[float]) -> tuple[float, float]:
+    known = [value for value in values if value > 0]
+    return 10.0 ** math.floor(math.log10(min(known))), 10.0 ** math.ceil(math.log10(max(known)) + 0.1)
+
+
+def _powers(span: tuple[float, float]) -> list[float]:
+    return [10.0**power for power in range(round(math.log10(span[0])), round(math.log10(span[1])) + 1)]
+
+
+def _short(value: float) -> str:
+    """Return ``200 G`` or ``1.2 T``."""
+    unit, letter = next((u, n) for u, n in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, "")) if value >= u)
+    return f"{value / unit:.3g} {letter}".strip()

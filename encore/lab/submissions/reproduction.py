@@ -1,0 +1,340 @@
+"""Hold one published configuration against the systems here, key by key."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pydantic import ValidationError
+
+from encore import catalogue, configuration
+from encore.catalogue import Choice, System
+from encore.errors import EncoreError
+from encore.lab.submissions import dockerfile, mapping, scripts
+from encore.lab.submissions.mapping import Common, Facts, Implementation, Mapped
+from encore.lab.submissions.scripts import Place, Scripts
+from encore.lab.submissions.shell_values import Note, Value, Variable
+from encore.lab.submissions.source import Source, name_of
+from encore.results.words import count_of
+
+COMPARED = ("submitted", "later")
+_MOST_LINES_OF_FLAGS = 2000
+
+
+@dataclass(frozen=True)
+class Left:
+    """An option or a variable that becomes no key, and what that means."""
+
+    name: str
+    value: str
+    meaning: str
+    """Empty: the mapping does not know it."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key or variable with another value than in a system here; None: not set."""
+
+    name: str
+    published: Any
+    ours: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """One configuration of a published folder, and what of it can be reproduced here."""
+
+    source: Source
+    file: str
+    benchmark: str
+    """Folder of the benchmark here; empty where there is none for what was published."""
+    implementation: Implementation | None
+    nodes: int
+    gpus: int
+    mapped: tuple[Mapped, ...] = ()
+    missing: dict[str, str]
+    """Keys that have no value, with the reason."""
+    left: tuple[Left, ...] = ()
+    environment: dict[str, dict[str, str]]
+    base: str
+    """Image that the submitted Dockerfile begins with."""
+    notes: tuple[Note, ...] = ()
+    refused: str = ""
+    """Why there is no system; empty where there is one."""
+    system: System | None = None
+    nearest: System | None = None
+    """The system here with the fewest differences."""
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the configuration."""
+        return name_of(self.file)
+
+    @property
+    def choice(self) -> Choice | None:
+        """The benchmark and implementation here."""
+        return _choice(self.benchmark, self.implementation) if self.implementation else None
+
+    @property
+    def equals(self) -> bool:
+        """Whether the nearest system is this configuration, key by key."""
+        return self.nearest is not None and not self.differences and not self.missing
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the mapping was held against configurations of this round."""
+        return self.implementation is not None and self.source.round in self.implementation.checked
+
+    @property
+    def known_left(self) -> tuple[Left, ...]:
+        """What has no counterpart, with the meaning."""
+        return tuple(each for each in self.left if each.meaning)
+
+    @property
+    def unknown_left(self) -> tuple[Left, ...]:
+        """What the mapping does not know."""
+        return tuple(each for each in self.left if not each.meaning)
+
+
+def _choice(benchmark: str, implementation: Implementation) -> Choice:
+    known = [each for each in catalogue.choices().values() if each.folder.parent.name == benchmark]
+    if implementation.choice:
+        return catalogue.choose(implementation.choice)
+    of_framework = [each for each in known if each.implementation.framework == implementation.framework]
+    return (of_framework or known)[0]
+
+
+def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | None = None) -> Reproduction:
+    """Read a configuration and hold it against the systems here; NoValueError if its file is not understood.
+
+    ``nodes`` and ``gpus`` of each are for a configuration that does not set them.
+    """
+    common = mapping.common()
+    known = mapping.of_folder(source.shown) or mapping.of_folder(source.folder)
+    benchmark = known[0][0] if known else ""
+    read = scripts.read(source, file, [each for _, each in known], common, Place(nodes, gpus))
+    text = source.read("Dockerfile") or ""
+    environment = _environment(read, dockerfile.environment(text), common)
+    made = Reproduction(
+        source=source, file=file, benchmark=benchmark, implementation=read.implementation, nodes=read.nodes,
+        gpus=read.gpus, missing={}, environment=environment, base=dockerfile.base_image(text), notes=read.notes,
+    )  # fmt: skip
+    if read.implementation is None:
+        return replace(made, left=_left(read, [], common, None), refused=_no_mapping(benchmark, read))
+    if _is_after(source.round, read.implementation.last_round):
+        left = _left(read, [], common, None)
+        return replace(made, implementation=None, left=left, refused=read.implementation.afterwards)
+    return _held(made, read, common, read.implementation)
+
+
+def _no_mapping(benchmark: str, read: Scripts) -> str:
+    if not benchmark:
+        return "no benchmark here is what this folder trains"
+    programs = ", ".join(read.programs[:6]) or "nothing"
+    return f"the training program of {benchmark} was not found in the scripts, which start {programs}"
+
+
+def _is_after(round_name: str, last: str) -> bool:
+    """Whether a round came after the last one; ``v0.7`` before ``v1.0``."""
+    return bool(last and round_name) and _numbers(round_name) > _numbers(last)
+
+
+def _numbers(round_name: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", round_name))
+
+
+def _held(made: Reproduction, read: Scripts, common: Common, implementation: Implementation) -> Reproduction:
+    choice = _choice(made.benchmark, implementation)
+    rounds = list(choice.benchmark.rounds)
+    facts = Facts(
+        round=made.source.round, configuration=made.name, nodes=read.nodes, gpus=read.gpus, variables=read.values()
+    )
+    given, unread = _with_settings(made.source, implementation, read)
+    made = replace(made, notes=(*made.notes, *unread))
+    options = {**_flags(made.source, implementation, made.name), **given}
+    mapped, missing = mapping.map_options(implementation, choice.implementation_name, options, facts)
+    if not read.gpus_are_known:
+        missing["gpus_per_node"] = "no variable has the number of GPUs: give --gpus-per-node"
+    made = replace(made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation, given))
+    machine = next((m for begin, m in reversed(common.machine.items()) if made.name.startswith(begin)), None)
+    base = machine.name if machine else _slug(made.name)
+    try:
+        system = System(
+            kind="submitted" if made.source.round in rounds else "later",
+            round=made.source.round if made.source.round in rounds else rounds[-1],
+            system=f"{base}_n{read.nodes}" if read.nodes > 1 else base,
+            submitter=made.source.shown.split("/")[0] if "/" in made.source.shown else "",
+            submission=made.source.submission,
+            framework=implementation.framework,
+            source=f"mlcommons/training_results_{made.source.round}, {made.source.shown}, configuration {made.name}",
+            nodes=read.nodes,
+            gpus_per_node=read.gpus,
+            accelerator=machine.accelerator if machine else "GPU",
+            keep_global_batch=implementation.keep_global_batch,
+            config={each.key: _plain(each.value) for each in mapped if each.key not in _own(implementation, choice)},
+            implementations=_own_values(implementation, choice, mapped),
+            environment=made.environment,
+        )  # fmt: skip
+        resolved = _resolved(choice, system)
+    except (EncoreError, ValidationError) as error:
+        return replace(made, refused=" ".join(str(error).split("\n  "))[:500])
+    nearest, differences = _nearest(choice, system, resolved)
+    if differences:
+        system = system.model_copy(update={"system": _free_name(choice, system, made)})
+    return replace(made, system=system, nearest=nearest, differences=differences)
+
+
+def _free_name(choice: Choice, system: System, made: Reproduction) -> str:
+    """Return a name that no system of the round has: of two with one name, one would never be found."""
+    taken = {ours.system for ours in catalogue.systems(choice) if ours.round == system.round}
+    whole = _slug(made.name)
+    later = f"{whole}_{made.source.round or 'new'}"
+    return next((name for name in (system.system, whole, later) if name not in taken), f"{later}_new")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def _own(implementation: Implementation, choice: Choice) -> dict[str, str]:
+    return implementation.implementations.get(choice.implementation_name, {})
+
+
+def _own_values(implementation: Implementation, choice: Choice, mapped: list[Mapped]) -> dict[str, dict[str, Any]]:
+    own = {each.key: _plain(each.value) for each in mapped if each.key in _own(implementation, choice)}
+    return {choice.implementation_name: own} if own else {}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _flags(source: Source, implementation: Implementation, name: str) -> dict[str, mapping.Option]:
+    """Return the options of the files that the command names, for this configuration."""
+    found: dict[str, mapping.Option] = {}
+    for pattern, files in implementation.flag_files.items():
+        if re.fullmatch(pattern.replace("*", ".*"), name):
+            for file in files:
+                lines = (source.read(file) or "").splitlines()[:_MOST_LINES_OF_FLAGS]
+                words = tuple(Value(line.strip()) for line in lines if line.lstrip().startswith("--"))
+                found |= mapping.options_of(words)
+    return found
+
+
+def _with_settings(
+    source: Source, implementation: Implementation, read: Scripts
+) -> tuple[dict[str, mapping.Option], list[Note]]:
+    """Return the options of the command with the entries of the JSON file that one of them names."""
+    options = read.options()
+    named = options.get(implementation.settings) if implementation.settings else None
+    if named is None:
+        return options, []
+    file = named.value.text
+    try:
+        found = mapping.options_of_json(source.read(file) or "", named.value.sources)
+    except (ValueError, RecursionError):
+        return options, [Note(file or named.shown, 0, "is no JSON file of the folder: its settings are not known")]
+    return {**found, **options}, []
+
+
+def _environment(read: Scripts, image: dict[str, str], common: Common) -> dict[str, dict[str, str]]:
+    """Return the variables that frameworks, NCCL and MPI read, by the file that has the last word."""
+    found: dict[str, dict[str, str]] = {"Dockerfile": {}}
+    for name, value in image.items():
+        if _is_read(name, common) and name not in read.variables:
+            found["Dockerfile"][name] = value
+    for name, variable in read.variables.items():
+        is_set = variable.is_exported and variable.file and variable.value.is_known
+        if is_set and _is_read(name, common):
+            found.setdefault(variable.file, {})[name] = variable.text.strip()
+    return {file: values for file, values in found.items() if values}
+
+
+def _is_read(name: str, common: Common) -> bool:
+    return name.startswith(common.read) and name not in common.left_out
+
+
+def left_options(
+    options: dict[str, mapping.Option], mapped: list[Mapped], without: dict[str, str], common: Common
+) -> list[Left]:
+    """Return the options that no key was made from."""
+    used = {option for each in mapped for option in each.options}
+    patterns = [name for name in without if name.endswith("*")]
+    found: list[Left] = []
+    together: dict[str, int] = {}
+    for option in options.values():
+        if option.shown in used:
+            continue
+        stated = without.get(f"{option.name}={option.value.text}") or without.get(option.name)
+        pattern = next((each for each in patterns if fnmatchcase(option.name, each)), None)
+        if pattern and not stated:
+            together[pattern] = together.get(pattern, 0) + 1
+            continue
+        found.append(Left(option.shown, option.value.shown, stated or common.options.get(option.name, "")))
+    return found + [Left(name, count_of(count, "option"), without[name]) for name, count in together.items()]
+
+
+def _left(
+    read: Scripts,
+    mapped: list[Mapped],
+    common: Common,
+    implementation: Implementation | None,
+    given: dict[str, mapping.Option] | None = None,
+) -> tuple[Left, ...]:
+    """Return the options and the configuration's variables that become no key."""
+    without = implementation.without if implementation else {}
+    used_variables = {name for each in mapped for name in each.sources}
+    found = left_options(given or read.options(), mapped, without, common)
+    unknown = {name for option in read.options().values() for name in option.value.sources}
+    for name in sorted(read.of_configuration - used_variables):
+        if _is_read(name, common) and read.variables[name].is_exported:
+            continue
+        meaning = without.get(name) or common.meaning(name)
+        # One that is in an option was stated there.
+        if meaning or name not in unknown:
+            unused = "" if implementation is None else "no option of the training command has it"
+            found.append(Left(name, _shown(read.variables[name]), meaning or unused))
+    return tuple(found)
+
+
+def _shown(variable: Variable) -> str:
+    return " ".join(each.shown for each in variable.values)
+
+
+def _resolved(choice: Choice, system: System) -> configuration.Configuration:
+    values = {**system.config, **system.implementations.get(choice.implementation_name, {})}
+    whole = system.model_copy(update={"config": values})
+    return configuration.resolve(choice, whole, system.nodes, system.gpus_per_node, [])
+
+
+def _nearest(
+    choice: Choice, system: System, resolved: configuration.Configuration
+) -> tuple[System | None, tuple[Difference, ...]]:
+    """Return the system here with the fewest differences, and those."""
+    found: list[tuple[System, tuple[Difference, ...]]] = []
+    for ours in catalogue.systems(choice):
+        if ours.kind in COMPARED and ours.round == system.round and ours.framework in (system.framework, ""):
+            theirs = configuration.resolve(choice, ours, ours.nodes, ours.gpus_per_node, [])
+            found.append((ours, _differences(system, resolved, ours, theirs)))
+    if not found:
+        return None, ()
+    return min(found, key=lambda each: (len(each[1]), each[0].system != system.system))
+
+
+def _differences(
+    system: System, resolved: configuration.Configuration, ours: System, theirs: configuration.Configuration
+) -> tuple[Difference, ...]:
+    published: dict[str, Any] = {"nodes": system.nodes, "gpus_per_node": system.gpus_per_node, **resolved.plain()}
+    here: dict[str, Any] = {"nodes": ours.nodes, "gpus_per_node": ours.gpus_per_node, **theirs.plain()}
+    published |= _variables(system)
+    here |= _variables(ours)
+    names = dict.fromkeys([*published, *here])
+    pairs = ((name, _plain(published.get(name)), _plain(here.get(name))) for name in names)
+    return tuple(Difference(name, left, right) for name, left, right in pairs if left != right)
+
+
+def _variables(system: System) -> dict[str, str]:
+    return {f"${name}": value for variables in system.environment.values() for name, value in variables.items()}

@@ -1,0 +1,139 @@
+"""Read one configuration with the scripts that use it, as the first rank of a Slurm job would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from encore.lab.submissions.expressions import NoValueError
+from encore.lab.submissions.mapping import Common, Implementation, Option, options_of
+from encore.lab.submissions.shell import Reader
+from encore.lab.submissions.shell_expansion import NotUnderstoodError, calculate
+from encore.lab.submissions.shell_tokens import ShellError
+from encore.lab.submissions.shell_values import Note, Value, Variable
+from encore.lab.submissions.source import Source, name_of
+
+MOST_RANKS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scripts:
+    """What a configuration and its scripts come to."""
+
+    variables: dict[str, Variable]
+    of_configuration: frozenset[str]
+    """Names of the variables that the configuration, and what it includes, sets."""
+    nodes: int
+    gpus: int
+    gpus_are_known: bool
+    """False: no variable has their number, which is taken for 1."""
+    command: tuple[Value, ...]
+    """Words of the training command; empty where it was not found."""
+    programs: tuple[str, ...]
+    """First words of all that the scripts would start, where the training command was not found."""
+    implementation: Implementation | None
+    """The one of several whose program the command has."""
+    notes: tuple[Note, ...]
+
+    def values(self) -> dict[str, Value]:
+        """Return what each variable gives."""
+        return {name: each.value for name, each in self.variables.items()}
+
+    def options(self) -> dict[str, Option]:
+        """Return the options of the command."""
+        if self.implementation is None:
+            return options_of(self.command)
+        return options_of(self.command, self.implementation.pairs_after, self.implementation.program)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Nodes and GPUs of each that the user names; None: the configuration's."""
+
+    nodes: int | None = None
+    gpus: int | None = None
+
+
+def read(
+    source: Source, file: str, candidates: list[Implementation], common: Common, place: Place = Place()
+) -> Scripts:
+    """Read a configuration's file and the scripts behind it; NoValueError if the file itself is not understood."""
+    given = {"SLURM_LOCALID": "0", "DATADIR": "/data", "DGXSYSTEM": name_of(file)}
+    reader = Reader(source.read, given)
+    try:
+        reader.read(file)
+    except ShellError as error:
+        raise NoValueError(str(error)) from error
+    of_configuration = frozenset(name for name, each in reader.state.variables.items() if each.file)
+    files = {each.file for each in reader.state.variables.values()} | {file}
+    nodes = place.nodes or _count(reader.state.variables, common.nodes) or 1
+    known_gpus = place.gpus or _count(reader.state.variables, common.gpus)
+    gpus = known_gpus or 1
+    for name, count in (("SLURM_NTASKS", nodes * gpus), ("SLURM_JOB_NUM_NODES", nodes), ("SLURM_NNODES", nodes)):
+        reader.state.variables.setdefault(name, Variable((Value(str(count)),), "", 0))
+    failed, found = [], None
+    for script in dict.fromkeys(script for each in candidates for script in each.scripts):
+        if source.read(script) is None:
+            failed.append(Note(script, 0, "is not in the folder"))
+            continue
+        try:
+            reader.read(script)
+        except ShellError as error:
+            failed.append(Note(script, 0, str(error)))
+        if found := _command(reader, candidates):
+            break
+    implementation, words, where = found or (None, (), None)
+    notes = [
+        note
+        for note in reader.state.notes
+        if note.file in files or where is None or note.file != where[0] or note.line <= where[1]
+    ]
+    # Where the command was found, another implementation's script is not missed.
+    notes += [note for note in failed if implementation is None or note.file in implementation.scripts]
+    names = dict.fromkeys(each.words[0].text for each in reader.state.invocations if each.words[0].text)
+    return Scripts(
+        variables=dict(reader.state.variables),
+        of_configuration=of_configuration,
+        nodes=nodes,
+        gpus=gpus,
+        gpus_are_known=known_gpus is not None,
+        command=words,
+        programs=tuple(names),
+        implementation=implementation,
+        notes=tuple(notes),
+    )
+
+
+def _count(variables: dict[str, Variable], patterns: tuple[str, ...]) -> int | None:
+    """Return the number that the first variable of some patterns has; None where none has one."""
+    names = [name for pattern in patterns for name in variables if fnmatchcase(name, pattern)]
+    for name in names:
+        if variables[name].value.is_known and variables[name].text:
+            try:
+                found = calculate(variables[name].text)
+            except NotUnderstoodError:
+                continue
+            if 0 < found < MOST_RANKS:
+                return found
+    return None
+
+
+def _command(
+    reader: Reader, candidates: list[Implementation]
+) -> tuple[Implementation, tuple[Value, ...], tuple[str, int] | None] | None:
+    """Return the first command that has the program of an implementation, and where it is."""
+    for each in candidates:
+        held = reader.state.variables.get(each.command) if each.command else None
+        if held is not None:
+            words = tuple(held.value.split())
+            if _has_program(words, each):
+                return each, words, (held.file, held.line)
+    for invocation in reader.state.invocations:
+        for each in candidates:
+            if _has_program(invocation.words, each):
+                return each, invocation.words, (invocation.file, invocation.line)
+    return None
+
+
+def _has_program(words: tuple[Value, ...], implementation: Implementation) -> bool:
+    return any(word.text.rpartition("/")[2] in implementation.program for word in words)

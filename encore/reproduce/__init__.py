@@ -1,1 +1,0 @@
-"""From a folder that was published to the configuration here that reproduces it."""

@@ -1,0 +1,378 @@
+"""Was the published result reproduced? Time per epoch and epochs to the target, each against the submitted runs.
+
+from encore.results.compare.compare import compare
+found = compare(side, "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet")
+print(found.verdict, found.score.ratio, found.reasons)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encore.results.compare.digest import submission
+from encore.results.compare.nearest import How, Match, equally_near, find_submission, listed, same_target
+from encore.results.compare.score_kinds import scores_in_words, with_official_scores
+from encore.results.compare.sides import Side, load_side
+from encore.results.compare.verdicts import (
+    Factor as Factor,
+)
+from encore.results.compare.verdicts import (
+    Verdict as Verdict,
+)
+from encore.results.compare.verdicts import (
+    decide,
+    factor_of,
+    length_factor,
+    reasons_for,
+    runs_to_decide,
+    what_would_decide,
+)
+from encore.results.logs.timing import Curve
+from encore.results.published.systems import family
+from encore.results.rules import data_size
+from encore.results.scores.score import NOT_CONVERGED, Lack
+from encore.results.statistics import LEVEL, interval
+from encore.results.words import count_of
+
+WITHIN = 0.05
+"""Margin of a ratio that counts as the same result, from 1 / 1.05 to 1.05, as users ask for it."""
+_LEAST_SHARE_OF_DATA = {"dlrm": 0.4}
+"""Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set."""
+_RETINANET_SINCE = "v2.0"
+"""From here on ssd is RetinaNet on Open Images, and train_samples holds iterations in most logs."""
+_ROUNDED_MINUTES = 0.0016 / 60
+"""Two times of the same run, each rounded to a millisecond; digests keep nine digits of a run's minutes."""
+_DIGITS = 6
+"""Of a quality in a digest."""
+SAME_RUNS = "these are the submitted runs themselves: nothing was run again, so nothing was tested"
+SAME_LOGS = "both are the same runs: nothing was run again, so nothing was tested"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A run next to a submission."""
+
+    ours: Side
+    theirs: Side | None
+    match: Match
+    """How the submission was found, or why there is none."""
+    within: float
+    score: Factor | None
+    per_length: Factor | None
+    lengths: Factor | None
+    scaling: Factor | None
+    """The factors of the reference convergence, where official scores with different ones are compared."""
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    caveats: tuple[str, ...]
+    confidence: float | None
+    """In the test that the verdict rests on: one minus its p-value, at least 0.95; None without a test."""
+    score_interval: tuple[float, float] | None
+    """Where our true score is, minutes, with a probability of 90 %."""
+    further_runs: int | None
+    """About how many more runs decide between the same and not the same, if mean and spread stay as they are;
+    None where nothing shows how the runs vary, or more than MOST_FURTHER_RUNS are needed."""
+
+    @property
+    def factors(self) -> tuple[Factor, ...]:
+        """The factors there are: the score, and the two or three that it is the product of."""
+        every = (self.score, self.per_length, self.lengths, self.scaling)
+        return tuple(each for each in every if each is not None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as plain data; the fields are described in docs/compare.md."""
+        return {
+            "run": str(self.ours.folder),
+            "round": self.ours.round,
+            "round_is_guess": self.ours.round_is_guess,
+            "benchmark": self.ours.benchmark,
+            "submission": self.theirs.label if self.theirs else None,
+            "found": self.match.text,
+            "found_how": self.match.how.value,
+            "verdict": self.verdict.value,
+            "reasons": list(self.reasons),
+            "caveats": list(self.caveats),
+            "within": self.within,
+            "margin": [1 / (1 + self.within), 1 + self.within],
+            "level": LEVEL,
+            "confidence": self.confidence,
+            "score_minutes": self.ours.raw_minutes,
+            "official_minutes": self.ours.official_minutes,
+            "score_is_official": self.ours.score_is_official,
+            "score_kind": self.ours.score_kind,
+            "score_interval": list(self.score_interval) if self.score_interval else None,
+            "runs": self.ours.runs,
+            "converged": self.ours.converged,
+            "required": self.ours.required,
+            "further_runs": self.further_runs,
+            "ratio": self.score.ratio if self.score else None,
+            "findings": [finding.as_json() for finding in self.ours.findings],
+            "factors": [_factor_as_json(factor) for factor in self.factors],
+        }
+
+
+def _factor_as_json(factor: Factor) -> dict[str, Any]:
+    return {
+        "name": factor.name,
+        "unit": factor.unit,
+        "ours": factor.ours,
+        "theirs": factor.theirs,
+        "ratio": factor.ratio,
+        "interval": list(factor.interval) if factor.interval else None,
+        "z": factor.z,
+        "note": factor.note,
+    }
+
+
+def compare_path(path: Path, name: str | None = None, logs: Path | None = None, within: float = WITHIN) -> Comparison:
+    """Compare the one set of runs at ``path``; see ``compare``."""
+    return compare(load_side(path), name, logs, within)
+
+
+def compare(ours: Side, name: str | None = None, logs: Path | None = None, within: float = WITHIN) -> Comparison:
+    """Compare a set of runs with the submission called ``name``, or with the nearest one.
+
+    ``logs`` is a folder of submitted logs: where it holds those of the submission, they are used rather than
+    what Encore keeps of them.
+    """
+    cell, match = find_submission(ours, name)
+    return compare_with(ours, submission(cell, logs) if cell is not None else None, match, within)
+
+
+def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = WITHIN) -> Comparison:
+    """Compare two sets of runs; ``match`` is how the second was found, or why there is none."""
+    ours, theirs = with_official_scores(ours, theirs)
+    factors = _factors(ours, theirs)
+    score, per_length, lengths = factors
+    verdict, reasons, decisive = _judge(ours, theirs, factors, within, match)
+    further = None
+    borrowed = ours.score
+    if ours.score is not None and theirs is not None and theirs.score is not None and score is not None:
+        borrowed = ours.score.with_spread_of(theirs.score)
+        further = runs_to_decide(ours.score, theirs.score, verdict, within)
+        if verdict is Verdict.UNDECIDED:
+            reasons += what_would_decide(ours.score, theirs.score, further, within)
+    return Comparison(
+        ours=ours,
+        theirs=theirs,
+        match=match,
+        within=within,
+        score=score,
+        per_length=per_length,
+        lengths=lengths,
+        scaling=_scaling(ours, theirs) if lengths is not None else None,
+        verdict=verdict,
+        reasons=tuple(reasons),
+        caveats=tuple(_caveats(ours, theirs, match.how)),
+        confidence=decisive.found.confidence(within) if decisive and decisive.found else None,
+        score_interval=interval(borrowed) if borrowed else None,
+        further_runs=further,
+    )
+
+
+def certainty(found: Comparison) -> Iterator[str]:
+    """Say how sure the figures are."""
+    ours = found.ours
+    if ours.score is not None:
+        name = (
+            ours.score_name if ours.score_is_official else f"mean of {count_of(ours.score.count, 'run')}, not a score"
+        )
+        span = found.score_interval
+        interval = f", 90 % interval {span[0]:.3f} to {span[1]:.3f}" if span else ""
+        yield f"{name}: {ours.score.estimate:.3f} minutes{interval}"
+    if found.confidence is not None:
+        yield f"confidence in the verdict: {min(found.confidence, 0.999):.1%}".replace("%", " %")
+
+
+def _factors(ours: Side, theirs: Side | None) -> tuple[Factor | None, Factor | None, Factor | None]:
+    """Return the time to the target and the two factors that it is the product of."""
+    if theirs is None or _on_cpu(ours, theirs) or _on_small_data(ours, theirs):
+        # A ratio of times that nothing makes comparable would be read as one.
+        return None, None, None
+    score = factor_of("time to the target", "min", ours.score, theirs.score)
+    unit = ours.length_unit or "epochs"
+    if unit != theirs.length_unit:
+        return score, None, None
+    one = " or ".join(each.rstrip("s") for each in unit.split(" or "))
+    per_length = factor_of(f"minutes per {one}", "min", ours.per_length, theirs.per_length)
+    return score, per_length, length_factor(unit, ours.lengths, theirs.lengths)
+
+
+def _scaling(ours: Side, theirs: Side | None) -> Factor | None:
+    """Return the factors that the official scores have and minutes per epoch and epochs do not."""
+    mine, other = ours.scaling_factor, theirs.scaling_factor if theirs is not None else None
+    if ours.score_kind == "raw" or not mine or not other or mine == other:
+        return None
+    return Factor(name="reference convergence", unit="", ours=mine, theirs=other, ratio=mine / other)
+
+
+def _judge(
+    ours: Side,
+    theirs: Side | None,
+    factors: tuple[Factor | None, Factor | None, Factor | None],
+    within: float,
+    match: Match,
+) -> tuple[Verdict, list[str], Factor | None]:
+    """Return the verdict, what it rests on and the factor that shows it, in the order in which a reader would ask."""
+    if theirs is None:
+        return Verdict.NOT_COMPARABLE, [match.text], None
+    doubtful = sorted({each.rule for each in ours.findings if each.severity == "error"})
+    doubts = [f"the audit doubts these logs: {', '.join(doubtful)}"] if doubtful else []
+    if same_runs(ours, theirs):
+        return Verdict.SAME_RUNS, [SAME_RUNS if theirs.published else SAME_LOGS, *doubts], None
+    obstacles = list(_obstacles(ours, theirs, match.how))
+    if obstacles:
+        return Verdict.NOT_COMPARABLE, obstacles, None
+    if _missed_too_often(ours):
+        why = ours.missing or f"none of {ours.runs} runs has a time"
+        unusable = any(not run.converged and run.reason not in NOT_CONVERGED for run in ours.logs)
+        verdict = Verdict.NOT_COMPARABLE if unusable else Verdict.NOT_CONVERGED
+        return verdict, [why, *_explanations(ours)], None
+    score, per_length, lengths = factors
+    if score is None or score.ratio is None or ours.score is None:
+        return Verdict.NOT_COMPARABLE, [f"{theirs.label} has no {'published ' if theirs.published else ''}score"], None
+    if doubts:
+        return Verdict.NOT_COMPARABLE, doubts, None
+    verdict, decisive = decide(score, per_length, lengths, within, single=ours.score.count == 1)
+    return verdict, reasons_for(verdict, decisive, per_length, within), decisive
+
+
+def _missed_too_often(ours: Side) -> bool:
+    """Judge by the round's rule where the set is whole; a single run that missed is no score either."""
+    if ours.score is None:
+        return True
+    return ours.lack is Lack.NOT_CONVERGED
+
+
+def _explanations(ours: Side) -> list[str]:
+    reasons = dict.fromkeys(run.explanation for run in ours.logs if run.explanation)
+    return list(reasons)[:3]
+
+
+def _obstacles(ours: Side, theirs: Side, how: How) -> Iterator[str]:
+    """Yield what keeps the two from being the same kind of run."""
+    # Where both bear the system's name, what the name seems to say of it does not matter.
+    same_system = how.is_same_system
+    if ours.benchmark != theirs.benchmark:
+        yield f"a run of {ours.benchmark}, a result of {theirs.benchmark}"
+    if ours.benchmark is None and theirs.benchmark is None:
+        yield "neither set says which benchmark it is of"
+    if not same_target(ours, theirs):
+        unknown = "a round that is not known"
+        yield f"{ours.round or unknown} and {theirs.round or unknown} have different quality targets"
+    on_cpu = _on_cpu(ours, theirs) and not same_system
+    if on_cpu:
+        yield "a run on a CPU is no reproduction of a result on accelerators"
+    full = _on_small_data(ours, theirs)
+    if full:
+        yield f"trained on {ours.train_samples:,.0f} samples; the benchmark's data set has {full:,}"
+    if not on_cpu and not same_system:
+        yield from _hardware_obstacles(ours, theirs)
+    if how is How.NEAREST and not ours.is_cpu:
+        yield from _unknown_hardware(ours, theirs)
+    if ours.submission.get("kind") == "study":
+        yield "a run of a study's system, which is no submission"
+
+
+def _on_cpu(ours: Side, theirs: Side) -> bool:
+    return ours.is_cpu and theirs.hardware.accelerators != 0
+
+
+def _on_small_data(ours: Side, theirs: Side) -> int | None:
+    """Return the training samples of the benchmark's data set where ours has fewer; None where it is that set."""
+    size = data_size(ours.benchmark)
+    if size is None or size.train is None or not ours.train_samples:
+        return None
+    if ours.benchmark == "ssd" and (ours.round or "") >= _RETINANET_SINCE:
+        return None
+    least = _LEAST_SHARE_OF_DATA.get(ours.benchmark or "", 0.99)
+    return size.train if ours.train_samples < least * min(size.train, theirs.train_samples or size.train) else None
+
+
+def _hardware_obstacles(ours: Side, theirs: Side) -> Iterator[str]:
+    mine, submitted = family(ours.hardware.accelerator), family(theirs.hardware.accelerator)
+    if mine and submitted and mine != submitted:
+        yield f"run on {mine}, submitted on {submitted}"
+    count, wanted = ours.hardware.accelerators, theirs.hardware.accelerators
+    if count and wanted and count != wanted:
+        yield f"run on {count} accelerators, submitted on {wanted}"
+
+
+def _unknown_hardware(ours: Side, theirs: Side) -> Iterator[str]:
+    """Yield that nobody knows whether run and submission are of the same hardware, where nothing but that chose it."""
+    pairs = {
+        "accelerator": (family(ours.hardware.accelerator), family(theirs.hardware.accelerator)),
+        "number of accelerators": (ours.ranks, theirs.hardware.accelerators),
+    }
+    mine = [name for name, (here, _) in pairs.items() if not here]
+    others = [name for name, (here, there) in pairs.items() if here and not there]
+    fitting = listed([theirs.label, *equally_near(ours, theirs.label)])
+    if mine:
+        yield f"{' and '.join(mine)} of this run not known; these fit: {fitting}; --with names one"
+    if others:
+        yield f"{' and '.join(others)} of {theirs.label} not known; --with names a submission"
+
+
+def _caveats(ours: Side, theirs: Side | None, how: How) -> Iterator[str]:
+    """Yield what a reader should know though it does not stop the comparison."""
+    if ours.score is not None and not ours.score_is_official:
+        count = ours.score.count
+        what = "one run" if count == 1 else f"the mean of {count} runs"
+        yield f"no official score ({ours.missing}): compared by {what}"
+    if ours.hardware.caveat:
+        yield f"the system description {ours.hardware.caveat}"
+    if ours.round_is_guess:
+        yield f"that the round is {ours.round} is a guess from the date or the keys of the logs"
+    yield from (flag.text for flag in ours.flags)
+    flagged = {flag.log for flag in ours.flags}
+    for run in ours.logs:
+        if run.explanation and run.path not in flagged and ours.score is not None:
+            yield f"{run.path.name} has no time: {run.explanation}"
+    if theirs is None:
+        return
+    if ours.division and theirs.division and ours.division != theirs.division:
+        yield f"{ours.division} division against {theirs.division}, which has other rules"
+    yield from scores_in_words(ours, theirs)
+    if not same_runs(ours, theirs):
+        yield from _hardware_caveats(ours, theirs, how)
+    if ours.global_batch and theirs.global_batch and ours.global_batch != theirs.global_batch:
+        yield f"global batch {ours.global_batch:g}, submitted with {theirs.global_batch:g}"
+    for name in sorted({*ours.choices} & {*theirs.choices}):
+        if ours.choices[name] != theirs.choices[name]:
+            yield f"{name}: {ours.choices[name]}, theirs {theirs.choices[name]}"
+    for deviation in ours.deviations:
+        yield f"not as submitted: {deviation}"
+    if theirs.published is not None and theirs.published.note:
+        yield f"of the published result: {theirs.published.note}"
+
+
+def _hardware_caveats(ours: Side, theirs: Side, how: How) -> Iterator[str]:
+    known = family(ours.hardware.accelerator) is not None
+    chosen = how is How.NEAREST
+    if not known and not chosen and theirs.published is not None and not ours.is_cpu:
+        yield "the logs do not say what they ran on: taken to be what was submitted"
+    elif not known and not chosen and not ours.is_cpu:
+        yield "the logs do not say what they ran on"
+    elif family(theirs.hardware.accelerator) is None and theirs.hardware.accelerators != 0:
+        yield f"what {theirs.label} ran on is not known here"
+    if chosen and known and ours.ranks and (others := equally_near(ours, theirs.label)):
+        yield f"equally near: {listed(others)}; --with names one"
+
+
+def same_runs(ours: Side, theirs: Side) -> bool:
+    """Return whether both are the same runs: the times of all that converged are, and every quality of every run."""
+    times = list(zip(sorted(ours.minutes), sorted(theirs.minutes), strict=False))
+    return (
+        bool(times)
+        and (ours.runs, len(ours.minutes)) == (theirs.runs, len(theirs.minutes))
+        and all(math.isclose(mine, other, rel_tol=1e-8, abs_tol=_ROUNDED_MINUTES) for mine, other in times)
+        and sorted(map(_qualities, ours.curves)) == sorted(map(_qualities, theirs.curves))
+    )
+
+
+def _qualities(curve: Curve) -> list[tuple[str, list[str]]]:
+    return [(name, [f"{value:.{_DIGITS}g}" for value in values]) for name, values in sorted(curve.values.items())]

@@ -1,0 +1,341 @@
+"""Why two sets of runs differ: phases, hyperparameters, software, topology and environment, ranked.
+
+    from encore.results.compare.explain import explain
+    for difference in explain(ours, theirs).differences:
+        print(difference.sentence)
+
+What was measured on the clock comes first, by what it adds to the run as a share of their time. A setting weighs what
+settings of its kind do to speed or convergence at their most, which is judgement and not measurement.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from encore import catalogue
+from encore.results.compare.score_kinds import scaling_factors
+from encore.results.compare.sides import Side, first_step_seconds
+from encore.results.published.published import PublishedResult, System
+from encore.results.published.systems import family, framework_of
+
+Area = Literal["score", "phases", "hyperparameters", "software", "topology", "environment", "configuration"]
+
+_SAME_TIME = 0.02
+_SAME_SHARE = 0.0005
+"""Of their time: what is below is 0.0 % of it."""
+_SAME_NUMBER = 1e-6
+_SHORTEST_S = 0.05
+_ONE_SIDED = 0.25
+_LONGEST_VALUE = 60
+_NEARLY = 1.1
+"""A ratio below this is given as per cent."""
+_OUTCOMES = frozenset({("bert", "train_samples")})
+"""Benchmarks and keys by which logs give how far a run came: BERT's train_samples are those until the target."""
+
+_ON_THE_CLOCK = {"start_s": "start of training", "train_s": "training", "evaluate_s": "evaluation"}
+_PARTS = {
+    "init_s": "initialization (off the clock)",
+    "first_step_s": "way to the first step",
+    "first_epoch_s": "first epoch",
+    "epoch_s": "epoch",
+    "evaluation_s": "single evaluation",
+}
+_PART_WEIGHT = 0.5
+"""A part of a phase that is listed itself: shown below it, not next to it."""
+_OFF_THE_CLOCK_WEIGHT = 0.01
+
+# What settings of a kind do to a run at their most. Two settings of one weight: in the order of their names.
+_HYPERPARAMETERS: tuple[tuple[str, float], ...] = (
+    (r"global_batch|^batch_size$|input_batch|train_samples|data\.id", 0.9),
+    (r"opt_name|optimizer$|precision|depth|layout|num_layers|hidden_size|lora_rank", 0.8),
+    (r"^(?:attention|compile|cuda_graph|first_layer|kernels|norm|optimizer_kernel|tf32|xla)\b", 0.3),
+    (r"learning_rate(?!.*(?:warmup|decay))|base_learning_rate|^lr$", 0.6),
+    (r"warmup|decay|schedule|momentum|lars|eta|beta|epsilon|smoothing|dropout|bn_span|loss_scale", 0.35),
+    (r"sequence_length|max_sequence|image_size|crop|mirror|gradient_accumulation|clip|target", 0.4),
+    (r"eval", 0.2),
+    (r"dali|thread|prefetch|worker|interval|compression|groups", 0.15),
+)
+_OTHER_HYPERPARAMETER = 0.1
+_NOT_COMPARED = re.compile(
+    r"seed|cache_clear|_file$|start_warmup|tracked|samples_count|submission|clear_caches|^duplicate_|^benchmark$"
+    # What some logs of v1.0 and later report of the run as it goes, in the form of settings.
+    r"|^status$|loss ?$|current_lr|^lr_abs$|trained_samples|epoch_num$|tflops|^checkpoint$|^Total$|^$"
+)
+_SOFTWARE = (
+    (r"framework", 0.2),
+    (r"cuda_version|cudnn|cublas|trt", 0.12),
+    (r"nccl|dali|horovod|mpi", 0.1),
+    (r"driver", 0.06),
+)
+_TOPOLOGY = (
+    ("accelerator", 0.95),
+    ("accelerators", 0.95),
+    ("nodes", 0.9),
+    ("accelerator_interconnect", 0.3),
+    ("accelerator_memory", 0.2),
+    ("cpu", 0.2),
+    ("storage", 0.12),
+    ("cpus_per_node", 0.1),
+    ("cores_per_cpu", 0.1),
+    ("host_memory", 0.1),
+    ("network", 0.08),
+)
+_ENVIRONMENT = (
+    (r"^data\.", 0.5),
+    (r"^image|^implementation|^system$", 0.4),
+    (r"^nodes|^ranks", 0.9),
+    (r"^runtime|^code\.", 0.15),
+    (r"NCCL|OMP|CUDA|MXNET|HOROVOD|TORCH|TF_|DALI", 0.15),
+    (r"^environment\.(?:PATH|PYTHONPATH|HOME|LANG)", 0.01),
+    (r"^node\.", 0.05),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing that is not the same; ``weight`` ranks it, 0 to about 1 and above for what costs more."""
+
+    area: Area
+    name: str
+    ours: str
+    theirs: str
+    weight: float
+    sentence: str
+    ratio: float | None = None
+    """Ours over theirs, where both are numbers."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The differences of two sides, the heaviest first, and what could not be looked at."""
+
+    ours: Side
+    theirs: Side
+    differences: tuple[Difference, ...]
+    unknown: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the explanation as plain data."""
+        return {
+            "run": self.ours.label,
+            "round": self.ours.round,
+            "round_is_guess": self.ours.round_is_guess,
+            "other": self.theirs.label,
+            "differences": [vars(difference) for difference in self.differences],
+            "unknown": list(self.unknown),
+        }
+
+
+def explain(ours: Side, theirs: Side) -> Explanation:
+    """Return every difference between the two sides, ranked."""
+    found = [
+        *_scaling(ours, theirs),
+        *_phases(ours, theirs),
+        *_hyperparameters(ours, theirs),
+        *_software(ours.hardware, theirs.hardware),
+        *_topology(ours.hardware, theirs.hardware),
+        *_environment(ours, theirs),
+    ]
+    ranked = sorted(found, key=lambda each: (-each.weight, each.area, each.name))
+    return Explanation(ours=ours, theirs=theirs, differences=tuple(ranked), unknown=tuple(_unknown(ours, theirs)))
+
+
+def _unknown(ours: Side, theirs: Side) -> Iterator[str]:
+    for side, whose in ((ours, "your run"), (theirs, theirs.label)):
+        lacking = [
+            what
+            for what, there in (
+                ("hyperparameters", side.hyperparameters),
+                ("phases", side.phases),
+                ("system description", side.hardware.described),
+                ("software versions", side.hardware.software),
+            )
+            if not there
+        ]
+        if lacking:
+            yield f"not known of {whose}: {', '.join(lacking)}"
+
+
+def _scaling(ours: Side, theirs: Side) -> Iterator[Difference]:
+    """Yield the factors of the official scores, which the times that were measured do not have."""
+    mine, other = scaling_factors(ours, theirs)
+    if mine and other and abs(mine / other - 1) >= _SAME_SHARE:
+        found = _setting("score", "factor of the reference convergence", mine, other, 1.0)
+        if found is not None:
+            text = f"{found.sentence}: the official score is the time multiplied by it"
+            yield replace(found, weight=1.0 + abs(mine / other - 1), sentence=text)
+
+
+def _phases(ours: Side, theirs: Side) -> Iterator[Difference]:
+    """Yield where the time went, ours against theirs; the phases on the clock add up to the difference."""
+    mine, other = dict(ours.phases), dict(theirs.phases)
+    for phases, side in ((mine, ours), (other, theirs)):
+        step = first_step_seconds(side)
+        if step is not None:
+            phases["first_step_s"] = step
+    total = sum(other.get(name, 0.0) for name in _ON_THE_CLOCK) or None
+    whole = f" of their {_seconds(total)}" if total else ""
+    for name, label in {**_ON_THE_CLOCK, **_PARTS}.items():
+        if name not in mine or name not in other:
+            continue
+        left, right = mine[name], other[name]
+        share = abs(left - right) / total if total else _OFF_THE_CLOCK_WEIGHT
+        same = abs(left - right) <= _SAME_TIME * max(left, right)
+        if max(left, right) < _SHORTEST_S or (share < _SAME_SHARE if name in _ON_THE_CLOCK and total else same):
+            continue
+        ratio = left / right if right > 0 else None
+        text = f"your {label} takes {_times(ratio)}: {_seconds(left)} against {_seconds(right)}"
+        if name in _ON_THE_CLOCK and total:
+            text += f", {(left - right) / total:+.1%}{whole}"
+        yield Difference(
+            area="phases",
+            name=label,
+            ours=_seconds(left),
+            theirs=_seconds(right),
+            weight=_phase_weight(name, share),
+            sentence=text,
+            ratio=ratio,
+        )
+
+
+def _phase_weight(name: str, share: float) -> float:
+    if name in _ON_THE_CLOCK:
+        return 1.0 + share
+    return _OFF_THE_CLOCK_WEIGHT if name == "init_s" else min(share, 1.0) * _PART_WEIGHT
+
+
+def _times(ratio: float | None) -> str:
+    if ratio is None:
+        return "time where theirs takes none"
+    if 1 / _NEARLY < ratio < _NEARLY:
+        return f"{abs(ratio - 1):.1%} {'longer' if ratio > 1 else 'less'} than theirs"
+    return f"{ratio:.1f} times theirs" if ratio > 1 else f"{ratio:.2g} of theirs"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    return f"{seconds / 60:.1f} min" if seconds >= 600 else f"{seconds:.3g} s"
+
+
+def _hyperparameters(ours: Side, theirs: Side) -> Iterator[Difference]:
+    mine, other = ours.hyperparameters, theirs.hyperparameters
+    if not mine or not other:
+        return
+    for name in sorted({*mine, *other}):
+        if _NOT_COMPARED.search(name) or (ours.benchmark, name) in _OUTCOMES:
+            continue
+        weight = _weight(name, _HYPERPARAMETERS, _OTHER_HYPERPARAMETER)
+        found = _setting("hyperparameters", name, mine.get(name), other.get(name), weight)
+        if found is not None:
+            yield found
+
+
+def _software(ours: System, theirs: System) -> Iterator[Difference]:
+    mine, other = dict(ours.software), dict(theirs.software)
+    if framework_of(ours.framework) != framework_of(theirs.framework) or (ours.described and theirs.described):
+        mine["framework"], other["framework"] = ours.framework or "", theirs.framework or ""
+        mine["operating_system"] = ours.operating_system or ""
+        other["operating_system"] = theirs.operating_system or ""
+    for name in sorted(set(mine) & set(other)):
+        if mine[name] and other[name]:
+            found = _setting("software", name, mine[name], other[name], _weight(name, _SOFTWARE, 0.03))
+            if found is not None:
+                yield found
+
+
+def _topology(ours: System, theirs: System) -> Iterator[Difference]:
+    for name, weight in _TOPOLOGY:
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        if mine is None or other is None:
+            continue
+        if name == "accelerator" and family(mine) == family(other) is not None:
+            weight *= _ONE_SIDED
+        found = _setting("topology", name, mine, other, weight)
+        if found is not None:
+            yield found
+
+
+def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
+    """Yield what the passports of two runs of Encore say; of a submission, the environment in its system file."""
+    if not ours.settings:
+        return
+    submitted = {} if theirs.settings else _submitted_environment(ours, theirs.published)
+    names = {*ours.settings, *theirs.settings} if theirs.settings else set(submitted)
+    theirs = replace(theirs, settings=theirs.settings or submitted)
+    for name in sorted(names):
+        plain = name.removeprefix("configuration.")
+        area: Area = "configuration" if plain != name else "environment"
+        table = _HYPERPARAMETERS if area == "configuration" else _ENVIRONMENT
+        if plain == "seed":
+            continue
+        found = _setting(area, plain, ours.settings.get(name), theirs.settings.get(name), _weight(plain, table, 0.1))
+        if found is not None:
+            yield found
+
+
+def _submitted_environment(ours: Side, cell: PublishedResult | None) -> dict[str, object]:
+    """Return the variables that were submitted with ``cell``, where ours are of the same framework and on GPUs."""
+    name = str(ours.passport.get("name", ""))
+    if cell is None or ours.is_cpu or name not in (choices := catalogue.choices()):
+        return {}
+    choice, folder = choices[name], f"training_results_{cell.round},"
+    for system in catalogue.systems(choice):
+        if system.submission == cell.system and folder in system.source:
+            fits = system.framework in ("", choice.implementation.framework)
+            tables = system.environment.values() if fits else ()
+            return {f"environment.{name}": value for table in tables for name, value in table.items()}
+    return {}
+
+
+def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> float:
+    return next((weight for pattern, weight in table if re.search(pattern, name)), default)
+
+
+def _setting(area: Area, name: str, ours: object, theirs: object, weight: float) -> Difference | None:
+    """Return the difference of two values; None where they are the same, as far as numbers can be."""
+    if _same(ours, theirs):
+        return None
+    found = Difference(
+        area=area,
+        name=name,
+        ours=_shown(ours),
+        theirs=_shown(theirs),
+        weight=weight,
+        sentence=f"{name}: {_shown(ours)}, theirs {_shown(theirs)}",
+    )
+    left, right = _finite(ours), _finite(theirs)
+    if ours is None or theirs is None:
+        return replace(found, weight=weight * _ONE_SIDED)
+    if left is not None and right:
+        ratio = left / right
+        far = min(abs(math.log(ratio)) / math.log(2), 1.0) if ratio > 0 else 1.0
+        return replace(found, ratio=ratio, weight=weight * (0.2 + 0.8 * far))
+    return found
+
+
+def _same(ours: object, theirs: object) -> bool:
+    left, right = _finite(ours), _finite(theirs)
+    if left is not None and right is not None:
+        return math.isclose(left, right, rel_tol=_SAME_NUMBER, abs_tol=1e-12)
+    if isinstance(ours, str) and isinstance(theirs, str):
+        return " ".join(ours.lower().split()) == " ".join(theirs.lower().split())
+    return ours == theirs
+
+
+def _finite(value: object) -> float | None:
+    """Return a finite number; None for a text, even one of digits: ``number_of`` would take versions for numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "(not reported)"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} ..."

@@ -1,0 +1,336 @@
+"""A set of runs as one side of a comparison: our own, or a submission as it was published.
+
+from encore.results.compare.sides import load_sides
+for side in load_sides("results/20260101T120000Z-resnet-mxnet-dgxa100"):
+    print(side.label, side.score.estimate, side.hardware.accelerator)
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from encore.errors import EncoreError
+from encore.results.audit.judge import audit_score
+from encore.results.findings import Finding
+from encore.results.logs.run_log import RunLog
+from encore.results.logs.timing import Curve, curve_of, length_of, mean_phases, phases_of
+from encore.results.published.descriptions import described
+from encore.results.published.published import PublishedResult, System
+from encore.results.published.systems import nearest_description, rounds_system
+from encore.results.rules import Target, rule_for, targets_of
+from encore.results.scores.normalization import official
+from encore.results.scores.score import Flag, Lack, Score, score_folder
+from encore.results.statistics import Sample
+
+_PASSPORT_LIMIT = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What is known about a set of runs. Times are in minutes, phases in seconds."""
+
+    label: str
+    round: str | None
+    benchmark: str | None
+    hardware: System
+    score: Sample | None = None
+    """Minutes to the target; None where no run converged."""
+    score_is_official: bool = False
+    """Whether the round's rules give this score; else it is the mean of the runs there are."""
+    scaling_factor: float | None = None
+    """By which the raw score is multiplied to the official one; None where that is not known."""
+    score_kind: Literal["raw", "official"] = "raw"
+    lack: Lack | None = None
+    """Why there is no official score."""
+    missing: str = ""
+    """The same in words."""
+    runs: int = 0
+    converged: int = 0
+    required: int | None = None
+    lengths: Sample | None = None
+    length_unit: str = ""
+    per_length: Sample | None = None
+    """Minutes per epoch (or per sample, or per evaluation), evaluation and start included."""
+    global_batch: float | None = None
+    train_samples: float | None = None
+    division: str | None = None
+    targets: tuple[Target, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
+    curves: tuple[Curve, ...] = ()
+    """Quality over time of each run, thinned; empty where neither the logs nor a digest of them is here."""
+    hyperparameters: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Environment, versions and data, which the system description does not hold: from Encore's run.json."""
+    passport: Mapping[str, Any] = field(default_factory=dict)
+    published: PublishedResult | None = None
+    """The published cell that this side is, or that its logs were found to be of."""
+    logs: tuple[RunLog, ...] = ()
+    minutes: tuple[float, ...] = ()
+    """Raw minutes of each run that converged, as far as they are known."""
+    findings: tuple[Finding, ...] = ()
+    """What the audit found in the logs, errors first."""
+    flags: tuple[Flag, ...] = ()
+    """What the scoring did that a reader should know."""
+    folder: Path | None = None
+    round_is_guess: bool = False
+
+    @property
+    def ranks(self) -> int | None:
+        """Accelerators, or the ranks of a run without any."""
+        if self.hardware.accelerators:
+            return self.hardware.accelerators
+        nodes, each = self.passport.get("nodes"), self.passport.get("ranks_per_node")
+        return nodes * each if isinstance(nodes, int) and isinstance(each, int) else None
+
+    @property
+    def raw_minutes(self) -> float | None:
+        """The raw score, or the mean of the runs where there is none."""
+        if self.score is None:
+            return None
+        scaled = self.score_kind == "official" and self.score_is_official
+        return self.score.estimate / (self.scaling_factor or 1.0) if scaled else self.score.estimate
+
+    @property
+    def official_minutes(self) -> float | None:
+        """The raw score times the factor; None where there is no score or the factor is not known."""
+        return official(self.raw_minutes, self.scaling_factor) if self.score_is_official else None
+
+    @property
+    def score_name(self) -> str:
+        """What ``score`` is called, where raw and official scores may differ."""
+        return "score" if self.scaling_factor == 1.0 else f"{self.score_kind} score"
+
+    @property
+    def submission(self) -> Mapping[str, Any]:
+        """What a run.json of Encore says that the result may be called: ``kind``, ``submitted``, ``of``, ``text``."""
+        found = self.passport.get("submission")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """The differences from a submitted configuration that a run.json of Encore states."""
+        found = self.passport.get("deviations")
+        entries = found if isinstance(found, list) else []
+        return tuple(str(each.get("text", "")) for each in entries if isinstance(each, dict))
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """What the runs took where their configuration leaves it open, by key and operator; " / " between the runs'."""
+        return _choices(self.passport)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is known to have run without an accelerator."""
+        return self.hardware.accelerators == 0
+
+
+def load_sides(path: str | Path, round_: str | None = None) -> list[Side]:
+    """Return every set of runs at or below ``path``: a run folder, a folder of logs, or a tree of them."""
+    return [side_of(score) for score in score_folder(path, round_)]
+
+
+def load_side(path: str | Path, round_: str | None = None) -> Side:
+    """Return the one set of runs at ``path``, looked up among the public ones; EncoreError where there are several."""
+    scores = score_folder(path, round_)
+    if len(scores) > 1:
+        names = ", ".join(str(score.folder) for score in scores[:4])
+        raise EncoreError(
+            f"{path} holds {len(scores)} sets of runs: {names}{' ...' if len(scores) > 4 else ''}",
+            expected="the runs of one benchmark on one system",
+            remedy="name one of these folders",
+        )
+    return side_of(scores[0], audit_score(scores[0], in_digests=True))
+
+
+def side_of(score: Score, findings: tuple[Finding, ...] | None = None) -> Side:
+    """Return the side that a scored set is, with what an audit found in it; by default that of the set alone."""
+    passport = _json(score.folder / "run.json")
+    minutes = _score_sample(score)
+    ended = [run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]
+    counted = score.counted or score.converged or ended
+    lengths, unit, per_length = _lengths(ended, set(map(id, counted)), minutes.trimmed if minutes else 0)
+    with_events = [run for run in score.runs if run.events]
+    first = with_events[0] if with_events else None
+    hardware = _hardware(score, passport, first)
+    return Side(
+        label=score.folder.name if passport else "/".join(score.folder.absolute().parts[-3:]),
+        round=score.round,
+        benchmark=score.benchmark,
+        hardware=hardware,
+        score=minutes,
+        score_is_official=score.score_minutes is not None,
+        scaling_factor=score.scaling_factor,
+        lack=score.lack,
+        missing=score.missing,
+        runs=len(score.runs),
+        converged=len(score.converged),
+        required=score.required,
+        lengths=lengths,
+        length_unit=unit,
+        per_length=per_length,
+        global_batch=first.global_batch if first else None,
+        train_samples=first.train_samples if first else None,
+        division=first.division if first else None,
+        targets=known_targets(score.round, score.benchmark, first.global_batch if first else None),
+        phases=mean_phases([vars(phases_of(run)) for run in counted]),
+        curves=tuple(curve_of(run) for run in score.runs),
+        hyperparameters=_common(with_events),
+        settings=_settings(passport),
+        passport=passport,
+        logs=score.runs,
+        minutes=tuple(run.minutes for run in score.converged if run.minutes is not None),
+        findings=audit_score(score) if findings is None else findings,
+        flags=score.flags,
+        folder=score.folder,
+        round_is_guess=score.round_is_guess,
+    )
+
+
+def known_targets(round_: str | None, benchmark: str | None, batch: float | None) -> tuple[Target, ...]:
+    """Return the targets; none where the round did not have the benchmark."""
+    if rule_for(round_, benchmark, batch) is None or round_ is None or benchmark is None:
+        return ()
+    return targets_of(round_, benchmark, batch)
+
+
+def _score_sample(score: Score) -> Sample | None:
+    """Return the official score with the spread of its runs, else the mean of the runs that converged."""
+    minutes = [run.minutes for run in score.converged if run.minutes is not None]
+    if not minutes:
+        return None
+    if score.score_minutes is None:
+        return Sample.of(minutes)
+    counted = [run.minutes for run in (*score.counted, *score.dropped) if run.minutes is not None]
+    sample = Sample.of(counted, trimmed=(len(counted) - len(score.counted)) // 2)
+    return replace(sample, estimate=score.score_minutes)
+
+
+def _lengths(
+    ended: Sequence[RunLog], counted: Collection[int], trimmed: int
+) -> tuple[Sample | None, str, Sample | None]:
+    """Return epochs to the target and minutes per epoch; the latter of all that ended, where none converged."""
+    known = [(run, length) for run in ended if (length := length_of(run)) is not None and length.value > 0]
+    if not known:
+        return None, "", None
+    unit = Counter(length.unit for _, length in known).most_common(1)[0][0]
+    known = [(run, length) for run, length in known if length.unit == unit]
+    reached = [(run.minutes, length.value) for run, length in known if run.minutes is not None]
+    if not reached:
+        return None, unit, Sample.of([(run.elapsed_minutes or 0.0) / length.value for run, length in known])
+    kept = [(run.minutes, length.value) for run, length in known if run.minutes is not None and id(run) in counted]
+    lengths, per_length = length_samples(reached, kept, trimmed)
+    return lengths, unit, per_length
+
+
+def length_samples(
+    runs: Sequence[tuple[float, float]], kept: Sequence[tuple[float, float]], trimmed: int
+) -> tuple[Sample, Sample]:
+    """Return epochs to the target, and minutes per epoch, of runs by their minutes and epochs.
+
+    Their means are of ``kept``, the runs that the score counts, so that their product is the score. How they vary is
+    seen in all runs: those that are dropped are the ones with an epoch more.
+    """
+    lengths = Sample.of([length for _, length in runs], trimmed)
+    per_length = Sample.of([minutes / length for minutes, length in runs], trimmed)
+    kept = kept or runs
+    total = sum(length for _, length in kept)
+    return (
+        replace(lengths, estimate=total / len(kept)),
+        replace(per_length, estimate=sum(minutes for minutes, _ in kept) / total),
+    )
+
+
+def _common(runs: Sequence[RunLog]) -> dict[str, object]:
+    """Return hyperparameters on which the runs agree; the most frequent value where they do not."""
+    found: dict[str, object] = {}
+    for key in dict.fromkeys(key for run in runs for key in run.hyperparameters):
+        values = [run.hyperparameters[key] for run in runs if key in run.hyperparameters]
+        commonest = Counter(json.dumps(value, sort_keys=True) for value in values).most_common(1)[0][0]
+        found[key] = json.loads(commonest)
+    return found
+
+
+def _hardware(score: Score, passport: Mapping[str, Any], first: RunLog | None) -> System:
+    own = score.folder / "system.json"
+    found = described(own) if own.is_file() else nearest_description(score.folder)
+    if found is not None and found.described:
+        return found
+    by_name = rounds_system(score.folder, score.round, first.platform if first else None)
+    return replace(by_name, caveat=found.caveat) if found is not None else by_name
+
+
+def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
+    """Return what a run.json says of how the run was made, flat, by dotted names."""
+    found: dict[str, object] = {}
+    for name in ("runtime", "image", "implementation", "system", "nodes", "ranks_per_node"):
+        if passport.get(name) is not None:
+            found[name] = passport[name]
+    for part, names in (
+        ("code", ("commit", "uncommitted_sha256")),
+        ("data", ("name", "id")),
+        ("node", ("hostname", "kernel", "operating_system", "cpu", "cores", "memory_gib")),
+    ):
+        content = passport.get(part)
+        if isinstance(content, dict):
+            found.update({f"{part}.{name}": content[name] for name in names if content.get(name) is not None})
+    # What rank 0 saw counts: an image adds its own variables, and some runtimes let it replace the given ones.
+    for part in ("environment", "rank_environment"):
+        variables = passport.get(part)
+        if isinstance(variables, dict):
+            found.update({f"environment.{name}": value for name, value in variables.items()})
+    configuration = passport.get("configuration")
+    if isinstance(configuration, dict):
+        for name, entry in configuration.items():
+            found[f"configuration.{name}"] = entry.get("value") if isinstance(entry, dict) else entry
+    chosen = _choices(passport)
+    for name in {name.partition(".")[0] for name in chosen}:
+        found.pop(f"configuration.{name}", None)
+    return {**found, **{f"configuration.{name}": value for name, value in chosen.items()}}
+
+
+def _choices(passport: Mapping[str, Any]) -> dict[str, str]:
+    """Return the choices that a run.json has of each experiment, flat, as one."""
+    noted = passport.get("choices")
+    found: dict[str, dict[str, None]] = {}
+    for choices in noted.values() if isinstance(noted, dict) else ():
+        for key, value in choices.items() if isinstance(choices, dict) else ():
+            each = {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
+            for name, choice in each.items():
+                found.setdefault(name, {})[str(choice).lower() if isinstance(choice, bool) else str(choice)] = None
+    return {name: " / ".join(values) for name, values in sorted(found.items())}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _PASSPORT_LIMIT:
+            return {}
+        loaded = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def first_step_seconds(side: Side) -> float | None:
+    """Return seconds from run_start to the first training step, where Encore's own metrics have it: the mean."""
+    found = []
+    for run in side.logs:
+        number = run.path.stem.rpartition("_")[2]
+        stream = run.path.parent / f"experiment_{number}" / "metrics.jsonl"
+        start = run.start_s
+        if start is None or not stream.is_file():
+            continue
+        with stream.open(encoding="utf-8", errors="replace") as lines:
+            step = next((line for line in lines if '"kind": "step"' in line), None)
+        try:
+            seconds = json.loads(step)["time"] - start if step else None
+        except (ValueError, KeyError, TypeError):
+            continue
+        if seconds is not None:
+            found.append(seconds)
+    return statistics.fmean(found) if found else None

@@ -1,0 +1,1 @@
+"""Logs against the rules of their round, and against its reference convergence."""

@@ -1,0 +1,264 @@
+"""Check a log against the rules of its round.
+
+    from encore.results.compliance.compliance import check
+    report = check("result_0.txt")
+    for finding in report.findings:
+        print(finding.line, finding.expected, finding.found, finding.remedy)
+
+From v0.6 on mlperf-logging's checker decides, with a few rules of our own in addition; v0.5 has only our own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+
+from encore.errors import EncoreError
+from encore.results.compliance import official
+from encore.results.compliance.extra_rules import extra_findings, small_data_findings
+from encore.results.compliance.rates import rated
+from encore.results.compliance.v05 import check_v05
+from encore.results.findings import ComplianceReport, Finding
+from encore.results.logs.parallel import OnRead, map_files
+from encore.results.logs.reader import Event, OnDamage, read_events
+from encore.results.logs.run_log import Reason, RunLog, read_run
+from encore.results.rules import targets_of
+from encore.results.scores.score import Score, find_sets, score_logs
+from encore.results.words import apart, count_of
+
+__all__ = [
+    "ComplianceReport", "Finding", "by_one_ruleset", "check", "check_log_of_many", "known_ruleset", "read_and_check",
+    "ruleset_of", "score_and_check",
+]  # fmt: skip
+
+_MAX_EVENTS = 500_000
+_TARGET_CODES = frozenset({official.TARGET_NOT_MET, "target_missed", "v05_target_missed", "v05_eval_target"})
+"""Findings that the round's quality target was missed, or was another."""
+
+
+def ruleset_of(round_: str | None) -> str | None:
+    """Return ``v0.7`` -> ``0.7.0``."""
+    return f"{round_.removeprefix('v')}.0" if round_ else None
+
+
+def check(path: str | PathLike[str], ruleset: str | None = None) -> ComplianceReport:
+    """Check the log at ``path`` against ``ruleset``, such as ``0.7.0``, or the one found from the log."""
+    log = _Log(Path(path), ruleset)
+    problem = _nothing_to_check(log.run)
+    if problem:
+        raise problem
+    return _report(log)
+
+
+def check_log_of_many(path: Path, ruleset: str | None = None) -> ComplianceReport:
+    """Check a log as ``check`` does, but report a file that cannot be checked as one finding."""
+    return read_and_check(path, ruleset)[1]
+
+
+def read_and_check(path: Path, ruleset: str | None = None) -> tuple[RunLog, ComplianceReport]:
+    """Return what ``read_run`` and ``check_log_of_many`` do, for one reading of the log."""
+    log = _Log(path, ruleset)
+    problem = _nothing_to_check(log.run)
+    if problem is None:
+        return log.run, _report(log)
+    finding = Finding(
+        line=None,
+        rule="every result file of a set is a log",
+        expected=problem.expected or "a readable log",
+        found=problem.found,
+        remedy=problem.remedy,
+        kind="reading",
+    )
+    return log.run, ComplianceReport(
+        path=path, ruleset=None, ruleset_found="not looked for", checker="none", findings=(finding,)
+    )
+
+
+def score_and_check(
+    path: str | PathLike[str], ruleset: str | None = None, on_read: OnRead | None = None
+) -> tuple[list[Score], list[ComplianceReport]]:
+    """Score the sets at or below ``path`` and check each of their logs, for one reading of all."""
+    sets = list(find_sets(Path(path)))
+    files = [file for _, found in sets for file in found]
+    both = map_files(partial(read_and_check, ruleset=ruleset), files, on_read)
+    scores: list[Score] = []
+    reports: list[ComplianceReport] = []
+    for folder, found in sets:
+        results = [*itertools.islice(both, len(found))]
+        scores += score_logs(folder, [run for run, _ in results])
+        reports += by_one_ruleset([report for _, report in results])
+    return scores, reports
+
+
+class _Log:
+    """A log that is read once, for its summary and for the rules: these need all events at a time."""
+
+    def __init__(self, path: Path, ruleset: str | None) -> None:
+        self.events: list[Event] = []
+        self.damaged: list[Finding] = []
+        self.asked_for = _known(ruleset) if ruleset is not None else None
+        self.run = read_run(path, f"v{self.asked_for.removesuffix('.0')}" if self.asked_for else None, self._read)
+
+    def _read(self, path: Path, on_damage: OnDamage) -> Iterator[Event]:
+        events, damaged = self.events, self.damaged
+        full = False
+
+        def note(line: int, text: str) -> None:
+            on_damage(line, text)
+            if not full and len(damaged) < _MAX_EVENTS:
+                damaged.append(_damaged_event(line, text))
+
+        for event in read_events(path, note):
+            if len(events) < _MAX_EVENTS:
+                events.append(event)
+            elif not full:
+                damaged.append(_damaged_event(event.line, f"more than {_MAX_EVENTS} events: the rest was not checked"))
+                full = True
+            yield event
+
+
+def _nothing_to_check(run: RunLog) -> EncoreError | None:
+    if run.reason is Reason.UNREADABLE:
+        return EncoreError(f"cannot read {run.path}: {run.explanation}", remedy="check the path and its permissions")
+    if not run.events:
+        damage = f": {run.explanation}" if run.reason is Reason.DAMAGED else ""
+        return EncoreError(
+            f"no MLPerf event in {run.path}{damage}",
+            expected=":::MLLOG, :::MLL or :::MLPv0.5.0 lines",
+            remedy="name a result file such as result_0.txt",
+        )
+    return None
+
+
+def _report(log: _Log) -> ComplianceReport:
+    chosen = log.asked_for or ruleset_of(log.run.round)
+    findings, checker = _findings(log, chosen)
+    return ComplianceReport(
+        path=log.run.path,
+        ruleset=chosen,
+        ruleset_found="as asked for" if log.asked_for else log.run.round_found,
+        ruleset_is_guess=log.run.round_is_guess,
+        checker=checker,
+        findings=tuple(sorted(findings, key=lambda each: (each.line is None, each.line or 0))),
+    )
+
+
+def by_one_ruleset(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceReport]:
+    """Return the reports on a folder, all by one ruleset: where it is a guess, by that of most of them."""
+    guessed = Counter(report.ruleset for report in reports if report.ruleset_is_guess)
+    if len(guessed) < 2:
+        return reports
+    chosen = guessed.most_common(1)[0][0]
+    how = "a guess from the other logs of the folder"
+    return [
+        replace(check_log_of_many(report.path, chosen), ruleset_found=how, ruleset_is_guess=True)
+        if report.ruleset_is_guess and report.ruleset != chosen
+        else report
+        for report in reports
+    ]
+
+
+def known_ruleset(ruleset: str | None) -> str | None:
+    """Return ``0.7`` or ``v0.7`` as ``0.7.0``; EncoreError for a ruleset that there is not."""
+    return None if ruleset is None else _known(ruleset)
+
+
+def _known(ruleset: str) -> str:
+    text = ruleset.removeprefix("v")
+    text = text if text.count(".") == 2 else f"{text}.0"
+    known = ("0.5.0", *official.rulesets())
+    if text not in known:
+        raise EncoreError(
+            f"there is no ruleset {ruleset!r}",
+            expected=", ".join(known),
+            remedy="leave --ruleset out to find it",
+        )
+    return text
+
+
+def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
+    run, events = log.run, log.events
+    if ruleset is None:
+        return [_unknown_round(run)], "none"
+    small = small_data_findings(run)
+    findings = [*log.damaged, *_timeless(events)]
+    if ruleset == "0.5.0":
+        findings += [*check_v05(events, run), *small]
+        checker = "Encore's own rules of v0.5"
+    else:
+        findings += [_with_best(each, run) for each in official.check_events(events, ruleset, run.benchmark)]
+        findings += [*extra_findings(events, run), *small]
+        checker = f"{official.version()} and Encore's own rules"
+    excused = bool(small) and run.status == "success"
+    return [rated(_excused(each) if excused else each) for each in findings], checker
+
+
+def _damaged_event(line: int, text: str) -> Finding:
+    return Finding(
+        line=line,
+        code="damaged_event",
+        rule="the log format of the round",
+        expected="a whole event on the line",
+        found=text[:120].strip(),
+        remedy="let only rank 0 write events, each as one line in one write",
+        kind="reading",
+    )
+
+
+def _timeless(events: list[Event]) -> list[Finding]:
+    first = next((event for event in events if event.time_s is None), None)
+    if first is None:
+        return []
+    return [
+        Finding(
+            line=first.line,
+            code="no_time",
+            rule="the log format of the round",
+            expected="time_ms, the milliseconds since 1970, in every event",
+            found=f"{count_of(sum(event.time_s is None for event in events), 'event')} without it, first {first.key}",
+            remedy="write the events with mlperf_logging.mllog",
+            kind="reading",
+        )
+    ]
+
+
+def _excused(finding: Finding) -> Finding:
+    """Mark that the round's target was missed as the small data's doing: the run reached the target that it was given.
+
+    A run that missed its own, that was stopped or that was killed has nothing to excuse.
+    """
+    return replace(finding, kind="small_data") if finding.code in _TARGET_CODES else finding
+
+
+def _with_best(finding: Finding, run: RunLog) -> Finding:
+    """Say how good the best evaluation was, where the checker says that none is good enough."""
+    if finding.code != official.TARGET_NOT_MET or run.round is None or run.benchmark is None:
+        return finding
+    # The open division has targets of its own; the checker asks its logs for the closed division's.
+    targets = run.targets or targets_of(run.round, run.benchmark, run.global_batch)
+    values = [point.values for point in run.quality if targets and targets[0].name in point.values]
+    if not values:
+        return finding
+    best = (max if targets[0].higher_is_better else min)(values, key=lambda each: each[targets[0].name])
+    reached = apart(best, {target.name: target.value for target in targets})
+    wanted = " and ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
+    return replace(
+        finding,
+        expected=f"an evaluation that reaches {wanted}",
+        found=f"the best of {count_of(len(values), 'evaluation')} has {reached}",
+    )
+
+
+def _unknown_round(run: RunLog) -> Finding:
+    return Finding(
+        line=None,
+        rule="each round has rules of its own",
+        expected="a log that names its round",
+        found=run.round_found,
+        remedy="name it: --ruleset 0.7.0",
+    )

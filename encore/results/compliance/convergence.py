@@ -1,0 +1,326 @@
+"""Epochs to the target against the reference convergence points (RCP) of a round, by mlperf-logging's data and code.
+
+    from encore.results.compliance.convergence import convergence_of
+    found = convergence_of(score)
+    print(found.outcome, found.factor, found.explanation)
+
+The reference implementation was run at some global batches; each gives a point. A submission must not need fewer epochs
+than chance explains at its batch; where it needs fewer than the mean, its score is multiplied by the ratio.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from encore.results.compliance.official import version
+from encore.results.findings import ComplianceReport, Finding
+from encore.results.logs.run_log import RunLog
+from encore.results.rules import ROUNDS
+from encore.results.scores.normalization import read_scaling
+from encore.results.scores.score import Score
+from encore.results.table import shown
+
+_SCALED_SINCE = "v2.1"
+"""Earlier rounds had the points, and did not multiply scores by the factor: of v2.0 one set has a scaling.json."""
+_FIRST_ROUND = "v1.0"
+FIRST_RULESET = "1.0.0"
+_SAMPLES = frozenset({"bert", "gpt3", "llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b", "stable_diffusion"})
+"""Their points count samples, or tokens, and not epochs."""
+_BY_SAMPLES = frozenset({"llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b"})
+"""Their evaluations have samples_count and no epoch_num."""
+_KEPT_EVALUATIONS = 4096
+_INFINITE = 1e9
+"""Epochs of a run that did not converge, as mlperf-logging counts it."""
+_LARGEST_LOG = 1 << 28
+_SAME_FACTOR = 1e-6
+_LARGEST_FACTOR = 10
+"""Above it the logs count epochs where the reference counts samples, as two of v3.1 do."""
+
+
+class Outcome(str, Enum):
+    """What the comparison with the points comes to."""
+
+    PASSED = "passed"
+    TOO_FEW = "too few epochs"
+    NO_POINT = "no reference point"
+    NOT_CHECKED = "not checked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One reference convergence point: what the reference needs at a global batch."""
+
+    batch: float
+    mean: float
+    least: float
+    """The fewest epochs, as a mean, that chance explains at a level of 5 %."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """A set's epochs to the target against the points of its round."""
+
+    folder: Path
+    round: str | None
+    benchmark: str | None
+    outcome: Outcome
+    explanation: tuple[str, ...]
+    unit: str = "epochs"
+    global_batch: float | None = None
+    mean: float | None = None
+    """Mean of the set's runs without the fastest and the slowest."""
+    point: Point | None = None
+    """What it is held against."""
+    between: tuple[Point, ...] = ()
+    """The two points that it was interpolated from."""
+    factor: float | None = None
+    """By which the raw score is to be multiplied, at least 1; with too few epochs, if a review accepts the set."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as plain data."""
+        return {**asdict(self), "folder": str(self.folder), "outcome": self.outcome.value}
+
+
+def convergence_of(score: Score) -> Convergence | None:
+    """Hold a set against the points of its round; None for a round before v1.0, the open division, or too few runs."""
+    if score.round not in ROUNDS or ROUNDS.index(score.round) < ROUNDS.index(_FIRST_ROUND):
+        return None
+    if len(score.runs) < 3 or any(run.division == "open" for run in score.runs):
+        return None
+    ruleset = f"{score.round.removeprefix('v')}.0"
+    try:
+        with _quiet():
+            return _compared(score, ruleset)
+    except Exception as error:  # the library's own, on a log that it cannot read
+        return _not_checked(score, f"mlperf-logging's checker broke on these logs: {type(error).__name__}: {error}")
+
+
+def report_of(found: Convergence) -> ComplianceReport:
+    """Return the comparison as a report on the set's folder, next to those on its logs."""
+    findings = [*_point_finding(found), *_factor_finding(found)]
+    return ComplianceReport(
+        path=found.folder,
+        ruleset=f"{(found.round or '').removeprefix('v')}.0",
+        ruleset_found="that of the set's logs",
+        checker=f"the reference convergence points of {version()}",
+        findings=tuple(findings),
+    )
+
+
+def _point_finding(found: Convergence) -> Iterator[Finding]:
+    if found.outcome in (Outcome.TOO_FEW, Outcome.NO_POINT):
+        yield Finding(
+            line=None,
+            rule=f"{version()}, rcp_checker: a reference convergence point for the set's global batch",
+            expected=f"no fewer {found.unit} to the target than the reference, but for chance",
+            found="; ".join(found.explanation),
+            remedy="run at a batch of the reference, with its hyperparameters; a review may accept the set as it is",
+            # Each round has accepted such sets: the review bypasses the checker.
+            severity="warning",
+        )
+
+
+def _factor_finding(found: Convergence) -> Iterator[Finding]:
+    given, computed = read_scaling(found.folder).factor, found.factor
+    if found.round is None or ROUNDS.index(found.round) < ROUNDS.index(_SCALED_SINCE) or computed is None:
+        return
+    if given is None and found.outcome is not Outcome.PASSED:
+        return
+    if abs((given or 1.0) - computed) > _SAME_FACTOR:
+        yield Finding(
+            line=None,
+            rule=f"{version()}, rcp_checker: scaling.json",
+            expected=f"scaling.json with a factor of {computed:.6f}" if computed > 1 else "no scaling.json",
+            found=f"a factor of {given:.6f}" if given is not None else "no scaling.json",
+            remedy="let mlperf-logging's package checker write it: encore archive; the points of a round do change",
+            severity="warning",
+        )
+
+
+def _not_checked(score: Score, why: str) -> Convergence:
+    outcome = Outcome.NOT_CHECKED
+    return Convergence(
+        folder=score.folder, round=score.round, benchmark=score.benchmark, outcome=outcome, explanation=(why[:300],)
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep mlperf-logging from writing to the terminal: it logs without a handler, and so installs one."""
+    root, silent = logging.getLogger(), logging.NullHandler()
+    root.addHandler(silent)
+    try:
+        yield
+    finally:
+        root.removeHandler(silent)
+
+
+def _checker_module() -> Any:
+    return importlib.import_module("mlperf_logging.rcp_checker.rcp_checker")
+
+
+@functools.cache
+def points_known(ruleset: str) -> tuple[str, ...]:
+    """Return the benchmarks for which the installed mlperf-logging has points of the round."""
+    spec = importlib.util.find_spec("mlperf_logging.rcp_checker")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("mlperf_logging.rcp_checker")
+    files = (Path(spec.origin).parent / f"training_{ruleset}").glob("rcps_*.json")
+    return tuple(sorted(file.stem.removeprefix("rcps_") for file in files))
+
+
+def _compared(score: Score, ruleset: str) -> Convergence:
+    benchmark = score.benchmark or ""
+    if benchmark not in points_known(ruleset):
+        known = ", ".join(points_known(ruleset)) or "none"
+        return _not_checked(score, f"{version()} has no points for {benchmark} in {score.round}: {known}")
+    batch: Any
+    batch, lengths = _lengths_of(score.runs, benchmark)
+    if lengths is None:
+        files = [run.path for run in score.runs]
+        if any(file.suffix == ".gz" or file.stat().st_size > _LARGEST_LOG for file in files):
+            return _not_checked(score, "a log is compressed or larger than 256 MiB: mlperf-logging reads plain files")
+        batch, lengths = _lengths_in([str(file) for file in files], ruleset, benchmark)
+    if not _is_number(batch) or batch <= 0:
+        return _not_checked(score, "the logs do not agree on a global_batch_size")
+    if lengths is None or sum(length == _INFINITE for length in lengths) > (4 if benchmark == "unet3d" else 1):
+        return _not_checked(score, "too many runs did not converge")
+    if not all(_is_number(length) and length > 0 for length in lengths):
+        return _not_checked(score, "an evaluation has no number of epochs or samples")
+    return _held_against(_checker(ruleset, benchmark), score, float(batch), lengths)
+
+
+def _lengths_of(runs: Sequence[RunLog], benchmark: str) -> tuple[float | None, list[float] | None]:
+    """Return the global batch and each run's epochs or samples to the target, as mlperf-logging takes them from a log.
+
+    None where the summary of a log does not hold them: mlperf-logging then reads the logs itself, four times slower.
+    """
+    batches = {run.global_batch for run in runs}
+    lengths = [_length(run, benchmark) for run in runs]
+    found = [length for length in lengths if length is not None]
+    epoch_says_nothing = benchmark == "bert" and all(length in (0, 1, _INFINITE) for length in found)
+    if len(batches) > 1 or len(found) < len(lengths) or epoch_says_nothing:
+        return None, None
+    return batches.pop(), found
+
+
+def _length(run: RunLog, benchmark: str) -> float | None:
+    """Return epochs, or samples, of the last evaluation before the stop; not what was evaluated after it."""
+    if benchmark == "stable_diffusion" or len(run.quality) >= _KEPT_EVALUATIONS or not run.quality:
+        return None
+    if run.status != "success":
+        return _INFINITE
+    before = [each for each in run.quality if run.last_stop_line is None or each.line < run.last_stop_line]
+    last = (before or list(run.quality))[-1]
+    if benchmark in _BY_SAMPLES:
+        return last.samples
+    return None if last.epoch is None else round(last.epoch, 3)
+
+
+def _lengths_in(files: Sequence[str], ruleset: str, benchmark: str) -> tuple[Any, list[Any] | None]:
+    """Return the global batch and the epochs, or samples, to the target of each run, as mlperf-logging reads them."""
+    read = _checker_module().get_submission_epochs
+    batch, lengths, _ = read(files, ruleset, False)
+    if benchmark == "bert" and lengths and all(length in (0, 1, _INFINITE) for length in lengths):
+        # Such logs have epoch 1 in each evaluation, and the samples in train_samples (--rcp-bert-train-samples).
+        batch, lengths, _ = read(files, ruleset, True)
+    return batch, lengths
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@functools.lru_cache(maxsize=32)
+def _checker(ruleset: str, benchmark: str) -> Any:
+    module = _checker_module()
+    from mlperf_logging.benchmark_meta import get_result_file_counts
+
+    # dlrm has points from v1.0 to v2.1, and its number of runs is no longer in the checker's own table.
+    module.submission_runs["training"].setdefault(benchmark, get_result_file_counts("training")[benchmark])
+    return module.RCP_Checker("training", ruleset, benchmark, False)
+
+
+def _held_against(checker: Any, score: Score, batch: float, lengths: list[float]) -> Convergence:
+    """Choose the point as mlperf-logging's ``check_directory`` does: the batch's own, between two, the smallest."""
+    chosen = "pruned_rcps"
+    record = checker._find_rcp(batch, chosen)
+    between: tuple[Point, ...] = ()
+    how = f"the reference was run at a global batch of {batch:g}"
+    if record is None:
+        below, above = checker._find_top_min_rcp(batch, chosen), checker._find_bottom_max_rcp(batch, chosen)
+        if above is None:
+            return _beyond(checker, score, batch, below)
+        if below is None:
+            record = checker._find_min_rcp(chosen)
+            how = f"the smallest batch of the reference is {record['BS']:g}: held against it, the set's is {batch:g}"
+        else:
+            record = checker._create_interp_rcp(batch, below, above)[1]
+            between = (_point(below), _point(above))
+            how = f"between the reference's batches {below['BS']:g} and {above['BS']:g}, interpolated for {batch:g}"
+    passed, factor = checker._eval_submission_record(record, list(lengths), "")
+    point, mean = _point(record), _trimmed(score.benchmark, lengths)
+    if factor > _LARGEST_FACTOR:
+        counts = f"the logs count {shown(mean)} to the target where the reference counts {shown(point.mean)}"
+        return _not_checked(score, f"{counts}: another unit")
+    unit = "samples" if score.benchmark in _SAMPLES else "epochs"
+    return Convergence(
+        folder=score.folder,
+        round=score.round,
+        benchmark=score.benchmark,
+        outcome=Outcome.PASSED if passed else Outcome.TOO_FEW,
+        explanation=(how, *_in_words(mean, point, unit, float(factor), bool(passed))),
+        unit=unit,
+        global_batch=batch,
+        mean=mean,
+        point=point,
+        between=between,
+        factor=float(factor),
+    )
+
+
+def _beyond(checker: Any, score: Score, batch: float, below: Mapping[str, Any] | None) -> Convergence:
+    largest = f"the largest batch of the reference is {below['BS']:g}" if below else "the reference has no batch"
+    return Convergence(
+        folder=score.folder,
+        round=score.round,
+        benchmark=score.benchmark,
+        outcome=Outcome.NO_POINT,
+        global_batch=batch,
+        explanation=(f"{largest}: the round asks for a reference run at {batch:g}",),
+    )
+
+
+def _point(record: Mapping[str, Any]) -> Point:
+    # "Max Speedup" and not "Min Epochs": the allowance for llama31_405b is only in the former.
+    mean = float(record["RCP Mean"])
+    least = mean / float(record["Max Speedup"])
+    return Point(batch=float(record["BS"]), mean=mean, least=least)
+
+
+def _trimmed(benchmark: str | None, lengths: Sequence[float]) -> float:
+    rejected = 4 if benchmark == "unet3d" else 1
+    counted = sorted(lengths)[rejected : len(lengths) - rejected]
+    return math.fsum(counted) / len(counted) if counted else math.nan
+
+
+def _in_words(mean: float, point: Point, unit: str, factor: float, passed: bool) -> Iterator[str]:
+    limit = f"a mean of fewer than {shown(point.least)} would be too few"
+    yield f"{shown(mean)} {unit} to the target, the reference {shown(point.mean)}; {limit}"
+    if not passed:
+        yield f"fewer {unit} than chance explains at a level of 5 %: the package checker does not accept the set"
+        yield f"a review that does multiplies the score by {shown(point.mean)} / {shown(mean)} = {factor:.4f}"
+    elif factor > 1:
+        yield f"the score is multiplied by {shown(point.mean)} / {shown(mean)} = {factor:.4f}"
+    else:
+        yield f"no fewer {unit} than the reference: the score stays as it is"

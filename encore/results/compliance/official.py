@@ -1,0 +1,280 @@
+"""Runs mlperf-logging's compliance checker inside this process and puts its messages into plain words.
+
+Three things differ from ``python -m mlperf_logging.compliance_checker``: line numbers are those of the file,
+each of several events on one line is checked, and every message is kept where the original keeps one per key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import Any, TextIO
+
+from encore.results.compliance.plain import expectation, remedy_for
+from encore.results.findings import Finding
+from encore.results.logs.reader import Event
+
+_LINE = re.compile(r"in line (\d+):|^line (\d+)$", re.MULTILINE)
+_TEST = re.compile(r"^failed test:(.*)$", re.MULTILINE)
+_EXECUTING = re.compile(r"Failed executing CHECK code:\n(.*?)\ntriggered by line:", re.DOTALL)
+_REQUIRED = re.compile(
+    r"Required (EXACTLY_ONE|AT_LEAST_ONE|AT_LEAST\(\d+\)) occurrence of (.+?)(?: but found (\d+)(.*))?$"
+)
+_FAILED_ALL = re.compile(r"Failed checks for (\w+) : (.*)", re.DOTALL)
+_CONFIG = re.compile(r"training_\d+\.\d+\.\d+/[a-z0-9_]+\.yaml")
+_PER_KEY = 20
+TARGET_NOT_MET = "target_not_met"
+"""Code of the finding that no evaluation reaches the quality target."""
+
+
+def version() -> str:
+    """Return the name and version of the checker that is used."""
+    return f"mlperf-logging {importlib.metadata.version('mlperf-logging')}"
+
+
+def rulesets() -> tuple[str, ...]:
+    """Return the training rulesets the installed mlperf-logging has, such as ``0.7.0``."""
+    found = (folder.name.removeprefix("training_") for folder in _checker_folder().glob("training_*"))
+    return tuple(sorted(name for name in found if re.fullmatch(r"\d+\.\d+\.\d+", name)))
+
+
+def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -> list[Finding]:
+    """Return the official findings about ``events``; a crash of the checker is a finding too."""
+    from mlperf_logging.compliance_checker import mlp_compliance
+
+    collector = _collector_class()("training", ruleset, False, False)
+    # Minigo has rules of its own in 0.6.0, which no other rule file leads to.
+    own = ruleset == "0.6.0" and benchmark == "minigo"
+    config = f"training_{ruleset}/{'minigo' if own else 'common'}.yaml"
+    original = mlp_compliance.enqueue_config
+    refused: list[str] = []
+
+    def enqueue(name: object) -> None:
+        # The rule files build this name from values in the log, and what it names is executed.
+        if isinstance(name, str) and _CONFIG.fullmatch(name) and (_checker_folder() / name).is_file():
+            original(name)
+        else:
+            refused.append(str(name))
+
+    crash = None
+    mlp_compliance.enqueued_configs.clear()
+    try:
+        mlp_compliance.enqueued_configs.append(config)
+        with _names_in(mlp_compliance, enqueue_config=enqueue, yaml=_Rules, eval=_evaluate, exec=_execute), _silence():
+            _run_configs(collector, _log_lines(events, ruleset), mlp_compliance)
+    except Exception as error:
+        crash = _crash(error, ruleset)
+    finally:
+        mlp_compliance.enqueued_configs.clear()
+    findings = [_finding(key, message, severity, ruleset) for key, message, severity in collector.collected()]
+    findings += [_no_such_rules(name, ruleset) for name in refused]
+    return [*findings, crash] if crash else findings
+
+
+@contextlib.contextmanager
+def _names_in(module: Any, **names: object) -> Iterator[None]:
+    """Give a module other functions for a while, under the names by which it calls them."""
+    before = {name: vars(module)[name] for name in names if name in vars(module)}
+    vars(module).update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del vars(module)[name]
+        vars(module).update(before)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@functools.cache
+def _rules_in(path: str) -> Any:
+    yaml = importlib.import_module("yaml")
+    return yaml.load(Path(path).read_text("utf-8"), Loader=yaml.BaseLoader)
+
+
+class _Rules:
+    """What the checker uses of the module yaml: a rule file is parsed once, and not for each log."""
+
+    BaseLoader = None
+
+    @staticmethod
+    def load(file: TextIO, Loader: object) -> Any:
+        return _rules_in(file.name)
+
+
+@functools.cache
+def _keys_in(path: str) -> frozenset[str] | None:
+    """Return the keys of the events that a rule file looks at; None where its own code goes through all of them."""
+    blocks = _rules_in(path) or []
+    if any("loglines" in str(block.get("BEGIN")) for block in blocks):
+        return None
+    return frozenset(block["KEY"]["NAME"] for block in blocks if "KEY" in block)
+
+
+@functools.cache
+def _words_of(ruleset: str) -> frozenset[str]:
+    """Return all words in the rule files: no rule looks at an event whose key is not among them."""
+    files = (_checker_folder() / f"training_{ruleset}").glob("*.yaml")
+    return frozenset(word for file in files for word in re.findall(r"\w+", file.read_text("utf-8")))
+
+
+@functools.cache
+def _compiled(source: str, mode: str) -> CodeType:
+    return compile(source, "<string>", mode, dont_inherit=True)
+
+
+def _evaluate(source: str, scope: dict[str, Any], names: dict[str, Any] | None = None) -> Any:
+    """Do what ``eval`` does; a rule is compiled once, and not for each event."""
+    return eval(_compiled(source, "eval"), scope, names)
+
+
+def _execute(source: str, scope: dict[str, Any], names: dict[str, Any] | None = None) -> None:
+    exec(_compiled(source, "exec"), scope, names)
+
+
+def _run_configs(collector: Any, lines: list[Any], module: Any) -> None:
+    while module.enqueued_configs:
+        collector.configured_checks(lines, str(_checker_folder() / module.enqueued_configs.pop(0)))
+
+
+@functools.cache
+def _checker_folder() -> Path:
+    spec = importlib.util.find_spec("mlperf_logging.compliance_checker")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("mlperf_logging.compliance_checker")
+    return Path(spec.origin).parent
+
+
+@functools.cache
+def _collector_class() -> Any:
+    from mlperf_logging.compliance_checker.mlp_compliance import ComplianceChecker
+
+    class Collector(ComplianceChecker):  # type: ignore[misc]
+        """Keeps every message; the original keeps the last one of each key."""
+
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            self.messages: list[tuple[str | None, str, str]] = []
+
+        def configured_checks(self, lines: list[Any], config: str) -> None:
+            """Run one rule file; the original passes over an event whose key is not in it, and slowly."""
+            keys = _keys_in(config)
+            super().configured_checks(lines if keys is None else [line for line in lines if line.key in keys], config)
+
+        # The rules' code and the original call these three by name.
+        def put_message(self, msg: str, key: str | None = None) -> None:
+            if sum(1 for known, _, _ in self.messages if known == key) < _PER_KEY:
+                self.messages.append((key, msg, "error"))
+
+        def put_warning(self, msg: str, key: str) -> None:
+            self.messages.append((key, msg, "warning"))
+
+        def overwrite_messages(self, keys: Sequence[str]) -> None:
+            self.messages = [entry for entry in self.messages if entry[0] not in keys or entry[2] == "warning"]
+
+        def collected(self) -> Iterator[tuple[str | None, str, str]]:
+            yield from dict.fromkeys(self.messages)
+
+    return Collector
+
+
+def _log_lines(events: Sequence[Event], ruleset: str) -> list[Any]:
+    parser = importlib.import_module(f"mlperf_logging.compliance_checker.mlp_parser.ruleset_{ruleset.replace('.', '')}")
+    words = _words_of(ruleset)
+    lines = []
+    for event in events:
+        if event.key not in words:
+            continue
+        seconds = event.time_s or 0.0
+        time = seconds if event.dialect == "mll" else seconds * 1000
+        # The checker only looks things up in metadata, so a plain dict of it is all it needs.
+        value = {"value": event.value, "metadata": dict(event.metadata)}
+        lines.append(parser.LogLine(f"line {event.line}", time, event.key, value, event.line))
+    return lines
+
+
+def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Finding:
+    """Return one message of the checker in plain words; an unknown one is passed on as it is."""
+    where = f"mlperf-logging training_{ruleset}"
+    lines = _LINE.search(message)
+    line = int(lines[1] or lines[2]) if lines else None
+    level = "warning" if severity == "warning" else "error"
+    required = _REQUIRED.search(message)
+    if required:
+        return _count_finding(required, where, level)
+    whole = _FAILED_ALL.search(message)
+    test = _TEST.search(message) or _EXECUTING.search(message)
+    if whole or test:
+        name = whole[1] if whole else key or "end of log"
+        text = whole[2] if whole else test[1] if test else ""
+        found = "no such event in the log" if whole else _value_in(message)
+        return Finding(
+            line=line,
+            code=TARGET_NOT_MET if whole and name == "eval_accuracy" else "",
+            rule=f"{where}, {name}: {' '.join(text.split())}",
+            expected=expectation(name, text, any_event=bool(whole)),
+            found=found,
+            remedy=remedy_for(name),
+            severity="error" if level == "error" else "warning",
+        )
+    return Finding(
+        line=line,
+        rule=f"{where}, {key or 'log'}",
+        expected="a log that the rule can be applied to",
+        found=" ".join(message.split())[:300],
+        remedy=remedy_for(key or ""),
+        severity="error" if level == "error" else "warning",
+    )
+
+
+def _count_finding(required: re.Match[str], where: str, level: str) -> Finding:
+    wanted = {"EXACTLY_ONE": "exactly one", "AT_LEAST_ONE": "at least one"}.get(required[1], required[1].lower())
+    often = "once" if required[1] == "EXACTLY_ONE" else "at least once"
+    name, count = required[2].replace("'", ""), required[3] or "0"
+    values = f"{required[4] or ''}".strip()
+    return Finding(
+        line=None,
+        rule=f"{where}, {name}: {required[1]}",
+        expected=f"{wanted} {name} event",
+        found=f"{count} of them {values}".strip() if count != "0" else f"no {name} event",
+        remedy=remedy_for(name, often=often if count == "0" else None),
+        severity="warning" if level == "warning" else "error",
+    )
+
+
+def _value_in(message: str) -> str:
+    _, _, after = message.partition("current line[v]=")
+    return " ".join(after.split())[:300] if after else "an event on which the rule cannot be evaluated"
+
+
+def _no_such_rules(name: str, ruleset: str) -> Finding:
+    return Finding(
+        line=None,
+        rule=f"mlperf-logging training_{ruleset}: one rule file per benchmark, division and optimizer",
+        expected="a benchmark, division and optimizer that the round had",
+        found=f"the log leads to rules that do not exist: {name[:200]}",
+        remedy="log submission_benchmark, submission_division and opt_name as the round spells them",
+    )
+
+
+def _crash(error: Exception, ruleset: str) -> Finding:
+    return Finding(
+        line=None,
+        rule=f"mlperf-logging training_{ruleset}",
+        expected="a verdict of the checker",
+        found=f"the checker broke on this log: {type(error).__name__}: {str(error)[:200]}",
+        remedy="correct the other findings first; if none is left, report the log to mlcommons/logging",
+        kind="crash",
+    )

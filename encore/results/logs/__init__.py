@@ -1,0 +1,1 @@
+"""MLPerf logs of every dialect, read and summed up."""

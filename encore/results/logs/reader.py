@@ -1,0 +1,409 @@
+"""Read MLPerf logs of every round: one streaming parser for all dialects.
+
+    from encore.results.logs.reader import read_events
+    for event in read_events("result_0.txt"):
+        print(event.line, event.key, event.value)
+
+The dialects, as they occur in the public result repositories:
+
+* ``v0.5``   ``:::MLPv0.5.0 resnet 1541720386.7186 (fit.py:49) run_stop: {"success": true}``
+* ``mll``    ``:::MLL 1560881731.835 run_start: {"value": null, "metadata": {...}}`` (v0.6)
+* ``mllog``  ``:::MLLOG {"time_ms": 1592669288183, "key": "run_start", ...}`` (v0.7 and later)
+* ``mlperf`` ``MLPerf: resnet [06/13/19 00:30:56], run_start`` (one submitter of v0.6)
+"""
+
+from __future__ import annotations
+
+import calendar
+import gzip
+import json
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol
+
+Dialect = Literal["v0.5", "mll", "mllog", "mlperf"]
+OnDamage = Callable[[int, str], None]
+"""Called with the line number and the text of a line that has an event's mark but is no event."""
+
+MAX_LINE = 1 << 20
+"""Longest line read as a whole; what follows in such a line is skipped, so memory stays constant."""
+_CHUNK = 1 << 18
+_EXCERPT = 1000
+_MAX_EXACT_INT = 1 << 53
+_LARGEST = 1e30
+"""No quantity of a run is larger; sums and squares of numbers below it stay finite."""
+_MAX_DAMAGED = 8
+_GZIP_MAGIC = b"\x1f\x8b"
+_MARKS = (b":::ML", b"MLPerf:")
+_SPARSE = 4
+"""Where less than one line of so many has a mark, it is faster to jump from mark to mark than to split the text."""
+_PLAIN = b":::MLLOG {"
+_PLAIN_START = len(_PLAIN) - 1
+_HEAD = _PLAIN + b'"namespace": "", "time_ms": '
+_TIME = len(_HEAD)
+_FIRST_TIME = b"1" + b"0" * 12
+"""Milliseconds have 13 digits from 2001 on."""
+_TIME_END = _TIME + len(_FIRST_TIME)
+_TOKEN = re.compile(r":::ML(?:Pv(?P<version>\d[\d.]*)|LOG|L)(?=[\s{])|(?<![A-Za-z0-9_])MLPerf:(?=\s)")
+_V05 = re.compile(
+    r"\s+(?P<benchmark>\S+)\s+(?P<time>[\d.]+)\s+\((?P<file>.*?):(?P<lineno>\d+)\)\s+(?P<key>\w+)(?P<rest>.*)",
+    re.DOTALL | re.ASCII,
+)
+_MLL = re.compile(r"\s+(?P<time>[\d.]+)\s+(?P<key>\w+)\s*:\s*", re.ASCII)
+_PERCENT = re.compile(r"\b(\d{1,3}(?:\.\d{1,9})?)%")
+_MLPERF = re.compile(
+    r"\s+(?P<benchmark>\w+)\s+\[(?P<time>\d\d/\d\d/\d\d \d\d:\d\d:\d\d)\],\s*(?P<key>\w+)(?P<rest>.*)",
+    re.DOTALL | re.ASCII,
+)
+
+
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+_DECODER = json.JSONDecoder()
+_decode_json = _DECODER.raw_decode
+_scan_json = _DECODER.scan_once  # type: ignore[attr-defined]  # what raw_decode calls
+_repeated: dict[bytes, tuple[str, object, Mapping[str, object]]] = {}
+"""Key, value and metadata by the text after the time. They are shared: nothing may change them."""
+_MOST_REPEATED = 1 << 13
+_LONGEST_REPEATED = 500
+_REPEATED_VALUES = frozenset({type(None), bool, str})
+_PLAIN_TYPES = _REPEATED_VALUES | {int, float}
+_NO_METADATA: Mapping[str, object] = MappingProxyType({})
+
+
+class Event(NamedTuple):
+    """One event of a log. ``time_s`` is in seconds since the epoch the log itself uses.
+
+    In ``v0.5`` and ``mlperf`` the benchmark's name is in every line: it is ``metadata["benchmark"]``.
+    """
+
+    # A tuple, because a log has thousands of events and a frozen dataclass takes three times as long to make.
+    time_s: float | None
+    key: str
+    value: object
+    metadata: Mapping[str, object] = _NO_METADATA
+    line: int = 0
+    dialect: Dialect = "mllog"
+    namespace: str = ""
+    refused_time: str = ""
+    """What ``time_ms`` holds where it is no number that can be a time."""
+
+
+ReadEvents = Callable[[Path, OnDamage], Iterator[Event]]
+
+
+def read_events(path: str | PathLike[str], on_damage: OnDamage | None = None) -> Iterator[Event]:
+    """Yield the events of the log at ``path`` in file order, whatever else is in the file.
+
+    Foreign text, broken UTF-8, NUL bytes and lines without end are passed over; only the file system's own
+    errors (``OSError``) are raised. A damaged event is reported to ``on_damage`` and never yielded in part.
+    """
+    report = on_damage or _ignore
+    with Path(path).open("rb") as raw:
+        compressed = raw.read(2) == _GZIP_MAGIC
+        raw.seek(0)
+        stream: _Readable = gzip.GzipFile(fileobj=raw) if compressed else raw
+        for number, line in _marked_lines(stream, report):
+            event = _parse_plain(line, number)
+            if event is not None:
+                yield event
+            else:
+                yield from parse_line(line.decode("utf-8", "replace"), number, report)
+
+
+def has_mark(path: Path) -> bool:
+    """Whether a line of the file has an event's mark, or its damage; True where it cannot be read: that is reported."""
+    damaged: list[int] = []
+    try:
+        return any(True for _ in read_events(path, lambda line, _: damaged.append(line))) or bool(damaged)
+    except OSError:
+        return True
+
+
+def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) -> Iterator[Event]:
+    """Yield the events of one line of text: none, one, or several written by processes at the same time."""
+    report = on_damage or _ignore
+    match = _TOKEN.search(text)
+    if match is None and ":::ML" in text:
+        report(number, text[:_EXCERPT])
+    damaged = 0
+    while match is not None:
+        following = _TOKEN.search(text, match.end())
+        event, end = _parse_event(text, match, following.start() if following else len(text), number)
+        if event is not None:
+            yield event
+        elif text.startswith(":::", match.start()):
+            damaged += 1
+            report(number, text[match.start() : end][:_EXCERPT])
+            if damaged == _MAX_DAMAGED and following:
+                yield from _parse_pieces(text[end:], number, report)
+                return
+        # An event's own text may hold a mark (an echoed command): continue after the event, not inside it.
+        match = _TOKEN.search(text, end)
+
+
+def _parse_plain(line: bytes, number: int) -> Event | None:
+    """Return the event of a line that has one and no other mark, as nearly all do; None for any other line."""
+    if not line.startswith(_PLAIN):
+        # Launchers write the rank in front of the line.
+        at = line.find(_MARKS[0])
+        if at < 0 or not line.startswith(_PLAIN, at) or line.find(_MARKS[1], 0, at) >= 0:
+            return None
+        line = line[at:]
+    rest = line[_TIME_END:]
+    repeated = _repeated.get(rest)
+    if repeated and line.startswith(_HEAD):
+        digits = line[_TIME:_TIME_END]
+        if digits.isdigit() and digits > _FIRST_TIME:
+            return Event(int(digits) / 1000, *repeated, number)
+    try:
+        text = line.decode()
+        record, end = _scan_json(text, _PLAIN_START)
+    except (ValueError, RecursionError, StopIteration):
+        return None
+    if len(text) - end > 1 and (":::ML" in text[end:] or "MLPerf:" in text[end:]):
+        return None
+    event = _mllog_event(record, number)
+    if event is not None and type(event.value) in _REPEATED_VALUES:
+        _remember(event, line, rest)
+    return event
+
+
+def _remember(event: Event, line: bytes, rest: bytes) -> None:
+    """Keep what follows the time: ranks and runs log the same events, and most of reading is decoding JSON.
+
+    The same text after another time is the same event at that time, if the text has no second time in it.
+    """
+    digits = line[_TIME:_TIME_END]
+    if not (rest.startswith(b", ") and line.startswith(_HEAD) and digits.isdigit() and digits > _FIRST_TIME):
+        return
+    if len(rest) > _LONGEST_REPEATED or b"\\" in rest or b"time_ms" in rest or event.namespace:
+        return
+    if any(type(each) not in _PLAIN_TYPES for each in event.metadata.values()):
+        return
+    if len(_repeated) >= _MOST_REPEATED:
+        _repeated.clear()
+    _repeated[rest] = (event.key, event.value, event.metadata)
+
+
+def _parse_pieces(text: str, number: int, report: OnDamage) -> Iterator[Event]:
+    """Yield the rest of a line with many damaged events, each cut at the next mark: linear in the line's length."""
+    starts = [match.start() for match in _TOKEN.finditer(text)]
+    for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
+        yield from parse_line(text[start:stop], number, report)
+
+
+def _ignore(line: int, text: str) -> None:
+    pass
+
+
+def _marked_lines(stream: _Readable, report: OnDamage) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and bytes of each line with a mark in it."""
+    number = 1
+    tail = b""
+    skipping = dense = False
+    marks: Sequence[bytes] = _MARKS
+    for chunk in _chunks(stream, report):
+        if skipping:
+            newline = chunk.find(b"\n")
+            if newline < 0:
+                continue
+            chunk, skipping, number = chunk[newline + 1 :], False, number + 1
+        block = tail + chunk if tail else chunk
+        end = block.rfind(b"\n") + 1
+        found = _search(block, end, number, marks, dense)
+        yield from found
+        lines = block.count(b"\n", 0, end)
+        number += lines
+        dense = len(found) * _SPARSE > lines
+        if len(marks) > 1 and block.find(_MARKS[0], 0, end) >= 0:
+            # No log has both marks, and looking for the second one takes as long as for the first.
+            marks = _MARKS[:1]
+        tail = block[end:]
+        if len(tail) > MAX_LINE:
+            yield from _search(tail, MAX_LINE, number, marks)
+            tail, skipping = b"", True
+    yield from _search(tail, len(tail), number, marks)
+
+
+def _search(
+    block: bytes, end: int, number: int, marks: Sequence[bytes], dense: bool = False
+) -> list[tuple[int, bytes]]:
+    """Return the number and bytes of each line before ``end`` that holds one of the marks.
+
+    Foreign lines are counted and never copied, but where the text before was ``dense`` with events.
+    """
+    firsts = {mark: at for mark in marks if (at := block.find(mark, 0, end)) >= 0}
+    mark, at = next(iter(firsts.items()), (b"", -1))
+    if at >= 0 and (dense or len(firsts) > 1):
+        lines = enumerate(block[:end].split(b"\n"), number)
+        return [each for each in lines if mark in each[1] or (len(firsts) > 1 and _MARKS[1] in each[1])]
+    found: list[tuple[int, bytes]] = []
+    counted = 0
+    while at >= 0:
+        start = block.rfind(b"\n", 0, at) + 1
+        stop = block.find(b"\n", at, end)
+        stop = end if stop < 0 else stop
+        number += block.count(b"\n", counted, start)
+        counted = start
+        found.append((number, block[start:stop]))
+        at = block.find(mark, stop, end)
+    return found
+
+
+def _chunks(stream: _Readable, report: OnDamage) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = stream.read(_CHUNK)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            report(0, f":::ML the compressed file is damaged: {error}")
+            return
+        if not chunk:
+            return
+        yield chunk
+
+
+def _parse_event(text: str, token: re.Match[str], limit: int, number: int) -> tuple[Event | None, int]:
+    """Return the event that starts at ``token``, and where the text after it begins."""
+    mark = token.group()
+    if mark == ":::MLLOG":
+        return _parse_mllog(text, token.end(), limit, number)
+    if mark == ":::MLL":
+        return _parse_mll(text, token.end(), limit, number)
+    if mark == "MLPerf:":
+        return _parse_mlperf(text[token.end() : limit], number), limit
+    return _parse_v05(text[token.end() : limit], number), limit
+
+
+def _parse_mllog(text: str, start: int, limit: int, number: int) -> tuple[Event | None, int]:
+    record, end = _json_at(text, start)
+    event = _mllog_event(record, number)
+    return (event, end) if event is not None else (None, limit)
+
+
+def _mllog_event(record: object, number: int) -> Event | None:
+    if not isinstance(record, dict):
+        return None
+    get = record.get
+    key, metadata, namespace = get("key"), get("metadata"), get("namespace")
+    if not isinstance(key, str):
+        return None
+    if not isinstance(metadata, dict):
+        metadata = _NO_METADATA
+    namespace = namespace[:80] if isinstance(namespace, str) else ""
+    seconds = _time_of(record)
+    refused = "" if seconds is not None or get("time_ms") is None else str(record["time_ms"])[:80]
+    return Event(seconds, key, get("value"), metadata, number, "mllog", namespace, refused)
+
+
+def _parse_mll(text: str, start: int, limit: int, number: int) -> tuple[Event | None, int]:
+    head = _MLL.match(text, start)
+    if head is None:
+        return None, limit
+    record, end = _json_at(text, head.end())
+    if record is None and "{'" in text[head.end() : limit]:
+        # One submitter of v0.6 printed the metadata as a Python dictionary.
+        record, end = _json_at(text[: head.end()] + text[head.end() : limit].replace("'", '"'), head.end())
+    seconds = _number(head["time"])
+    if not isinstance(record, dict) or seconds is None:
+        return None, limit
+    metadata = record.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else _NO_METADATA
+    return Event(seconds, head["key"], record.get("value"), metadata, number, "mll"), end
+
+
+def _parse_v05(body: str, number: int) -> Event | None:
+    match = _V05.match(body)
+    seconds = _number(match["time"]) if match else None
+    if match is None or seconds is None:
+        return None
+    rest = match["rest"].strip()
+    if rest and not rest.startswith(":"):
+        return None
+    metadata = {"benchmark": match["benchmark"], "file": match["file"], "lineno": _lineno(match["lineno"])}
+    return Event(
+        time_s=seconds, key=match["key"], value=_bare_or_json(rest[1:]), metadata=metadata, line=number, dialect="v0.5"
+    )
+
+
+def _parse_mlperf(body: str, number: int) -> Event | None:
+    match = _MLPERF.match(body)
+    if match is None:
+        return None
+    try:
+        seconds = float(calendar.timegm(time.strptime(match["time"], "%m/%d/%y %H:%M:%S")))
+    except ValueError:
+        return None
+    plain = _PERCENT.sub(lambda found: repr(float(found[1]) / 100), match["rest"])
+    value = _bare_or_json(plain.strip().lstrip(":=,"))
+    return Event(
+        time_s=seconds,
+        key=match["key"],
+        value=value,
+        metadata={"benchmark": match["benchmark"]},
+        line=number,
+        dialect="mlperf",
+    )
+
+
+def _json_at(text: str, start: int) -> tuple[object, int]:
+    """Return the JSON value at ``start``, or None where there is none. RecursionError: thousands of brackets."""
+    while start < len(text) and text[start] in " \t":
+        start += 1
+    try:
+        return _decode_json(text, start)
+    except (ValueError, RecursionError):
+        return None, start
+
+
+def _bare_or_json(text: str) -> object:
+    """Return a v0.5 value: JSON where it is JSON, else the text itself, None where there is none."""
+    text = text.strip()
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _time_of(record: Mapping[str, object]) -> float | None:
+    """Return seconds. Some logs have ``time_s: 0.0`` in place of ``time_ms``: no time at all."""
+    milliseconds = record.get("time_ms")
+    if type(milliseconds) is int and -_MAX_EXACT_INT < milliseconds < _MAX_EXACT_INT:
+        return milliseconds / 1000
+    milliseconds = _number(milliseconds)
+    if milliseconds is not None:
+        return milliseconds / 1000
+    return _number(record.get("time_s")) or None
+
+
+def _number(value: object) -> float | None:
+    """Return a number, also one written as text; None for anything else (``True`` is no number).
+
+    ``float`` reads the digits of every script and underscores between them; no logger writes these.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and (not value.isascii() or "_" in value):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) < _LARGEST else None
+
+
+def _lineno(digits: str) -> int | None:
+    return int(digits) if len(digits) < 10 else None
+
+
+number_of = _number
+"""Public name of the conversion: a number or None."""

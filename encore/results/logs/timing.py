@@ -1,0 +1,241 @@
+"""Where a run's time went, and how far it had to train, by the timestamps of its log.
+
+from encore.results.logs.timing import phases_of, length_of
+run = read_run("result_0.txt")
+print(phases_of(run).evaluate_s, length_of(run))
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from encore.results.logs.run_log import Phase, Quality, RunLog
+
+_TRAINING_STARTS = ("epoch_start", "block_start", "train_epoch")
+_STEPS_FROM = {"unet3d": 10_000}
+"""No run of any round trained for so many epochs: a larger number is one of steps or samples."""
+_STEPS_FROM_ELSE = 1000
+_SLACK_S = 1.0
+MOST_POINTS = 30
+"""Of a curve: what a plot can show."""
+_COUNTS_SAMPLES = frozenset({"bert"})
+"""NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """Seconds of one run; None where the log does not say. start + train + evaluate is the run's time."""
+
+    init_s: float | None = None
+    """From init_start to init_stop, off the clock."""
+    start_s: float | None = None
+    """From run_start to the first epoch."""
+    train_s: float | None = None
+    """On the clock, neither starting nor evaluating."""
+    evaluate_s: float | None = None
+    """In evaluations; where they run during the training, their time counts here."""
+    first_epoch_s: float | None = None
+    epoch_s: float | None = None
+    """An epoch after the first, without its evaluation: the median."""
+    evaluation_s: float | None = None
+    """One evaluation: the median."""
+
+
+PHASE_NAMES = tuple(each.name for each in fields(Phases))
+
+
+@dataclass(frozen=True)
+class Length:
+    """How far a run trained until it reached its target."""
+
+    value: float
+    unit: str
+    """epochs or samples as the log counts them, evaluations where it counts neither."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Quality of one run over its minutes since run_start: evaluations on the clock, the last one decided the run."""
+
+    minutes: tuple[float, ...] = ()
+    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """As long as ``minutes``, by the names of the targets: "value", or "BBOX" and "SEGM" of Mask R-CNN."""
+
+
+def phases_of(run: RunLog) -> Phases:
+    """Return where the time of the run went."""
+    if run.start_s is None or run.stop_s is None:
+        return Phases(init_s=run.init_seconds)
+    start, stop = run.start_s, run.stop_s
+    phases = [phase for phase in run.phases if start <= phase.time_s <= stop]
+    first = min((phase.time_s for phase in phases if phase.name in _TRAINING_STARTS), default=None)
+    evaluations = list(intervals_of(phases, "eval", stop))
+    evaluate = _covered(evaluations) if evaluations else None
+    starting = None if first is None else first - start
+    train = None if first is None else stop - first - (evaluate or 0.0)
+    epochs = _epochs(phases, evaluations, stop)
+    return Phases(
+        init_s=run.init_seconds,
+        start_s=starting,
+        train_s=train,
+        evaluate_s=evaluate,
+        first_epoch_s=epochs[0] if len(epochs) > 1 else None,
+        epoch_s=statistics.median(epochs[1:]) if len(epochs) > 1 else None,
+        evaluation_s=statistics.median([end - begin for begin, end in evaluations]) if evaluations else None,
+    )
+
+
+def mean_phases(runs: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the mean of each phase over the runs that have it, in seconds: as a score is one, they add up to it."""
+    found = {}
+    for name in PHASE_NAMES:
+        values = [value for phases in runs if (value := phases.get(name)) is not None]
+        if values:
+            # A run without evaluations on its clock has spent none of it on them.
+            found[name] = math.fsum(values) / (len(runs) if name == "evaluate_s" else len(values))
+    return found
+
+
+def length_of(run: RunLog) -> Length | None:
+    """Return epochs or samples up to the evaluation that met the target, else to the last one."""
+    point = deciding(run)
+    if point is None:
+        return None
+    if run.benchmark in _COUNTS_SAMPLES and (point.epoch is None or point.epoch <= 1):
+        samples = point.samples or run.train_samples
+        return Length(value=samples, unit="samples") if samples else None
+    if point.epoch is None:
+        if point.samples:
+            return Length(value=point.samples, unit="samples")
+        return _counted(run, point)
+    if point.epoch >= _STEPS_FROM.get(run.benchmark or "", _STEPS_FROM_ELSE):
+        return Length(value=point.epoch, unit="steps or samples")
+    epoch = _inside_epoch(run, point) or _from_zero(run, point) or point.epoch
+    return Length(value=epoch, unit="epochs") if epoch > 0 else _counted(run, point)
+
+
+def deciding(run: RunLog) -> Quality | None:
+    """Return the evaluation that ended the run: the last one on the clock.
+
+    Where none on the clock met the target, it is the first that did: Minigo's checkpoints are evaluated later, up to
+    that one, which is the last where no target is known (in the open division).
+    """
+    met = [point for point in run.quality if all(target.met_by(point.values) for target in run.targets)]
+    met = met if run.targets else met[-1:]
+    limit = None if run.stop_s is None else run.stop_s + _SLACK_S
+    on_time = [point for point in run.quality if limit is None or point.time_s is None or point.time_s <= limit]
+    if run.converged and met and not any(point in on_time for point in met):
+        return met[0]
+    evaluations = on_time or list(run.quality)
+    return evaluations[-1] if evaluations else None
+
+
+def curve_of(run: RunLog) -> Curve:
+    """Return the quality over time, thinned to what a plot can show: the first and the deciding evaluation stay."""
+    points: list[tuple[tuple[float | None, float | None], float, dict[str, float]]] = []
+    for point in run.quality:
+        if run.start_s is None or point.time_s is None or point.time_s > (run.stop_s or math.inf) + _SLACK_S:
+            continue
+        where, minutes = (point.epoch, point.samples), (point.time_s - run.start_s) / 60
+        if points and points[-1][0] == where != (None, None) and not points[-1][2].keys() & point.values.keys():
+            # Some logs write each metric of one evaluation on a line of its own.
+            points[-1] = (where, minutes, {**points[-1][2], **point.values})
+        else:
+            points.append((where, minutes, dict(point.values)))
+    names = tuple(points[-1][2]) if points else ()
+    whole = _thinned([(minutes, values) for _, minutes, values in points if all(name in values for name in names)])
+    return Curve(
+        minutes=tuple(minutes for minutes, _ in whole),
+        values={name: tuple(values[name] for _, values in whole) for name in names},
+    )
+
+
+def _thinned(points: list[tuple[float, dict[str, float]]]) -> list[tuple[float, dict[str, float]]]:
+    last = len(points) - 1
+    if last < MOST_POINTS:
+        return points
+    return [points[round(number * last / (MOST_POINTS - 1))] for number in range(MOST_POINTS)]
+
+
+def _counted(run: RunLog, point: Quality) -> Length:
+    """Return epochs begun before the evaluation; the evaluations themselves where the log has no epochs."""
+    before = [
+        phase.epoch
+        for phase in run.phases
+        if phase.name in ("epoch_start", "train_epoch") and (point.time_s is None or phase.time_s <= point.time_s)
+    ]
+    if before:
+        return Length(value=float(len(before)), unit="epochs")
+    return Length(value=float(run.quality.index(point) + 1), unit="evaluations")
+
+
+def _from_zero(run: RunLog, point: Quality) -> float | None:
+    """Return epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps.
+
+    Such logs number their evaluations from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
+    """
+    labels = [
+        phase.epoch
+        for phase in run.phases
+        if phase.name in ("epoch_start", "train_epoch")
+        and phase.epoch is not None
+        and (point.time_s is None or phase.time_s <= point.time_s)
+    ]
+    if not labels or labels != list(range(len(labels))) or point.epoch is None:
+        return None
+    return float(len(labels)) if abs(point.epoch - labels[-1]) <= 1 else None
+
+
+def _inside_epoch(run: RunLog, point: Quality) -> float | None:
+    """Return the epochs done at an evaluation inside an epoch, numbered by that epoch's number and the part done.
+
+    So NVIDIA's DLRM of v0.7 has them: 1.9 after nine tenths of epoch 1, where epochs are numbered from 1.
+    """
+    until = math.inf if point.time_s is None else point.time_s
+    # Some logs round the times, so that the epoch seems to end before its evaluation has.
+    begun = [phase.time_s for phase in run.phases if phase.name == "eval_start" and phase.time_s <= until]
+    until = max(begun, default=until)
+    names = ("epoch_start", "epoch_stop")
+    bounds = [
+        (phase.name, phase.epoch)
+        for phase in run.phases
+        if phase.name in names and phase.epoch is not None and phase.time_s <= until
+    ]
+    if not bounds or bounds[-1][0] == "epoch_stop" or point.epoch is None:
+        return None
+    first, opened = bounds[0][1], bounds[-1][1]
+    if first not in (0, 1) or not opened < point.epoch <= opened + 1:
+        return None
+    return point.epoch - first
+
+
+def intervals_of(phases: Sequence[Phase], name: str, stop: float) -> Iterator[tuple[float, float]]:
+    """Yield the intervals from each start to the next end; several ranks' starts before one end are one."""
+    begin: float | None = None
+    for phase in sorted(phases, key=lambda phase: phase.time_s):
+        if phase.name == f"{name}_start" and begin is None:
+            begin = phase.time_s
+        elif phase.name == f"{name}_stop" and begin is not None:
+            yield begin, phase.time_s
+            begin = None
+    if begin is not None:
+        yield begin, stop
+
+
+def _covered(intervals: Sequence[tuple[float, float]], low: float = 0.0, high: float = float("inf")) -> float:
+    return sum(max(min(end, high) - max(begin, low), 0.0) for begin, end in intervals)
+
+
+def _epochs(phases: Sequence[Phase], evaluations: Sequence[tuple[float, float]], stop: float) -> list[float]:
+    """Return seconds of each epoch, from its start to the next one's, without the evaluations in it."""
+    starts: dict[float | None, float] = {}
+    for phase in phases:
+        if phase.name in ("epoch_start", "train_epoch"):
+            starts.setdefault(phase.epoch, phase.time_s)
+    times = sorted(starts.values())
+    edges = [*times, stop]
+    return [end - begin - _covered(evaluations, begin, end) for begin, end in itertools.pairwise(edges)]

@@ -1,0 +1,1 @@
+"""What was published: scores, systems and their descriptions."""

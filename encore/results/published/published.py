@@ -1,0 +1,306 @@
+"""The published results as data: every score of v0.5 to v5.1 that Encore knows, with its system.
+
+    from encore.results.published.published import load_published, select
+    for result in select(load_published(), benchmark="resnet", round_="v0.7"):
+        print(result.name, result.score_minutes)
+
+Where the figures come from is in ``encore/results/data/PROVENANCE.md``.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import lzma
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from encore.results.rules import canonical
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DATA = Path(__file__).parents[1] / "data"
+DIGESTS = DATA / "digests"
+_FIELDS = (
+    "score_minutes", "fastest_minutes", "slowest_minutes", "cv", "samples_per_second", "init_seconds",
+    "scaling_factor", "official_minutes",
+)  # fmt: skip
+
+_NODES = re.compile(r"(?:^|_)n(\d+)(?:_|$)")
+_NAMED_BOXES = (
+    (re.compile(r"dgx1(?:_|$)"), "Tesla V100-SXM2", 8),
+    (re.compile(r"dgx2h?(?:_|$)"), "Tesla V100-SXM3", 16),
+    (re.compile(r"dgxa100(?:_|$)"), "NVIDIA A100-SXM4", 8),
+    (re.compile(r"dgxh100(?:_|$)"), "NVIDIA H100-SXM5", 8),
+)
+_CHIP = (
+    r"(?:GB200|GB300|B200|B300|H100|H200|H800|A100X?|A800|A30|A40|A10|A2|V100S?|P100|T4|L4|L40S?"
+    r"|MI300X|MI325X|MI355X)"
+)
+_TPU = re.compile(r"tpu-v(\d)-(\d+)")
+_COUNTED = re.compile(rf"(?:^|[x_\-\s])(\d+)x?({_CHIP})(?![0-9a-z])", re.IGNORECASE)
+_COUNTED_AFTER = re.compile(rf"({_CHIP})[-\w]*?x(\d+)(?![0-9])", re.IGNORECASE)
+_BOX_COUNT = re.compile(r"^(\d+)x(?=[A-Z])")
+_FRAMEWORKS = (
+    ("hugectr", "HugeCTR"), ("mxnet", "MXNet"), ("pytorch", "PyTorch"), ("nemo", "NeMo"),
+    ("popart", "PopART"), ("mindspore", "MindSpore"), ("paddle", "PaddlePaddle"),
+    ("tensorflow", "TensorFlow"), ("jax", "JAX"),
+    ("-tf", "TensorFlow"), ("_tf", "TensorFlow"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """What a result was measured on. ``described`` is False where it is only read off the system's name."""
+
+    described: bool
+    nodes: int | None = None
+    accelerators_per_node: int | None = None
+    accelerator: str | None = None
+    accelerator_memory: str | None = None
+    accelerator_interconnect: str | None = None
+    cpu: str | None = None
+    cpus_per_node: int | None = None
+    cores_per_cpu: int | None = None
+    host_memory: str | None = None
+    storage: str | None = None
+    network: str | None = None
+    framework: str | None = None
+    operating_system: str | None = None
+    status: str | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
+    caveat: str = ""
+    """What is wrong with the file that describes it."""
+
+    @property
+    def accelerators(self) -> int | None:
+        """Accelerators in all nodes together."""
+        if self.accelerators_per_node is None:
+            return None
+        return self.accelerators_per_node * (self.nodes or 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedResult:
+    """One published cell: a benchmark on a system in a round."""
+
+    round: str
+    submitter: str
+    system: str
+    benchmark: str | None
+    """None where the submitted logs do not say it."""
+    runs: int
+    converged: int | None
+    score_minutes: float | None
+    """The raw score; None where the submitted logs give none."""
+    scaling_factor: float | None
+    """By which MLCommons multiplies the raw score, from the set's scaling.json; None where there is none."""
+    official_minutes: float | None
+    """The official score: the raw one times the factor, or as it is without a factor."""
+    fastest_minutes: float | None
+    slowest_minutes: float | None
+    cv: float | None
+    global_batch: int | None
+    last_eval_epochs: str
+    last_quality: str
+    samples_per_second: float | None
+    init_seconds: float | None
+    division: str
+    """closed or open; empty where the submitter's description does not say it."""
+    availability: str
+    """As MLCommons' tables have it, such as Available on-premise; RDI is research, development or internal."""
+    note: str
+    hardware: System
+
+    @property
+    def name(self) -> str:
+        """The name by which commands take it: ``v0.7/NVIDIA/dgx1_ngc20.06_mxnet``."""
+        return f"{self.round}/{self.submitter}/{self.system}"
+
+    def as_json(self) -> dict[str, object]:
+        """Return the result as plain data, its name included."""
+        return {"name": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A text that figures were taken from."""
+
+    key: str
+    title: str
+    authors: tuple[str, ...]
+    publisher: str
+    date: str
+    url: str
+    round: str
+    about: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFigure:
+    """One figure of a study as printed; ``relation`` is "=", "~", "<", ">", "<=" or ">=" as in the text."""
+
+    source: str
+    place: str
+    model: str
+    system: str
+    gpus: int | None
+    batch: int | None
+    precision: str
+    quantity: str
+    relation: str
+    printed: str
+    unit: str
+    context: str
+
+    @property
+    def value(self) -> float:
+        """The printed figure as a number."""
+        return float(self.printed)
+
+
+@functools.cache
+def load_published() -> tuple[PublishedResult, ...]:
+    """Return every published result, in the order of rounds and submitters."""
+    with (DATA / "published.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(_result(row) for row in csv.DictReader(file))
+
+
+def select(
+    results: Iterable[PublishedResult],
+    *,
+    benchmark: str | None = None,
+    round_: str | None = None,
+    submitter: str | None = None,
+    system: str | None = None,
+    accelerator: str | None = None,
+    division: str | None = None,
+) -> list[PublishedResult]:
+    """Return those results that fit; case does not matter, and system and accelerator are any part of the name."""
+    wanted = canonical(benchmark) or benchmark
+    return [
+        result
+        for result in results
+        if (wanted is None or result.benchmark == wanted)
+        and (round_ is None or result.round.lstrip("v") == round_.lower().lstrip("v"))
+        and (submitter is None or result.submitter.lower() == submitter.lower())
+        and (system is None or system.lower() in result.system.lower())
+        and (accelerator is None or accelerator.lower() in (result.hardware.accelerator or "").lower())
+        and (division is None or result.division == division)
+    ]
+
+
+def system_of(round_: str, submitter: str, system: str) -> System:
+    """Return the system as its submitter described it, else what its name says."""
+    described = _described(round_).get(submitter, {}).get(system)
+    if described is not None:
+        return System(described=True, **described)
+    return _from_name(system)
+
+
+@functools.cache
+def load_studies() -> tuple[Study, ...]:
+    """Return the studies whose figures ``load_figures`` holds."""
+    with (DATA / "studies.toml").open("rb") as file:
+        tables = tomllib.load(file)
+    return tuple(Study(key=key, **{**table, "authors": tuple(table["authors"])}) for key, table in tables.items())
+
+
+@functools.cache
+def load_figures() -> tuple[StudyFigure, ...]:
+    """Return every figure that the studies give in their text."""
+    with (DATA / "studies.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(_figure(row) for row in csv.DictReader(file))
+
+
+def _figure(row: dict[str, str]) -> StudyFigure:
+    numbers = {name: _whole(row.pop(name)) for name in ("gpus", "batch")}
+    return StudyFigure(gpus=numbers["gpus"], batch=numbers["batch"], printed=row.pop("value"), **row)
+
+
+def _result(row: dict[str, str]) -> PublishedResult:
+    round_, submitter, system = row["round"], row["submitter"], row["system"]
+    numbers = {name: float(row[name]) if row[name] else None for name in _FIELDS}
+    runs = _whole(row["runs"])
+    return PublishedResult(
+        round=round_,
+        submitter=submitter,
+        system=system,
+        benchmark=canonical(row["benchmark"]),
+        runs=runs or 0,
+        converged=_whole(row["converged"]),
+        global_batch=_whole(row["global_batch"]),
+        last_eval_epochs=row["last_eval_epochs"],
+        last_quality=row["last_quality"],
+        division=row["division"],
+        availability=row["availability"],
+        note=row["note"],
+        hardware=system_of(round_, submitter, system),
+        **numbers,
+    )
+
+
+def _whole(text: str) -> int | None:
+    return int(float(text)) if text else None
+
+
+@functools.cache
+def _described(round_: str) -> dict[str, dict[str, dict[str, Any]]]:
+    path = DATA / "systems" / f"{round_}.json"
+    found: dict[str, dict[str, Any]] = {}
+    for entry in json.loads(path.read_text("utf-8")) if path.is_file() else []:
+        found.setdefault(entry.pop("submitter"), {})[entry.pop("system")] = entry
+    return found
+
+
+def _from_name(name: str) -> System:
+    """Return nodes, accelerators and framework, as far as submitters put them into the names of their systems."""
+    lowered = name.lower()
+    framework = next((label for mark, label in _FRAMEWORKS if mark in lowered), None)
+    nodes, per_node, accelerator = _hardware_from_name(name)
+    return System(
+        described=False,
+        nodes=nodes,
+        accelerators_per_node=per_node,
+        accelerator=accelerator,
+        framework=framework,
+    )
+
+
+def _hardware_from_name(name: str) -> tuple[int | None, int | None, str | None]:
+    """Return nodes, accelerators per node, and which."""
+    match = _NODES.search(name)
+    nodes = int(match[1]) if match else None
+    tpu = _TPU.search(name)
+    if tpu:
+        # Names count cores, of which a chip has two; descriptions count chips.
+        return nodes, int(tpu[2]) // 2, f"TPU v{tpu[1]}"
+    for pattern, accelerator, count in _NAMED_BOXES:
+        if pattern.match(name):
+            # v0.5 writes "multi" for a number of nodes that differs from benchmark to benchmark.
+            several = "_multi_" in name
+            return nodes or (None if several else 1), None if several else count, accelerator
+    counted = _COUNTED.search(name)
+    boxes = _BOX_COUNT.match(name) if counted and counted.start() > 0 else None
+    if counted:
+        return nodes or (int(boxes[1]) if boxes else None), int(counted[1]), counted[2]
+    after = _COUNTED_AFTER.search(name)
+    return (nodes, int(after[2]), after[1]) if after else (nodes, None, None)
+
+
+@functools.lru_cache(maxsize=4)
+def lines_of(round_: str) -> tuple[str, ...]:
+    """Return the digests of a round by their lines: what it was made from, then one set each, as JSON."""
+    path = DIGESTS / f"{round_}.jsonl.xz"
+    if not path.is_file():
+        return ()
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        return tuple(file)

@@ -1,0 +1,221 @@
+"""The detections of a run: images of its last evaluation with what was found in them next to what is there.
+
+from encore.results.report.detections import drawing, images_of
+for image in images_of(Path("results/20260101T120000Z-maskrcnn-pytorch-cpu")):
+    Path(f"{image.name}.svg").write_text(drawing(image), encoding="utf-8")
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from encore.results.report.shown import files_of, lines_of
+
+FILE = "detections.jsonl"
+"""In the folder of an experiment: one JSON object per image."""
+IN_REPORT = 2
+"""Images at each end that a report shows."""
+PANEL, GAP = 360, 8
+"""Width in pixels in which each side is shown, and between them."""
+KEY = (
+    "Left: detections with a score of at least 0.3, 20 at most; dashed: matches no object at IoU 0.5. "
+    "Right: the objects; dotted: a crowd."
+)
+_MOST_LINES = 64
+_LONGEST_LINE = 1 << 24
+_MOST_SHAPES = 400
+_MOST_RUNS = 1 << 18
+_LARGEST = 4096
+# Okabe and Ito's palette, to be told apart by colour-blind readers, without black and yellow.
+_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A detection or an object, in pixels of the picture."""
+
+    label: str
+    box: tuple[float, float, float, float]
+    """x, y, width and height."""
+    runs: tuple[int, ...]
+    """x, y and length of each run of pixels of the mask, one after the other; empty without a mask."""
+    score: float | None = None
+    """Of a detection."""
+    dashed: bool = False
+    """A detection that matches nothing."""
+    crowd: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detected:
+    """An image with its detections and objects."""
+
+    which: str
+    """best or worst"""
+    image: int
+    file: str
+    epoch: int
+    precision: float
+    """Average precision at IoU 0.5 within this image, 0 to 1: not what a run is judged by."""
+    width: int
+    height: int
+    jpeg: str
+    """In base64."""
+    found: tuple[Shape, ...]
+    objects: tuple[Shape, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of its picture."""
+        return f"{self.which}_{self.image}"
+
+    @property
+    def shown_size(self) -> tuple[int, int]:
+        """Width and height of its picture."""
+        return 2 * PANEL + GAP, round(self.height * PANEL / self.width)
+
+    @property
+    def source(self) -> str:
+        """Its picture as the address of an image, which no style of a page reaches."""
+        return "data:image/svg+xml;base64," + base64.b64encode(drawing(self).encode("utf-8", "replace")).decode("ascii")
+
+    @property
+    def title(self) -> str:
+        """One line on it."""
+        return (
+            f"{self.which}: {self.file} after epoch {self.epoch}, average precision {self.precision:.2f} at IoU 0.5; "
+            f"detections: {len(self.found)}, objects: {len(self.objects)}"
+        )
+
+
+def images_of(folder: Path | None) -> list[Detected]:
+    """Return the images of the first experiment that has some, the best from the best on, then the worst."""
+    for path in files_of(folder, FILE):
+        found = list(_read(path))
+        if found:
+            return found
+    return []
+
+
+def shown_in_report(images: Sequence[Detected]) -> list[Detected]:
+    """Return a few of both ends."""
+    return [each for which in ("best", "worst") for each in [i for i in images if i.which == which][:IN_REPORT]]
+
+
+def drawing(image: Detected) -> str:
+    """Return a picture as SVG that needs nothing else."""
+    unit = image.width / PANEL
+    gap = GAP * unit
+    (width, height), whole = image.shown_size, 2 * image.width + gap
+    sides = ((image.found, 0.0), (image.objects, image.width + gap))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole:.2f} {image.height}" '
+        f'width="{width}" height="{height}" role="img">',
+        f"<title>{escape(image.title)}</title>",
+        f'<defs><image id="image" width="{image.width}" height="{image.height}" '
+        f'href="data:image/jpeg;base64,{image.jpeg}"/></defs>',
+    ]
+    for shapes, left in sides:
+        # A label at the edge is cut at the panel's end.
+        parts.append(f'<svg x="{left:.2f}" width="{image.width}" height="{image.height}"><use href="#image"/>')
+        parts += [_mask(shape) for shape in shapes]
+        parts += [_box(shape, unit, image) for shape in reversed(shapes)]
+        parts.append("</svg>")
+    return "".join([*parts, "</svg>\n"])
+
+
+def _mask(shape: Shape) -> str:
+    if not shape.runs:
+        return ""
+    numbers = iter(shape.runs)
+    path = "".join(f"M{x} {y}h{length}v1h-{length}z" for x, y, length in zip(numbers, numbers, numbers, strict=False))
+    return f'<path d="{path}" fill="{_colour(shape)}" fill-opacity=".4" shape-rendering="crispEdges"/>'
+
+
+def _box(shape: Shape, unit: float, image: Detected) -> str:
+    x, y, width, height = shape.box
+    dashes = f' stroke-dasharray="{6 * unit:.2f} {4 * unit:.2f}"' if shape.dashed else ""
+    dashes = f' stroke-dasharray="{1.5 * unit:.2f} {3 * unit:.2f}"' if shape.crowd else dashes
+    score = "" if shape.score is None else f" {shape.score:.2f}"
+    text = f"{shape.label}{score}"
+    # Above the box, or inside it where there is no room; about as wide as its letters.
+    top = y - 13 * unit if y > 13 * unit else y
+    left = max(0.0, min(x, image.width - (6.4 * len(text) + 6) * unit))
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="none" '
+        f'stroke="{_colour(shape)}" stroke-width="{2 * unit:.2f}"{dashes}/>'
+        f'<rect x="{left:.2f}" y="{top:.2f}" width="{(6.4 * len(text) + 6) * unit:.2f}" height="{13 * unit:.2f}" '
+        f'fill="{_colour(shape)}"/>'
+        f'<text x="{left + 3 * unit:.2f}" y="{top + 10 * unit:.2f}" font-family="ui-monospace,monospace" '
+        f'font-size="{10.5 * unit:.2f}" fill="#000">{escape(text)}</text>'
+    )
+
+
+def _colour(shape: Shape) -> str:
+    return _COLOURS[zlib.crc32(shape.label.encode("utf-8", "replace")) % len(_COLOURS)]
+
+
+def _read(path: Path) -> Iterator[Detected]:
+    """Yield what can be read; a line that is cut off or of another kind is passed over."""
+    for line in lines_of(path, _MOST_LINES, _LONGEST_LINE):
+        image = _parsed(line)
+        if image is not None:
+            yield image
+
+
+def _parsed(line: str) -> Detected | None:
+    try:
+        content = json.loads(line)
+        jpeg = str(content["jpeg"])
+        image = Detected(
+            which="best" if content["which"] == "best" else "worst",
+            image=int(content["image"]),
+            file=_shown(content["file"]),
+            epoch=int(content["epoch"]),
+            precision=_finite(content["precision"]),
+            width=int(content["width"]),
+            height=int(content["height"]),
+            jpeg=jpeg,
+            found=tuple(_shape(each) for each in content["found"][:_MOST_SHAPES]),
+            objects=tuple(_shape(each) for each in content["truth"][:_MOST_SHAPES]),
+        )
+        is_jpeg = base64.b64decode(jpeg, validate=True).startswith(b"\xff\xd8\xff")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError, binascii.Error):
+        return None
+    return (
+        image if is_jpeg and 0 < min(image.width, image.height) <= max(image.width, image.height) <= _LARGEST else None
+    )
+
+
+def _shape(content: dict[str, Any]) -> Shape:
+    x, y, width, height = map(_finite, content["box"])
+    score = content.get("score")
+    return Shape(
+        label=_shown(content["label"]),
+        box=(x, y, width, height),
+        runs=tuple(int(number) for number in content.get("runs", ())[:_MOST_RUNS]),
+        score=None if score is None else _finite(score),
+        dashed=not content.get("matched", True),
+        crowd=bool(content.get("crowd")),
+    )
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("not a number")
+    return number
+
+
+def _shown(text: Any) -> str:
+    """Return a name that controls no terminal and turns no direction of writing, cut."""
+    return "".join(each if each.isprintable() else " " for each in str(text)[:60])

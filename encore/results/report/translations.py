@@ -1,0 +1,93 @@
+"""The translations of a run: the best and the worst sentences of its last evaluation.
+
+from encore.results.report.translations import translations_table
+print(translations_table(Path("results/20260101T120000Z-transformer-pytorch-cpu")).as_markdown())
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from encore.results.report.shown import files_of, lines_of
+from encore.results.table import Cell, Table
+
+FILE = "translations.jsonl"
+"""In the folder of an experiment: one JSON object per sentence of the test set."""
+SHOWN = 5
+"""Sentences at each end."""
+LONGEST = 300
+"""Characters of a text that are shown."""
+_MOST_LINES = 100_000
+_LONGEST_LINE = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation:
+    """A sentence of the test set and what was made of it."""
+
+    index: int
+    source: str
+    hypothesis: str
+    reference: str
+    bleu: float
+    """Of this sentence alone, 0 to 100: not what a run is judged by."""
+    chrf: float
+    """Agreement of characters, 0 to 100; tells sentences apart that have no four words in common with the reference."""
+    epoch: int
+
+
+def translations_table(folder: Path | None) -> Table | None:
+    """Return the best and the worst translations of the first experiment that has some; None without any."""
+    for path in files_of(folder, FILE):
+        found = sorted(_read(path), key=lambda each: (-each.bleu, -each.chrf, each.index))
+        if not found:
+            continue
+        best = [_row("best", each) for each in found[:SHOWN]]
+        worst = [_row("worst", each) for each in reversed(found[SHOWN:][-SHOWN:])]
+        number = path.parent.name.rpartition("_")[2]
+        return Table(
+            title="Translations, best and worst by BLEU and chrF of the sentence",
+            columns=("which", "sentence", "BLEU", "chrF", "source", "translation", "reference"),
+            formats={"BLEU": ".1f", "chrF": ".1f"},
+            rows=(*best, *worst),
+            note=f"Of {len(found):,} after epoch {found[0].epoch} of result_{number}.txt. BLEU of a sentence is no "
+            f"quality of the run. Texts longer than {LONGEST} characters are cut.",
+        )
+    return None
+
+
+def _read(path: Path) -> Iterator[Translation]:
+    """Yield what can be read; a line that is cut off or of another kind is passed over."""
+    for line in lines_of(path, _MOST_LINES, _LONGEST_LINE):
+        translation = _parsed(line)
+        if translation is not None:
+            yield translation
+
+
+def _parsed(line: str) -> Translation | None:
+    try:
+        content = json.loads(line)
+        texts = {name: content[name] for name in ("source", "hypothesis", "reference")}
+        index, epoch = int(content["index"]), int(content["epoch"])
+        bleu, chrf = float(content["bleu"]), float(content["chrf"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    if not math.isfinite(bleu + chrf) or not all(isinstance(text, str) for text in texts.values()):
+        return None
+    return Translation(index=index, epoch=epoch, bleu=bleu, chrf=chrf, **texts)
+
+
+def _row(which: str, each: Translation) -> tuple[Cell, ...]:
+    source, hypothesis, reference = map(_shown, (each.source, each.hypothesis, each.reference))
+    return which, each.index + 1, each.bleu, each.chrf, source, hypothesis, reference
+
+
+def _shown(text: str) -> str:
+    """Return a text on one line, cut, without characters that control a terminal or turn the direction of writing."""
+    printable = "".join(each if each.isprintable() else " " for each in text[: 4 * LONGEST])
+    line = " ".join(printable.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

@@ -1,0 +1,1 @@
+"""Scores of sets of runs by the rules of their round."""

@@ -1,0 +1,149 @@
+"""The energy of a set of runs, from the power logs that some submissions from v4.0 on have next to their results.
+
+    from encore.results.scores.power import energy_of
+    print(energy_of(score).kilojoules)
+
+``power/result_0/node_0.txt`` holds a node's readings in watts, ``sw_0.txt`` an estimate for a switch. The mean is over
+the runs that the score counts, as mlperf-logging's result_summarizer has it, which prints joules and calls them kJ.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encore.errors import EncoreError
+from encore.results.logs.reader import Event, number_of, read_events
+from encore.results.logs.run_log import RunLog
+from encore.results.scores.normalization import official
+from encore.results.scores.score import Score
+
+_NODE = re.compile(r"node_\d+\.txt")
+_SWITCH = re.compile(r"sw_\d+\.txt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Energy of the counted runs in kilojoules; None with the reason in ``missing``."""
+
+    kilojoules: float | None
+    official_kilojoules: float | None
+    """Times the factor of scaling.json; None without one."""
+    watts: float | None
+    """Mean power while the counted runs trained."""
+    nodes: int | None
+    runs: tuple[tuple[str, float | None], ...]
+    """File and kilojoules of each run with a time."""
+    missing: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the energy as plain data."""
+        return {
+            "kilojoules": self.kilojoules,
+            "official_kilojoules": self.official_kilojoules,
+            "watts": self.watts,
+            "nodes": self.nodes,
+            "runs": dict(self.runs),
+            "missing": self.missing,
+        }
+
+
+class _NoEnergyError(Exception):
+    pass
+
+
+def energy_of(score: Score) -> Energy | None:
+    """Return the energy of a set; None where it has no power folder."""
+    if not (score.folder / "power").is_dir():
+        return None
+    found: dict[str, float] = {}
+    nodes: set[int] = set()
+    reasons: dict[str, str] = {}
+    for run in score.converged:
+        try:
+            joules, count = _of_run(score.folder / "power" / run.path.name.split(".")[0], run)
+            found[run.path.name] = joules / 1000
+            nodes.add(count)
+        except (_NoEnergyError, EncoreError, OSError) as error:
+            reasons[run.path.name] = str(error)
+    counted = [found.get(run.path.name) for run in score.counted]
+    values = [each for each in counted if each is not None]
+    missing = _missing(score, reasons, nodes)
+    mean = math.fsum(values) / len(values) if values and len(values) == len(counted) and not missing else None
+    return Energy(
+        kilojoules=mean,
+        official_kilojoules=official(mean, score.scaling_factor),
+        watts=mean * 1000 / (score.score_minutes * 60) if mean is not None and score.score_minutes else None,
+        nodes=max(nodes) if len(nodes) == 1 else None,
+        runs=tuple((run.path.name, found.get(run.path.name)) for run in score.converged),
+        missing=missing,
+    )
+
+
+def _missing(score: Score, reasons: dict[str, str], nodes: set[int]) -> str:
+    if score.score_minutes is None:
+        return "the set has no score"
+    lacking = [f"{run.path.name}: {reasons[run.path.name]}" for run in score.counted if run.path.name in reasons]
+    if lacking:
+        return "; ".join(lacking[:3])
+    if len(nodes) > 1:
+        return f"the runs have power logs of {min(nodes)} to {max(nodes)} nodes"
+    return ""
+
+
+def _of_run(folder: Path, run: RunLog) -> tuple[float, int]:
+    """Return joules of a run and its nodes."""
+    if not folder.is_dir():
+        raise _NoEnergyError(f"no folder power/{folder.name}")
+    files = sorted(folder.iterdir())
+    nodes = [file for file in files if _NODE.fullmatch(file.name)]
+    if not nodes:
+        raise _NoEnergyError(f"no node_0.txt in power/{folder.name}")
+    seconds = (run.minutes or 0.0) * 60
+    joules = sum(_of_node(file, seconds) for file in nodes)
+    return joules + sum(_of_switch(file, seconds) for file in files if _SWITCH.fullmatch(file.name)), len(nodes)
+
+
+def _events(file: Path) -> list[Event]:
+    return list(read_events(file, lambda line, text: None))
+
+
+def _of_node(file: Path, seconds: float) -> float:
+    """Return joules of a node: its mean power while it was measured, over the time that the run is scored with."""
+    events = sorted((each for each in _events(file) if each.time_s is not None), key=lambda each: each.time_s or 0.0)
+    start = next((each.time_s for each in events if each.key == "power_measurement_start"), None)
+    if start is None:
+        raise _NoEnergyError(f"{file.parent.name}/{file.name} has no power_measurement_start")
+    stop = next((each.time_s for each in events if each.key == "power_measurement_stop"), None)
+    if stop is not None and stop <= start:
+        raise _NoEnergyError(f"{file.parent.name}/{file.name} stops measuring at the time of its start")
+    readings = list(_readings(events, start, stop))
+    end = stop if stop is not None else readings[-1][0] if readings else start
+    if not readings or end <= start:
+        raise _NoEnergyError(f"{file.parent.name}/{file.name} has no power_reading after its start")
+    ends = [start, *(time for time, _ in readings)]
+    measured = math.fsum(watts * (time - before) for (time, watts), before in zip(readings, ends, strict=False))
+    return _efficiency(events) * measured * seconds / (end - start)
+
+
+def _readings(events: Sequence[Event], start: float, stop: float | None) -> Iterator[tuple[float, float]]:
+    for each in events:
+        watts = number_of(each.value) if each.key == "power_reading" else None
+        if watts is not None and each.time_s is not None and start <= each.time_s <= (stop or math.inf):
+            yield each.time_s, watts
+
+
+def _efficiency(events: Sequence[Event]) -> float:
+    values = [number_of(each.value) for each in events if each.key == "conversion_eff"]
+    known = [value for value in values if value is not None]
+    return known[-1] if known else 1.0
+
+
+def _of_switch(file: Path, seconds: float) -> float:
+    events = _events(file)
+    watts = next((number_of(each.value) for each in events if each.key == "interconnect_power_est"), None)
+    return (watts or 0.0) * _efficiency(events) * seconds

@@ -1,0 +1,352 @@
+"""Scores sets of runs by the rules of their round.
+
+    from encore.results.scores.score import score_folder
+    for score in score_folder("results/dgxa100/resnet"):
+        print(score.round, score.benchmark, score.score_minutes, score.missing)
+
+A score is the mean of the runs without the fastest and the slowest (training_rules.adoc, benchmark results). That is
+the raw score; the official one is multiplied by the factor in the set's scaling.json.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from os import PathLike
+from pathlib import Path
+
+from encore.errors import EncoreError
+from encore.results.findings import Finding
+from encore.results.logs.parallel import OnRead, map_files
+from encore.results.logs.reader import has_mark
+from encore.results.logs.rounds import LATER_ROUNDS
+from encore.results.logs.run_log import Reason, RunLog, read_run
+from encore.results.rules import ROUNDS, Rule, is_hpc, rule_for
+from encore.results.scores.normalization import official, read_scaling
+
+_RESULT = re.compile(r"result.*\.txt(\.gz)?", re.IGNORECASE)
+_OTHER_LOG = re.compile(r".*\.(txt|log|out)(\.gz)?", re.IGNORECASE)
+
+
+class Lack(str, Enum):
+    """Why a set of runs has no score."""
+
+    NO_RULE = "no_rule"
+    TOO_FEW_RUNS = "too_few_runs"
+    NOT_CONVERGED = "not_converged"
+    """More runs missed the target than the round allows."""
+    UNUSABLE_LOG = "unusable_log"
+    NONE_COUNTED = "none_counted"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Something that the scoring did and a reader should know; ``log`` is the one it concerns, None: the set."""
+
+    text: str
+    log: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The score of one set of runs, or what it lacks."""
+
+    folder: Path
+    round: str | None
+    benchmark: str | None
+    runs: tuple[RunLog, ...]
+    required: int | None
+    """Runs the round asks for; None where round or benchmark is not known."""
+    counted: tuple[RunLog, ...] = ()
+    dropped: tuple[RunLog, ...] = ()
+    score_minutes: float | None = None
+    """The raw score."""
+    scaling_factor: float | None = None
+    """From the set's scaling.json; None where there is none."""
+    lack: Lack | None = None
+    """Why there is no score; None where there is one."""
+    missing: str = ""
+    """The same in words."""
+    flags: tuple[Flag, ...] = ()
+    """What the scoring did; what is odd about the logs are the audit's findings."""
+    round_is_guess: bool = False
+    """Whether the round was taken from the date or the keys of the logs, which neighbouring rounds share."""
+
+    @property
+    def official_minutes(self) -> float | None:
+        """The raw score times the factor; None without a scaling.json."""
+        return official(self.score_minutes, self.scaling_factor)
+
+    @property
+    def converged(self) -> tuple[RunLog, ...]:
+        """The runs that have a time."""
+        return tuple(run for run in self.runs if run.converged)
+
+    def as_json(self, findings: Sequence[Finding] = ()) -> dict[str, object]:
+        """Return the score as plain data, with an audit's findings; the fields are described in docs/results.md."""
+        counted, dropped = set(map(id, self.counted)), set(map(id, self.dropped))
+        return {
+            "folder": str(self.folder),
+            "round": self.round,
+            "round_is_guess": self.round_is_guess,
+            "benchmark": self.benchmark,
+            "score_minutes": _rounded(self.score_minutes),
+            "scaling_factor": self.scaling_factor,
+            "official_minutes": _rounded(self.official_minutes),
+            "required": self.required,
+            "runs": [
+                {**_run_as_json(run, findings), "counted": id(run) in counted, "dropped": id(run) in dropped}
+                for run in self.runs
+            ],
+            "counted": [run.path.name for run in self.counted],
+            "dropped": [run.path.name for run in self.dropped],
+            "converged": len(self.converged),
+            "lack": self.lack.value if self.lack else None,
+            "missing": self.missing,
+            "flags": [*(flag.text for flag in self.flags), *_flags(findings, None)],
+        }
+
+
+def _rounded(minutes: float | None) -> float | None:
+    """Round to the millionth of a minute: the rest is what floating point makes of seconds since 1970."""
+    return None if minutes is None else round(minutes, 6)
+
+
+def _flags(findings: Sequence[Finding], path: Path | None) -> list[str]:
+    return [f"{finding.rule}: {finding.found}" for finding in findings if finding.path == path]
+
+
+def _run_as_json(run: RunLog, findings: Sequence[Finding]) -> dict[str, object]:
+    return {
+        "file": run.path.name,
+        "minutes": _rounded(run.minutes),
+        "reason": run.reason.value if run.reason else None,
+        "explanation": run.explanation,
+        "elapsed_minutes": _rounded(run.elapsed_minutes),
+        "quality": dict(run.best_quality),
+        "epochs": run.epochs,
+        "seeds": list(run.seeds),
+        "flags": _flags(findings, run.path),
+    }
+
+
+def score_folder(path: str | PathLike[str], round_: str | None = None, on_read: OnRead | None = None) -> list[Score]:
+    """Score every set of logs at or below ``path``: a file, a folder of results, or a submission tree."""
+    root = existing(path)
+    sets = list(find_sets(root))
+    files = [file for _, found in sets for file in found]
+    runs = map_files(partial(read_run, round_=round_), files, on_read)
+    scores = [score for folder, found in sets for score in score_logs(folder, [*itertools.islice(runs, len(found))])]
+    if not scores:
+        raise no_log(root)
+    return scores
+
+
+def existing(path: str | PathLike[str]) -> Path:
+    """Return the path; EncoreError where there is nothing."""
+    root = Path(path)
+    if not root.exists():
+        raise EncoreError(f"there is no {root}", expected="a folder of result files", remedy="check the path")
+    return root
+
+
+def no_log(root: Path) -> EncoreError:
+    """Return the error for a place without a set of logs."""
+    return EncoreError(
+        f"no MLPerf log in {root}",
+        expected="result_0.txt, result_1.txt ... with :::MLLOG, :::MLL or :::MLPv0.5.0 lines",
+        remedy="name the folder that holds the result files of one benchmark, or a folder above it",
+    )
+
+
+def find_sets(root: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield folders with result files, each with its files in order of their numbers.
+
+    Where no file is named like a result, any text with an MLPerf line will do, but not below a folder that has
+    results: those are raw logs of the same runs.
+    """
+    if root.is_dir():
+        yield from _sets_below(root, True, set())
+    else:
+        yield root.parent, [root]
+
+
+def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[tuple[Path, list[Path]]]:
+    real = root.resolve()
+    if real in seen:
+        return
+    seen.add(real)
+    try:
+        entries = sorted(root.iterdir())
+    except OSError as error:
+        raise EncoreError(f"cannot read {root}: {error.strerror}", remedy="check the folder's permissions") from error
+    files = [entry for entry in entries if entry.is_file()]
+    named = [entry for entry in files if _RESULT.fullmatch(entry.name)]
+    found = named or [entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name) and has_mark(entry)]
+    if found:
+        yield root, sorted(found, key=_natural)
+    if named and (root / "run.json").is_file():
+        # Encore's own run folder: what is deeper are the parts that its result files were made of.
+        return
+    for entry in entries:
+        if entry.is_dir():
+            yield from _sets_below(entry, any_log and not named, seen)
+
+
+def score_runs(folder: Path, runs: Sequence[RunLog]) -> Score:
+    """Score the runs of one benchmark and round, in the order of their files."""
+    round_, benchmark, batch = _common(runs)
+    rule = rule_for(round_, benchmark, batch)
+    scaling = read_scaling(folder, round_)
+    score = Score(
+        folder=folder,
+        round=round_,
+        benchmark=benchmark,
+        runs=tuple(runs),
+        required=rule.runs if rule else None,
+        scaling_factor=scaling.factor,
+        round_is_guess=any(run.round_is_guess for run in runs if run.events),
+        flags=(Flag(scaling.flag),) if scaling.flag else (),
+    )
+    if rule is None:
+        return replace(score, lack=Lack.NO_RULE, missing=_no_rule(runs, round_, benchmark))
+    return _apply(rule, score)
+
+
+def _apply(rule: Rule, score: Score) -> Score:
+    runs, converged = score.runs, score.converged
+    if len(runs) < rule.runs:
+        lacking = rule.runs - len(runs)
+        missing = f"{len(runs)} of {rule.runs} runs: {lacking} more needed"
+        return replace(score, lack=Lack.TOO_FEW_RUNS, missing=missing)
+    if rule.first_converging:
+        if len(converged) < rule.first_converging:
+            missing = f"{len(converged)} runs converged, {rule.first_converging} must"
+            return replace(score, lack=Lack.NOT_CONVERGED, missing=missing)
+        return _olympic(rule, score, converged[: rule.first_converging], 0)
+    missed = len(runs) - len(converged)
+    broken = [run for run in runs if run.reason not in (*_MISSED, *_CRASHED) and not run.converged]
+    if broken:
+        names = ", ".join(f"{run.path.name} ({run.explanation})" for run in broken)
+        return replace(score, lack=Lack.UNUSABLE_LOG, missing=f"not to be judged: {names}")
+    if missed > rule.may_miss:
+        how = "missed the target or crashed" if any(_crashes(runs)) else "missed the target"
+        missing = f"{missed} runs {how}; {rule.round} lets {rule.may_miss} of {rule.runs} do so"
+        return replace(score, lack=Lack.NOT_CONVERGED, missing=missing)
+    return _olympic(rule, replace(score, flags=(*score.flags, *_crashes(runs))), converged, missed)
+
+
+_MISSED = frozenset({Reason.ABORTED, Reason.TARGET_MISSED})
+"""Outcomes of a run that did not converge."""
+_CRASHED = frozenset({Reason.NO_EVENTS, Reason.NO_START, Reason.NO_STOP})
+"""A log without an end is of a run that crashed, which MLCommons counts as one that did not converge. Any other
+reason is one of the log, which then says nothing about the run."""
+NOT_CONVERGED = _MISSED | _CRASHED
+"""What a run without a time may be, for its set to be judged."""
+
+
+def _crashes(runs: Sequence[RunLog]) -> Iterator[Flag]:
+    for run in runs:
+        if run.reason in _CRASHED:
+            text = f"{run.path.name} counts as a run that missed the target, as MLCommons counts it: {run.explanation}"
+            yield Flag(text, run.path)
+
+
+def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> Score:
+    """Return the mean without the fastest and the slowest; runs that missed the target are the slowest."""
+    ordered = sorted(runs, key=lambda run: run.minutes or 0.0)
+    counted = rule.counted(ordered, missed)
+    if not counted:
+        missing = "no run is left after dropping the fastest and the slowest"
+        return replace(score, lack=Lack.NONE_COUNTED, missing=missing)
+    not_converged = [run for run in score.runs if not run.converged] if missed else []
+    kept = set(map(id, counted))
+    dropped = [*(run for run in ordered if id(run) not in kept), *not_converged]
+    minutes = math.fsum(run.minutes for run in counted if run.minutes is not None) / len(counted)
+    return replace(score, counted=tuple(counted), dropped=tuple(dropped), score_minutes=minutes)
+
+
+def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
+    """Score the logs of a folder, in the order of their files: the set, or the sets that they are of."""
+    sets: dict[tuple[str | None, str | None], list[RunLog]] = {}
+    strays: list[RunLog] = []
+    for run in one_round(logs):
+        if not run.events:
+            if _RESULT.fullmatch(run.path.name):
+                strays.append(run)
+            continue
+        sets.setdefault((run.round, run.benchmark), []).append(run)
+    unnamed = [run for (_, benchmark), runs in sets.items() if benchmark is None for run in runs]
+    if len({benchmark for _, benchmark in sets}) == 2 and unnamed and all(run.reason in _CRASHED for run in unnamed):
+        strays += unnamed
+        sets = {key: runs for key, runs in sets.items() if key[1] is not None}
+    if len(sets) == 1:
+        # A result file without a whole event among good ones, or one that ends before it names its benchmark, is a run
+        # of this set.
+        runs = next(iter(sets.values()))
+        score = score_runs(folder, sorted([*runs, *strays], key=lambda run: _natural(run.path)))
+        yield replace(score, flags=(*score.flags, *_joined(logs, score.round)))
+        return
+    for runs in sets.values():
+        yield score_runs(folder, runs)
+    if strays and not sets:
+        yield score_runs(folder, strays)
+
+
+def _joined(logs: Sequence[RunLog], chosen: str | None) -> Iterator[Flag]:
+    """Say that the logs of a folder, scored by one round, look like those of several."""
+    (first, most), *others = Counter(run.round for run in logs if run.round).most_common() or [("", 0)]
+    if others:
+        rest = ", ".join(f"{number} like {round_}" for round_, number in others)
+        yield Flag(f"{most} of {len(logs)} logs look like {first}, {rest}: scored as one set of {chosen}")
+
+
+def one_round(runs: Sequence[RunLog]) -> list[RunLog]:
+    """Return the logs of a folder, read again by one round where they seem to be of several: one folder is one round.
+
+    What a log or its place states is taken for those that leave it open; else the round that most of them seem to be.
+    """
+    stated = {run.round for run in runs if run.round in LATER_ROUNDS and not run.round_is_guess}
+    guessed = Counter(run.round for run in runs if run.round and run.round_is_guess)
+    if len(stated) > 1 or not (stated or guessed):
+        return list(runs)
+    chosen = next(iter(stated)) if stated else max(guessed, key=lambda each: (guessed[each], ROUNDS.index(each)))
+    how = "from the other logs of the folder" if stated else "a guess from the other logs of the folder"
+    return [
+        replace(read_run(run.path, chosen), round_found=how, round_is_guess=not stated)
+        if run.events and run.round != chosen and (run.round is None or run.round_is_guess)
+        else run
+        for run in runs
+    ]
+
+
+def _common(runs: Sequence[RunLog]) -> tuple[str | None, str | None, float | None]:
+    events = [run for run in runs if run.events]
+    first = events[0] if events else None
+    if first is None:
+        return None, None, None
+    return first.round, first.benchmark, first.global_batch
+
+
+def _no_rule(runs: Sequence[RunLog], round_: str | None, benchmark: str | None) -> str:
+    if not any(run.events for run in runs):
+        return "; ".join(sorted({f"{run.path.name}: {run.explanation}" for run in runs}))
+    if benchmark is None:
+        return "the logs do not say which benchmark they are of"
+    if is_hpc(benchmark):
+        return f"{benchmark} is a benchmark of MLPerf HPC, whose rounds have rules that are not known here"
+    if round_ is None:
+        return f"the round is not known: {next(run.round_found for run in runs if run.events)}"
+    return f"{round_} had no {benchmark}"
+
+
+def _natural(path: Path) -> list[tuple[int, int | str]]:
+    """Return a key that sorts result_2 before result_10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts]
