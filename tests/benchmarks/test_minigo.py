@@ -350,7 +350,8 @@ def killed_when(started: Started, holds: Callable[[Path], bool], what: str, rank
 def broken(small_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two ranks, one of which trains and one plays, killed in each phase and resumed to its end."""
     results = tmp_path_factory.mktemp("broken")
-    changes = settings({**SMALL, **EVALUATION, **ROLES})
+    # Long enough for the signal that stops the run in the second of its two evaluations.
+    changes = settings({**SMALL, **EVALUATION, **ROLES, "eval_readouts": "120"})
     started = Started.run(small_set, results, *changes, name="minigo")
 
     def some_games(folder: Path) -> bool:
